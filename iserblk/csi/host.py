@@ -10,11 +10,12 @@ import contextlib
 import os
 import re
 import shutil
+import stat
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
@@ -64,8 +65,11 @@ class Host(Protocol):
         """Whether the server of the device lives."""
 
     def attached_at(self, path: str) -> str:
-        """The path of the device that iserblk has attached, and that is mounted at ``path``; "":
-        none."""
+        """The path of the device that iserblk has attached, and that, or whose file system, is
+        mounted at ``path``; "": none."""
+
+    def also_attached_at(self, volume: Volume) -> list[str]:
+        """The paths of other devices that iserblk has attached the same LUN at."""
 
     def detach(self, path: str) -> None:
         """Flush and detach the device ``path``. Raises Refused."""
@@ -82,6 +86,10 @@ class Host(Protocol):
         is something else, or the device cannot be read."""
 
     def format(self, volume: Volume) -> None: ...
+
+    def erase_unfinished(self, volume: Volume) -> None:
+        """Erase what is left of a file system, on an empty LUN, whose mkfs was interrupted. A file
+        system that is complete stays. Raises Refused."""
 
     def mounted(self, path: str) -> Mounted | None:
         """What is mounted at ``path``, the uppermost."""
@@ -166,10 +174,27 @@ class Machine:
         mounted = self.mounted(path)
         if mounted is None:
             return ""
+        number = ""
+        with contextlib.suppress(OSError):
+            if stat.S_ISBLK(os.stat(path).st_mode):
+                number = self.number(path)
         for each in device.every(self._places):
-            if str(each.path) == mounted.source and Home(each).is_ours():
-                return mounted.source
+            found = str(each.path)
+            is_it = self.number(found) == number if number else found == mounted.source
+            if is_it and Home(each).is_ours():
+                return found
         return ""
+
+    def also_attached_at(self, volume: Volume) -> list[str]:
+        name = Home(self._device(volume.device)).state().backend
+        homes = [Home(each) for each in device.every(self._places) if name]
+        return [
+            str(home.device.path)
+            for home in homes
+            if str(home.device.path) != volume.device
+            and home.state().backend == name
+            and home.is_ours()
+        ]
 
     def detach(self, path: str) -> None:
         read_only = _started("blockdev", "--getro", path).stdout.strip() == "1"
@@ -237,13 +262,23 @@ class Machine:
                 + (f"a partition table ({what})" if what else "more than one thing on it")
                 + "; use volumeMode: Block, or erase it (wipefs -a)",
             )
-        if volume.formatting and found["TYPE"] == "xfs" and begin[_XFS_IN_PROGRESS]:
+        if found["TYPE"] == "xfs" and begin[_XFS_IN_PROGRESS]:
+            if not volume.formatting:
+                raise Refused(
+                    Code.FAILED_PRECONDITION,
+                    f"volume {volume.volume_id}: a mkfs.xfs has begun on its LUN, and has not "
+                    "ended; if none runs, erase what it has left (wipefs -a)",
+                )
             return ""  # mkfs of other file systems writes last what tells their type
         return found["TYPE"]
 
     def format(self, volume: Volume) -> None:
         force = "-F" if volume.fs.startswith("ext") else "-f"
         _run(f"mkfs.{volume.fs}", force, volume.device)
+
+    def erase_unfinished(self, volume: Volume) -> None:
+        if not self.file_system(replace(volume, formatting=True)):
+            _run("wipefs", "--all", "--types", "xfs", volume.device)
 
     def mount(self, volume: Volume, path: str) -> None:
         if volume.fs.startswith("ext") and not volume.read_only:

@@ -35,6 +35,9 @@ MULTI_NODE_SINGLE_WRITER = 4
 MULTI_NODE_MULTI_WRITER = 5
 SINGLE_NODE_SINGLE_WRITER = 6
 SINGLE_NODE_MULTI_WRITER = 7
+# Those with which a volume is published at one target path at a time, by a plugin that has the
+# capability for SINGLE_NODE_MULTI_WRITER (second table of NodePublishVolume).
+OF_ONE_PATH = (SINGLE_NODE_WRITER, SINGLE_NODE_READER_ONLY, SINGLE_NODE_SINGLE_WRITER)
 # Units of usage (VolumeUsage.Unit).
 BYTES = 1
 INODES = 2

@@ -5,7 +5,8 @@ then does what is left to do. So a record says what is about to be done before i
 device that the LUN is to be attached at, and that mkfs has begun: what it has left on the LUN is no
 file system of a user's.
 
-    stage      record → attach → (mkfs →) mount at the staging path
+    stage      record → attach → (mkfs →) mount at the staging path; a block volume's device below
+               it
     publish    bind the staging path, or the device, to the target path
     unpublish  unmount the target path
     unstage    unmount the staging path → detach → remove the record
@@ -25,7 +26,16 @@ from iserblk.csi import messages
 from iserblk.csi.host import Host
 from iserblk.csi.messages import message
 from iserblk.csi.refusals import Code, Refused
-from iserblk.csi.volumes import BLOCK, MOUNT, Records, Volume, capability_of, needed, volume_of
+from iserblk.csi.volumes import (
+    BLOCK,
+    MOUNT,
+    Records,
+    Volume,
+    capability_of,
+    device_below,
+    needed,
+    volume_of,
+)
 from iserblk.errors import IserblkError
 
 _FAILURES = (Refused, IserblkError, OSError)
@@ -56,7 +66,10 @@ class Node:
     def stage(self, request: Any) -> Any:
         asked, secret = volume_of(request)
         with self._records.locked(asked.volume_id):
-            volume = self._records.get(asked.volume_id)
+            volume = self._records.get(asked.volume_id) or self._found(asked)
+            if volume is not None and not volume.device:  # nothing is attached: it may be another
+                formatting = volume.formatting and volume.luns() == asked.luns()
+                volume = self._records.put(replace(asked, formatting=formatting))
             if volume is not None and not volume.is_as(asked):
                 raise Refused(
                     Code.ALREADY_EXISTS,
@@ -67,8 +80,12 @@ class Node:
             try:
                 self._records.put_secret(asked, secret)
                 volume = self._attached(volume or self._records.put(asked))
+                if not staged:
+                    self._check_alone(volume)
                 if volume.kind == MOUNT:
                     volume = self._mount(volume)
+                else:
+                    self._show(volume)
                 if not volume.staged:
                     self._records.put(replace(volume, staged=True))
             except _FAILURES:
@@ -77,33 +94,88 @@ class Node:
                 raise
         return message("csi.v1.NodeStageVolumeResponse")()
 
+    def _found(self, asked: Volume) -> Volume | None:
+        """The volume as its mount tells, when its record is lost. A pod may use it."""
+        device = self._host.attached_at(asked.place)
+        found = replace(asked, device=device, staged=True)
+        others = [each.device for each in self._others(asked)]
+        if device in others or not self._host.is_attached(found):
+            return None
+        return self._records.put(found)
+
     def _undo(self, asked: Volume) -> None:
         """After a refusal, the orchestrator takes nothing for staged."""
         volume = self._records.get(asked.volume_id)
+        unfinished = volume is not None and volume.formatting
         try:
             if volume is not None:
-                if volume.device and self._host.mounted(volume.staging) is not None:
+                if volume.kind == BLOCK:
+                    self._host.unmount(volume.place)
+                elif volume.device and self._host.mounted(volume.place) is not None:
                     return
                 if self._host.is_attached(volume):
+                    unfinished = unfinished and not self._erased(volume)
                     self._host.detach(volume.device)
         except _FAILURES as error:
             log.warning("%s: %s", asked.volume_id, error)
-        if volume is None or not self._host.is_attached(volume):
-            self._records.remove(asked.volume_id)
+        if volume is not None and self._host.is_attached(volume):
+            return
+        self._records.remove(asked.volume_id)
+        if volume is not None and unfinished:
+            self._records.put(replace(asked, formatting=True))  # what is there now may be erased
+
+    def _erased(self, volume: Volume) -> bool:
+        """Erase what a mkfs that failed has left. Whether there is nothing to be erased now."""
+        try:
+            self._host.erase_unfinished(volume)
+        except _FAILURES as error:
+            log.warning("%s: what mkfs has left stays: %s", volume.device, error)
+            return False
+        return True
 
     def _attached(self, volume: Volume) -> Volume:
         """Attach the LUN, where it is not yet."""
         tried: list[str] = []
         while True:
             if not volume.device:
-                with self._choosing:  # so that no two calls choose the same
-                    taken = [each.device for each in self._records.all()]
+                with self._choosing:  # so that no two calls choose the same, or attach one LUN
+                    others = self._others(volume)
+                    for each in others:
+                        if each.device and each.luns() & volume.luns():
+                            _check_together(volume, each)
+                    taken = [each.device for each in others]
                     device = self._host.free_device([*taken, *tried])
                     volume = self._records.put(replace(volume, device=device))
             if self._host.attach(volume, self._records.secret(volume)):
                 return volume
             tried.append(volume.device)
             volume = self._records.put(replace(volume, device=""))
+
+    def _others(self, volume: Volume) -> list[Volume]:
+        return [each for each in self._records.all() if each.volume_id != volume.volume_id]
+
+    def _check_alone(self, volume: Volume) -> None:
+        """Refuse a LUN that is attached here already, by its identifiers, whatever its URL is:
+        nothing keeps what two devices have in their caches in step."""
+        others = {each.device: each for each in self._others(volume)}
+        for device in self._host.also_attached_at(volume):
+            if device in others:
+                _check_together(volume, others[device])
+            elif not volume.shared:
+                raise Refused(
+                    Code.FAILED_PRECONDITION,
+                    f"volume {volume.volume_id}: its LUN is attached at {device} already, and not "
+                    f"for a volume: `iserblk detach {device}` first",
+                )
+
+    def _show(self, volume: Volume) -> None:
+        """Mount the device below its staging path, where it is not yet."""
+        if self._host.mounted(volume.place) is None:
+            self._host.bind(volume, volume.device, volume.place, read_only=False)
+        elif self._host.number(volume.place) != self._host.number(volume.device):
+            raise Refused(
+                Code.FAILED_PRECONDITION, f"{volume.place}: something else is mounted there"
+            )
 
     def _mount(self, volume: Volume) -> Volume:
         """Mount it at its staging path, where it is not yet. Returns the record as it is then."""
@@ -160,7 +232,8 @@ class Node:
             self._serve(volume)  # what is in the kernel's cache is to be written
         except _FAILURES as error:
             log.warning("%s: it is unstaged without a server: %s", volume.device, error)
-        self._host.unmount(volume.staging)
+        for path in dict.fromkeys((volume.place, volume.staging)):
+            self._host.unmount(path)
         try:
             if self._host.is_attached(volume):
                 self._host.detach(volume.device)
@@ -179,6 +252,9 @@ class Node:
     def _unstage_unknown(self, volume_id: str, staging: str) -> None:
         """There is no record, or none that can be read: the mount tells the device."""
         device = self._host.attached_at(staging)
+        if self._host.mounted(staging) is None:  # else the file there is a user's
+            device = self._host.attached_at(device_below(staging))
+            self._host.unmount(device_below(staging))
         self._host.unmount(staging)
         try:
             if device and device not in [each.device for each in self._records.all()]:
@@ -212,7 +288,8 @@ class Node:
                     "use the access mode ReadOnlyMany",
                 )
             others = [each for each in volume.targets if each != target]
-            if others and mode == messages.SINGLE_NODE_SINGLE_WRITER:
+            alone = mode in messages.OF_ONE_PATH
+            if others and (alone or volume.alone):
                 raise Refused(
                     Code.FAILED_PRECONDITION,
                     f"volume {volume_id} is for one pod alone, and is published at {others[0]}",
@@ -227,10 +304,23 @@ class Node:
             if mounted is not None and self._host.number(target) != self._host.number(source):
                 raise Refused(Code.ALREADY_EXISTS, f"{target}: something else is mounted there")
             read_only = kind == MOUNT and bool(request.readonly)
-            if mounted is not None and mounted.read_only and not read_only and not volume.read_only:
-                raise Refused(Code.ALREADY_EXISTS, f"{target}: is mounted read-only there")
+            if mounted is not None and not volume.read_only:
+                is_read_only = mounted.read_only or target in volume.read_only_at
+                if is_read_only != read_only:
+                    raise Refused(
+                        Code.ALREADY_EXISTS,
+                        f"{target}: is mounted there {'read-only' if is_read_only else 'writable'}",
+                    )
+            readers = [each for each in volume.read_only_at if each != target]
+            fresh = replace(
+                volume,
+                targets=(*others, target),
+                read_only_at=(*readers, target) if read_only else tuple(readers),
+                alone=alone,
+            )
+            if fresh != volume:
+                self._records.put(fresh)
             if mounted is None or (read_only and not mounted.read_only):
-                self._records.put(replace(volume, targets=(*others, target)))
                 self._host.bind(volume, source, target, read_only)
         return message("csi.v1.NodePublishVolumeResponse")()
 
@@ -242,7 +332,8 @@ class Node:
             volume = self._records.get(volume_id)
             if volume is not None and target in volume.targets:
                 left = tuple(each for each in volume.targets if each != target)
-                self._records.put(replace(volume, targets=left))
+                readers = tuple(each for each in volume.read_only_at if each != target)
+                self._records.put(replace(volume, targets=left, read_only_at=readers))
         return message("csi.v1.NodeUnpublishVolumeResponse")()
 
     def _staged(self, volume_id: str) -> Volume:
@@ -366,3 +457,14 @@ class Node:
                     yield each
             except OSError as error:
                 log.warning("%s: %s", each.device, error)
+
+
+def _check_together(volume: Volume, other: Volume) -> None:
+    """Whether both may be staged here, on one LUN. Raises Refused."""
+    if (volume.read_only and other.read_only) or (volume.shared and other.shared):
+        return
+    raise Refused(
+        Code.FAILED_PRECONDITION,
+        f"volume {volume.volume_id}: its LUN is that of volume {other.volume_id}, which is staged "
+        f"at {other.staging}; make one PersistentVolume of the two",
+    )

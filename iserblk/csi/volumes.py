@@ -31,7 +31,7 @@ from typing import Any
 from iserblk.csi import messages
 from iserblk.csi.refusals import Code, Refused
 from iserblk.errors import IserblkError
-from iserblk.options import OPTION_NAMES
+from iserblk.options import OPTION_NAMES, Options
 from iserblk.url import parse_url
 
 PATIENCE_S = 60.0  # a kubelet waits for two minutes
@@ -63,7 +63,8 @@ class Volume:
     ``flags``: of the file system, for MOUNT. ``device``: the path of the device that it is, or is
     about to be, attached at; "": none yet. ``formatting``: mkfs has begun, and has not ended.
     ``staged``: NodeStageVolume has ended well. ``targets``: where it is, or is about to be,
-    published."""
+    published; ``read_only_at``: those of them that were asked for read-only; ``alone``: with an
+    access mode that allows no second one."""
 
     volume_id: str
     urls: tuple[str, ...]
@@ -78,6 +79,27 @@ class Volume:
     formatting: bool = False
     staged: bool = False
     targets: tuple[str, ...] = ()
+    read_only_at: tuple[str, ...] = ()
+    alone: bool = False
+
+    @property
+    def place(self) -> str:
+        """Where it is mounted while it is staged: the file system, or the device itself. The mount
+        tells the device when the record is lost, and does not outlive the machine's restart."""
+        return self.staging if self.kind == MOUNT else device_below(self.staging)
+
+    @property
+    def shared(self) -> bool:
+        """Whether several programs may write to the LUN at once, which pods agree on. Raises
+        BadArgument when the option has no value of its kind."""
+        common = self.options.get("shared", "no")
+        said = [parse_url(url).options.get("shared", common) for url in self.urls]
+        return all(Options.from_pairs([("shared", each)]).shared for each in said)
+
+    def luns(self) -> set[tuple[str, int | None]]:
+        """Target names and LUNs in its URLs, whatever the portals."""
+        parsed = [parse_url(url) for url in self.urls]
+        return {(url.iqn.lower(), url.lun) for url in parsed}
 
     def is_as(self, other: Volume) -> bool:
         """Whether both were asked for in the same way."""
@@ -87,7 +109,14 @@ class Volume:
             formatting=self.formatting,
             staged=self.staged,
             targets=self.targets,
+            read_only_at=self.read_only_at,
+            alone=self.alone,
         )
+
+
+def device_below(staging: str) -> str:
+    """Where a block volume's device is shown below its staging path, which is a directory."""
+    return f"{staging}/device"
 
 
 def volume_of(request: Any) -> tuple[Volume, str]:
@@ -307,6 +336,7 @@ def _read(path: Path) -> Volume | None:
     try:
         fields: Mapping[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         lists = {name: tuple(fields[name]) for name in ("urls", "flags", "targets")}
+        lists["read_only_at"] = tuple(fields.get("read_only_at", ()))
         return Volume(**{**fields, **lists})
     except (OSError, ValueError, TypeError, KeyError):
         return None  # none, or one of another version: what is there is found by its mounts

@@ -21,8 +21,9 @@ class Killed(BaseException):
 
 class FakeHost:
     """Implements Host. ``luns``: URL → what is on the LUN ("": nothing, "half": a mkfs that did not
-    end). ``left``: steps until the plugin is killed, before and behind each change of the machine;
-    None: it lives."""
+    end). ``same``: URLs of one LUN. ``failing``: mkfs fails when it has begun. ``unwritable``: what
+    it has left cannot be erased. ``left``: steps until the plugin is killed, before and behind each
+    change of the machine; None: it lives."""
 
     def __init__(self, *urls: str, size: int = 1 << 30) -> None:
         self.luns = dict.fromkeys(urls, "")
@@ -35,6 +36,9 @@ class FakeHost:
         self.formats = 0
         self.grown: list[str] = []
         self.refusal: Refused | None = None
+        self.same: set[str] = set()
+        self.failing = False
+        self.unwritable = False
         self.left: int | None = None
         self.steps = 0
 
@@ -90,7 +94,16 @@ class FakeHost:
 
     def attached_at(self, path: str) -> str:
         mounted = self.mounted(path)
-        return mounted.source if mounted is not None and mounted.source in self.attached else ""
+        if mounted is None:
+            return ""
+        found = [each for each in self.attached if self.number(each) == mounted.number]
+        return mounted.source if mounted.source in self.attached else "".join(found)
+
+    def also_attached_at(self, volume: Volume) -> list[str]:
+        same = {volume.urls[0], *(self.same if volume.urls[0] in self.same else ())}
+        return [
+            path for path, url in self.attached.items() if path != volume.device and url in same
+        ]
 
     def detach(self, path: str) -> None:
         for place, mounts in self.mounts.items():
@@ -116,9 +129,18 @@ class FakeHost:
         self._step()
         self.luns[volume.urls[0]] = "half"
         self._step()
+        if self.failing:
+            raise Refused(Code.INTERNAL, "mkfs.xfs: killed")
         self.luns[volume.urls[0]] = volume.fs
         self.formats += 1
         self._step()
+
+    def erase_unfinished(self, volume: Volume) -> None:
+        assert self.is_attached(volume)
+        if self.unwritable:
+            raise Refused(Code.INTERNAL, "wipefs: Input/output error")
+        if self.luns[volume.urls[0]] == "half":
+            self.luns[volume.urls[0]] = ""
 
     def mounted(self, path: str) -> Mounted | None:
         return self.mounts[path][-1] if path in self.mounts else None

@@ -16,7 +16,8 @@ import pytest
 from iserblk.csi.host import Machine
 from iserblk.csi.refusals import Code, Refused
 from iserblk.csi.volumes import MOUNT, Records, Volume
-from iserblk.nbd.kernel.device import Places
+from iserblk.nbd.kernel.device import Device, Places
+from iserblk.nbd.kernel.state import Home, State
 
 MIB = 1 << 20
 
@@ -78,7 +79,38 @@ def test_an_xfs_whose_mkfs_was_interrupted(machine: Machine, volume: Volume) -> 
         file.seek(126)  # sb_inprogress
         file.write(b"\1")
     assert machine.file_system(volume) == ""
-    assert machine.file_system(replace(volume, formatting=False)) == "xfs"
+    with pytest.raises(Refused, match=r"has not ended; .* \(wipefs -a\)") as caught:
+        machine.file_system(replace(volume, formatting=False))
+    assert caught.value.code is Code.FAILED_PRECONDITION
+    machine.erase_unfinished(volume)
+    assert machine.file_system(replace(volume, formatting=False)) == ""
+
+
+def test_a_file_system_that_is_complete_is_not_erased(machine: Machine, volume: Volume) -> None:
+    machine.format(volume)
+    before = Path(volume.device).read_bytes()
+    machine.erase_unfinished(volume)
+    assert Path(volume.device).read_bytes() == before
+
+
+def test_where_else_a_lun_is_attached(machine: Machine, tmp_path: Path) -> None:
+    """Its name tells, not its URL; a device whose state is lost has none."""
+    places = Places(sys=tmp_path / "sys", dev=tmp_path / "dev", run=tmp_path / "run")
+    (tmp_path / "run").mkdir()
+    for index, name in enumerate(("a", "a", "b", "a", "", "")):
+        (tmp_path / f"sys/block/nbd{index}").mkdir(parents=True)
+        home = Home(Device(f"nbd{index}", places))
+        home.make(State(f"iser://h{index}:3260/iqn.2026-11.x:y/0", 30.0, 0, name))
+        if index != 3:  # that was attached once
+            (tmp_path / f"sys/block/nbd{index}/pid").write_text("5\n")
+            home.client_pid.write_text("5\n")
+
+    def also(index: int) -> list[str]:
+        device = f"{tmp_path}/dev/nbd{index}"
+        found = machine.also_attached_at(Volume("one", (), {}, "/s", MOUNT, device=device))
+        return [os.path.basename(path) for path in found]
+
+    assert [also(index) for index in (0, 1, 2, 4)] == [["nbd1"], ["nbd0"], [], []]
 
 
 def test_a_program_that_fails(machine: Machine, volume: Volume, tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ killed in the middle of one."""
 from __future__ import annotations
 
 import errno
+import json
 import os
 import threading
 from collections.abc import Callable
@@ -34,6 +35,7 @@ from tests.csi.kubelet import (
 from tests.support.until import until_blocking
 
 SECRET = "twelve letters"
+DEVICE = f"{STAGING}-one/device"  # of a block volume
 
 
 @pytest.fixture
@@ -86,8 +88,10 @@ def test_the_life_of_a_file_system(node: Node, host: FakeHost, records: Records)
 
 def test_the_life_of_a_block_device(node: Node, host: FakeHost, records: Records) -> None:
     how = capability(None)
-    node.stage(stage(how=how))
-    assert host.mounts == {}
+    for _ in range(2):
+        node.stage(stage(how=how))
+        (shown,) = host.mounts[DEVICE]
+        assert shown.number == "43:0" and list(host.mounts) == [DEVICE]
     node.publish(publish(how=how))
     assert host.mounts[f"{TARGET}-one"][0].number == "43:0"
     (usage,) = node.stats(stats(f"{TARGET}-one")).usage
@@ -409,31 +413,201 @@ def test_what_a_killed_plugin_has_left_of_secrets(
     assert {path.suffix for path in (tmp_path / "csi").iterdir()} == {".lock"}
 
 
+@pytest.mark.parametrize("fs", ["ext4", None])
 @pytest.mark.parametrize("text", [None, "{}"])
 def test_the_record_is_gone(
-    text: str | None, node: Node, host: FakeHost, records: Records, tmp_path: Path
+    fs: str | None, text: str | None, node: Node, host: FakeHost, records: Records, tmp_path: Path
 ) -> None:
-    node.stage(stage())
+    """Its mount tells the device."""
+    how = capability(fs)
+    node.stage(stage(how=how))
+    node.publish(publish(how=how))
     (record,) = (tmp_path / "csi").glob("*.json")
     if text is None:
         record.unlink()
     else:
         record.write_text(text)
+    node.unpublish(unpublish())
     node.unstage(unstage())
     nothing_left(host, records)
     assert not record.exists()
 
 
-def test_one_pod_alone(node: Node, host: FakeHost) -> None:
-    how = capability("ext4", messages.SINGLE_NODE_SINGLE_WRITER)
+@pytest.mark.parametrize("fs", ["btrfs", None])
+def test_staged_again_without_its_record(
+    fs: str | None, node: Node, host: FakeHost, records: Records, tmp_path: Path
+) -> None:
+    """Its LUN is not attached a second time."""
+    how = capability(fs)
+    node.stage(stage("two", OTHER))
+    node.stage(stage(how=how))
+    node.publish(publish(how=how))
+    for record in (tmp_path / "csi").glob("*.json"):
+        if '"volume_id": "one"' in record.read_text():
+            record.unlink()
+    host.refusal = Refused(Code.UNAVAILABLE, "no answer")
+    refused(Code.UNAVAILABLE, node.stage, stage(how=how))  # nothing is taken from the pod
+    host.refusal = None
+    node.stage(stage(how=how))
+    node.publish(publish(how=how))
+    assert host.attached == {"/dev/nbd0": OTHER, "/dev/nbd1": URL}
+    assert {volume.device for volume in records.all()} == set(host.attached)
+
+
+def test_without_its_record_nothing_is_removed_from_a_file_system(
+    node: Node, host: FakeHost, records: Records, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A user's file may have the name that a block volume's device has."""
+    node.stage(stage())
+    (record,) = (tmp_path / "csi").glob("*.json")
+    record.unlink()
+    unmounted: list[str] = []
+
+    def unmount(path: str) -> None:
+        unmounted.append(path)
+        FakeHost.unmount(host, path)
+
+    monkeypatch.setattr(host, "unmount", unmount)
+    node.unstage(unstage())
+    assert unmounted == [f"{STAGING}-one"]
+    nothing_left(host, records)
+
+
+def test_a_record_of_a_version_that_knew_less(node: Node, records: Records, tmp_path: Path) -> None:
+    """The volume is in use while the plugin is replaced by its successor."""
+    node.stage(stage())
+    (record,) = (tmp_path / "csi").glob("*.json")
+    fields = json.loads(record.read_text())
+    del fields["read_only_at"], fields["alone"]
+    record.write_text(json.dumps(fields))
+    assert [volume.device for volume in records.all()] == ["/dev/nbd0"]
+
+
+@pytest.mark.parametrize(
+    ("mode", "fs", "several"),
+    [
+        (messages.SINGLE_NODE_WRITER, "ext4", False),
+        (messages.SINGLE_NODE_READER_ONLY, "ext4", False),
+        (messages.SINGLE_NODE_SINGLE_WRITER, "ext4", False),
+        (messages.SINGLE_NODE_SINGLE_WRITER, None, False),
+        (messages.SINGLE_NODE_MULTI_WRITER, "ext4", True),
+        (messages.MULTI_NODE_READER_ONLY, "ext4", True),
+        (messages.MULTI_NODE_SINGLE_WRITER, None, True),
+        (messages.MULTI_NODE_MULTI_WRITER, None, True),
+    ],
+)
+@pytest.mark.parametrize("readonly", [False, True])
+def test_a_second_target_path(
+    mode: int, fs: str | None, several: bool, readonly: bool, node: Node, host: FakeHost
+) -> None:
+    """The second table of NodePublishVolume; also where the second one is asked for in another
+    way."""
+    host.luns[URL] = fs or ""
+    how = capability(fs, mode)
     node.stage(stage(how=how))
     for _ in range(2):
         node.publish(publish(how=how))
-    other = publish(how=how, path="/other")
-    refused(Code.FAILED_PRECONDITION, node.publish, other)
-    node.unpublish(unpublish())
-    node.publish(other)
+    other = publish(how=how, path="/other", readonly=readonly and fs is not None)
+    if several:
+        node.publish(other)
+        assert f"{TARGET}-one" in host.mounts
+    else:
+        refused(Code.FAILED_PRECONDITION, node.publish, other)
+        assert "/other" not in host.mounts
+        node.unpublish(unpublish())
+        node.publish(other)
     assert "/other" in host.mounts
+
+
+def test_alone_with_what_was_published_for_several(node: Node) -> None:
+    """A second request with another capability is refused, in either order."""
+    many = capability("ext4", messages.SINGLE_NODE_MULTI_WRITER)
+    alone = capability("ext4", messages.SINGLE_NODE_SINGLE_WRITER)
+    node.stage(stage(how=many))
+    for first, second in ((many, alone), (alone, many)):
+        node.publish(publish(how=first))
+        refused(Code.FAILED_PRECONDITION, node.publish, publish(how=second, path="/other"))
+        node.unpublish(unpublish())
+
+
+@pytest.mark.parametrize("reserve", ["exclusive", "none"])
+def test_two_volumes_on_one_lun(reserve: str, node: Node, host: FakeHost, records: Records) -> None:
+    """Through another portal, too; the first goes on."""
+    node.stage(stage("one", reserve=reserve))
+    again = URL.replace("array.example", "other.example")
+    assert "volume one" in refused(
+        Code.FAILED_PRECONDITION, node.stage, stage("two", again, reserve=reserve)
+    )
+    assert host.attached == {"/dev/nbd0": URL}
+    assert [volume.volume_id for volume in records.all()] == ["one"]
+
+
+def test_two_volumes_on_one_lun_that_has_two_names(
+    node: Node, host: FakeHost, records: Records
+) -> None:
+    """The LUN's identifiers tell."""
+    host.same = {URL, OTHER}
+    node.stage(stage("one", reserve="none"))
+    refused(Code.FAILED_PRECONDITION, node.stage, stage("two", OTHER, reserve="none"))
+    assert host.attached == {"/dev/nbd0": URL} and host.luns[OTHER] == ""
+    node.unstage(unstage())
+    nothing_left(host, records)
+    host.attached = {"/dev/nbd0": URL}  # by hand
+    words = refused(Code.FAILED_PRECONDITION, node.stage, stage("two", OTHER, reserve="none"))
+    assert "/dev/nbd0" in words and host.attached == {"/dev/nbd0": URL}
+
+
+@pytest.mark.parametrize(
+    "mode", [messages.MULTI_NODE_READER_ONLY, messages.MULTI_NODE_MULTI_WRITER]
+)
+def test_two_volumes_that_may_share_a_lun(mode: int, node: Node, host: FakeHost) -> None:
+    host.same = {URL, OTHER}
+    how = capability(None, mode)
+    node.stage(stage("one", how=how))
+    node.stage(stage("two", OTHER, how=how))
+    assert host.attached == {"/dev/nbd0": URL, "/dev/nbd1": OTHER}
+
+
+def test_a_reader_beside_a_writer(node: Node, host: FakeHost) -> None:
+    host.same = {URL, OTHER}
+    node.stage(stage("one", reserve="none"))
+    readers = capability("ext4", messages.MULTI_NODE_READER_ONLY)
+    refused(Code.FAILED_PRECONDITION, node.stage, stage("two", OTHER, readers))
+
+
+def test_mkfs_fails_and_the_plugin_lives(node: Node, host: FakeHost, records: Records) -> None:
+    """What mkfs has left is erased: the next attempt, on any node, finds an empty LUN."""
+    host.failing = True
+    how = capability("xfs")
+    refused(Code.INTERNAL, node.stage, stage(how=how))
+    assert host.luns[URL] == ""
+    nothing_left(host, records)
+    host.failing = False
+    node.stage(stage(how=how))
+
+
+@pytest.mark.logs("what mkfs has left stays")
+@pytest.mark.parametrize("another", [False, True])
+def test_what_mkfs_has_left_cannot_be_erased(
+    another: bool, node: Node, host: FakeHost, records: Records, tmp_path: Path
+) -> None:
+    """Then it is remembered, for this LUN alone."""
+    host.failing = host.unwritable = True
+    asked = stage(how=capability("xfs"))
+    asked.secrets.update({"user": "worker", "password": SECRET})
+    host.luns = {url.replace("://", "://worker@"): "" for url in host.luns}
+    refused(Code.INTERNAL, node.stage, asked)
+    assert host.attached == {} and host.mounts == {}
+    assert not list((tmp_path / "csi").glob("*.secret"))
+    host.failing = host.unwritable = False
+    if another:
+        host.luns[OTHER.replace("://", "://worker@")] = "half"
+        asked.volume_context["url"] = OTHER
+        refused(Code.FAILED_PRECONDITION, node.stage, asked)
+    else:
+        node.stage(asked)
+        node.unstage(unstage())
+    nothing_left(host, records)
 
 
 def test_published_from_another_staging_path(node: Node) -> None:
@@ -452,7 +626,12 @@ def test_read_only(node: Node, host: FakeHost) -> None:
     node.stage(stage())
     node.publish(publish(readonly=True))
     assert host.mounts[f"{TARGET}-one"][-1].read_only
+    node.publish(publish(readonly=True))
     refused(Code.ALREADY_EXISTS, node.publish, publish())
+    node.unpublish(unpublish())
+    node.publish(publish())
+    refused(Code.ALREADY_EXISTS, node.publish, publish(readonly=True))
+    assert not host.mounts[f"{TARGET}-one"][-1].read_only
     block = capability(None)
     node.stage(stage("two", OTHER, block))
     refused(Code.FAILED_PRECONDITION, node.publish, publish("two", block, readonly=True))
@@ -496,7 +675,7 @@ def test_unstaged_behind_the_end_of_its_server(
 
     monkeypatch.setattr(host, "unmount", unmount)
     node.unstage(unstage())
-    assert served == [not away]
+    assert set(served) == {not away}
     nothing_left(host, records)
 
 

@@ -165,8 +165,21 @@ def test_a_block_device(
     (tmp_path / "other").write_bytes(bytes(MIB))
     other = iserblk("copy", tmp_path / "other", f"{url}?initiator-name={OTHER}")
     assert other.returncode != 0 and "reserv" in other.stderr, other
+
+    again = stage("two", url, how, staging=f"{staging}-two", reserve="none")
+    with pytest.raises(grpc.RpcError) as caught:
+        call(plugin, "NodeStageVolume", again)
+    assert caught.value.code() is grpc.StatusCode.FAILED_PRECONDITION
+    (device,) = connected()
+    for record in STATE.glob("*.json"):  # without it, the mount tells the device
+        record.unlink()
+    call(plugin, "NodeStageVolume", stage(url=url, how=how, staging=staging))
+    assert connected() == [device]
+    for record in STATE.glob("*.json"):
+        record.unlink()
     call(plugin, "NodeUnpublishVolume", unpublish(path=pod))
     call(plugin, "NodeUnstageVolume", unstage(staging=staging))
+    assert connected() == [] and not Path(staging).exists()
 
     readers = capability(None, messages.MULTI_NODE_READER_ONLY)
     call(plugin, "NodeStageVolume", stage(url=url, how=readers, staging=staging))
