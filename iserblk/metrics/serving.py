@@ -31,6 +31,7 @@ REQUEST_BYTES = 8192
 REQUEST_S = 5.0  # until the whole request has come
 ANSWER_S = 10.0  # until the client has taken the answer
 CLIENTS = 8  # at once
+START_S = 2.0  # in which a process has better things to do
 _BACKLOG = 32
 _PLAIN = "text/plain; charset=utf-8"
 _OK = "200 OK"
@@ -99,7 +100,9 @@ async def serve(listener: Listener, look: Look) -> None:
     """Answer requests until cancelled; then close ``listener``. ``look`` is called in a thread,
     once for each answer."""
     try:
-        await serve_document(listener.socket, partial(trio.to_thread.run_sync, _text, look))
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(_load)
+            await serve_document(listener.socket, partial(trio.to_thread.run_sync, _text, look))
     finally:
         listener.close()
 
@@ -181,13 +184,25 @@ async def _attend(client: trio.socket.SocketType, document: Document, clients: _
         clients.leave()
 
 
-def _text(look: Look) -> tuple[str, bytes]:
-    """Content type and body of the answer. Runs in a thread: with many LUNs it takes long, and the
-    event loop may have requests of LUNs to process. The import is here, so that start-up does not
-    wait for it."""
+async def _load() -> None:
+    """Import what ``_text`` needs, when start-up is over. With the first answer it might be too
+    late: iserblk may have been removed by then, or be another version."""
+    await trio.sleep(START_S)
+    await trio.to_thread.run_sync(_exposition)
+
+
+def _exposition() -> tuple[str, Callable[[Look], bytes]]:
+    """The import is here, so that start-up does not wait for it."""
     from iserblk.metrics.exposition import CONTENT_TYPE, expose  # noqa: PLC0415
 
-    return CONTENT_TYPE, expose(look)
+    return CONTENT_TYPE, expose
+
+
+def _text(look: Look) -> tuple[str, bytes]:
+    """Content type and body of the answer. Runs in a thread: with many LUNs it takes long, and the
+    event loop may have requests of LUNs to process."""
+    kind, expose = _exposition()
+    return kind, expose(look)
 
 
 async def _receive(client: trio.socket.SocketType) -> bytes | None:

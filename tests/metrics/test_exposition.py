@@ -170,7 +170,7 @@ def test_more_than_is_known() -> None:
 
 
 def test_nothing_of_this_is_loaded_for_a_disk() -> None:
-    """Start-up must not wait for these imports; see serving._text."""
+    """Start-up must not wait for these imports; see serving._exposition."""
     script = "import sys, iserblk.disk.blocking, iserblk.disk.aio; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", script], stdout=PIPE, text=True, check=True)
     loaded = set(done.stdout.split())

@@ -6,7 +6,7 @@ Source: include/uapi/linux/nbd-netlink.h of Linux.
 
 from __future__ import annotations
 
-import os
+import importlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -86,17 +86,12 @@ class Netlink:
 
     def _ask(self, command: int, index: int, settings: Settings) -> None:
         # Loaded here, because it takes as long as the rest of the command.
-        from pyroute2.netlink import NLM_F_ACK, NLM_F_REQUEST  # noqa: PLC0415
-        from pyroute2.netlink.exceptions import NetlinkError  # noqa: PLC0415
-        from pyroute2.netlink.generic import GenericNetlinkSocket  # noqa: PLC0415
+        from iserblk.nbd.kernel.netlink_messages import send  # noqa: PLC0415
 
-        from iserblk.nbd.kernel.netlink_messages import message, nbd_message  # noqa: PLC0415
+        send(command, [("NBD_ATTR_INDEX", index), *settings.attributes()])
 
-        asked = message(command, [("NBD_ATTR_INDEX", index), *settings.attributes()])
-        try:
-            with GenericNetlinkSocket() as socket:
-                socket.bind("nbd", nbd_message)
-                flags = NLM_F_REQUEST | NLM_F_ACK
-                list(socket.nlm_request(asked, msg_type=socket.prid, msg_flags=flags))
-        except NetlinkError as error:
-            raise OSError(error.code, os.strerror(error.code)) from None
+
+def load() -> None:
+    """Load what the first message would load. A process that runs for long does this early: its
+    first message may be due when iserblk has been removed, or is another version."""
+    importlib.import_module("iserblk.nbd.kernel.netlink_messages")

@@ -1,13 +1,16 @@
-"""The messages of the netlink family ``nbd``, for pyroute2, which is loaded with this module.
+"""The messages of the netlink family ``nbd``, sent by pyroute2, which is loaded with this module.
 
 Source: include/uapi/linux/nbd-netlink.h of Linux.
 """
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
-from pyroute2.netlink import genlmsg, nla
+from pyroute2.netlink import NLM_F_ACK, NLM_F_REQUEST, genlmsg, nla
+from pyroute2.netlink.exceptions import NetlinkError
+from pyroute2.netlink.generic import GenericNetlinkSocket
 
 VERSION = 1  # of the family
 
@@ -50,3 +53,15 @@ def message(command: int, attributes: list[tuple[str, Any]]) -> nbd_message:
     made["version"] = VERSION
     made["attrs"] = attributes
     return made
+
+
+def send(command: int, attributes: list[tuple[str, Any]]) -> None:
+    """Send a request, and wait for the answer. Raises OSError with the kernel's reason."""
+    try:
+        with GenericNetlinkSocket() as socket:
+            socket.bind("nbd", nbd_message)
+            flags = NLM_F_REQUEST | NLM_F_ACK
+            asked = message(command, attributes)
+            list(socket.nlm_request(asked, msg_type=socket.prid, msg_flags=flags))
+    except NetlinkError as error:
+        raise OSError(error.code, os.strerror(error.code)) from None
