@@ -2,7 +2,7 @@
 
 The destination is the LUN that gets the command: what ends that LUN's tasks, or waits for them (a
 reset, PREEMPT AND ABORT, its removal), ends or awaits the copy with them. The source may be any LUN
-that there is for the initiator.
+that there is for the initiator, as long as it is there: the copy asks before each step.
 """
 
 from __future__ import annotations
@@ -177,6 +177,9 @@ def _copy(task: DeviceTask, piece: _Piece) -> None:
     scratch = memoryview(bytearray(min(_STEP, piece.length)))
     for at, length in _steps(piece, unit is source):
         check_wanted(task)
+        if not source.is_there_for(task.nexus):
+            log.warning("EXTENDED COPY: the initiator has no access to its source any more")
+            raise CheckCondition(sense.COPY_ABORTED, sense.COPY_TARGET_NOT_REACHABLE)
         part = scratch[:length]
         try:
             source.read_for_other(part, piece.source_offset + at)

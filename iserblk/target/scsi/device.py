@@ -105,6 +105,7 @@ class DeviceServer:
         if unit.loop is not None:
             unit.loop.batch_ended = self._batch_ended
         unit.siblings = self._siblings
+        unit.is_there_for = partial(self._is_there_for, lun)
         unit.tell_others = partial(self._tell_others, lun)
         unit.set_port_states = partial(self._set_port_states, lun)
 
@@ -151,7 +152,9 @@ class DeviceServer:
         attention."""
         before = {nexus: frozenset(self.luns(nexus)) for nexus in self._nexuses}
         self._allows = allows
-        self._views.clear()
+        if allows is None:
+            self._views.clear()
+        # Each view takes the place of the one before: a thread that looks meanwhile finds either.
         self._luns_changed(before)
 
     def _note_view(self, nexus: Nexus) -> None:
@@ -310,6 +313,9 @@ class DeviceServer:
 
     def _siblings(self, nexus: Nexus) -> list[LogicalUnit]:
         return [self._units[lun] for lun in self.luns(nexus)]
+
+    def _is_there_for(self, lun: int, nexus: Nexus) -> bool:
+        return self.has_lun(nexus, lun)
 
     def _ports_of(self, initiator: str) -> list[TransportId]:
         """The initiator ports of an iSCSI name that have sessions."""

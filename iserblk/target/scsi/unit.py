@@ -45,6 +45,7 @@ SENSE_LENGTH = 18  # bytes: fixed format
 
 TellOthers = Callable[[Nexus, int], None]
 Siblings = Callable[[Nexus], "list[LogicalUnit]"]
+IsThereFor = Callable[[Nexus], bool]
 SetPortStates = Callable[[Nexus, Mapping[int, int]], None]
 EndTasksOf = Callable[[Sequence[NexusName], Callable[[], None]], int]
 
@@ -174,6 +175,9 @@ class LogicalUnit:
         self.set_port_states: SetPortStates = lambda _nexus, _states: None
         # The LUNs that there are for a nexus. The device server sets it.
         self.siblings: Siblings = lambda _nexus: [self]
+        # Whether a nexus has access to this LUN now. The device server sets it; any thread may call
+        # it.
+        self.is_there_for: IsThereFor = lambda _nexus: True
         self._reading = threading.Lock()
         self._closed = False
         self.max_transfer_blocks = MAX_TRANSFER // block

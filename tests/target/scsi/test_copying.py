@@ -18,6 +18,7 @@ from iserblk.target.store.status import StatusError
 from tests.target.fake_store import FakeStore
 from tests.target.scsi_client import (
     GOOD,
+    INITIATOR,
     INVALID_FIELD,
     IQN,
     WRITE_PROTECTED,
@@ -249,9 +250,33 @@ def test_a_source_that_the_initiator_has_no_access_to(place: Place) -> None:
     assert place.copy(Segment(2, 0, 0, 1, 1, 0, 0)).code == NOT_REACHABLE
 
 
+@pytest.mark.logs("EXTENDED COPY: .*no access to its source any more")
+def test_a_source_that_is_taken_away_meanwhile(place: Place) -> None:
+    """By other rules of access: the step that has begun is the last one. Another initiator's copy
+    goes on."""
+    steps = 0
+    store = place.stores[0]
+    read_into = store.read_into
+
+    def take_away(buffer: memoryview, offset: int, nowait: bool) -> bool:
+        nonlocal steps
+        steps += 1
+        place.server.set_access(lambda name, lun: lun != 0 or name != INITIATOR)
+        return read_into(buffer, offset, nowait)
+
+    store.read_into = take_away  # type: ignore[method-assign]
+    segment = Segment(2, 0, 0, 1, 3 << 11, 0, 0)  # three steps
+    assert place.copy(segment).code == NOT_REACHABLE
+    assert steps == 1 and bytes(place.stores[1].content[1 << 20 :]) == bytes(SIZE - (1 << 20))
+    place.client = Client(place.server, lun=1, name="iqn.2026-11.example:other")
+    assert place.copy(segment).code == GOOD and steps == 4
+
+
 @pytest.mark.logs("EXTENDED COPY: .*removed")
 def test_a_source_that_is_removed_meanwhile(place: Place) -> None:
-    """Its file is closed then; the descriptor may already be that of another file."""
+    """Just behind the look whether it is there. Its file is closed then; the descriptor may already
+    be that of another file."""
+    place.units[0].is_there_for = lambda _nexus: True
     data = memoryview(
         third_party.encode_copy_list(CopyList(0, place.cscds, [Segment(2, 0, 0, 1, 1, 0, 0)]))
     )
