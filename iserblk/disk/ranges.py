@@ -104,8 +104,8 @@ class RangeLock:
         )
 
     def changed(self) -> None:
-        """Wake the waiters: a claimed write has ended, or a range was unlocked. Cheap without
-        waiters."""
+        """Wake the waiters: a claimed write has ended, a range was unlocked, or it is time that
+        they check their deadlines. Cheap without waiters."""
         if self._waiters:
             with self._mutex:
                 waiters, self._waiters = self._waiters, []

@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import os
 import random
-from collections.abc import Callable, Iterator
+import threading
+from collections.abc import Awaitable, Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +18,13 @@ from iserblk import aio
 from iserblk import asyncio as for_asyncio
 from iserblk.disk.blocking import open_disks
 from iserblk.disk.seam import CommandResult
-from iserblk.errors import ConnectionLost, IserblkError
+from iserblk.errors import CommandTimeout, ConnectionLost, IserblkError
 from iserblk.initiator.session.slots import SENT
 from iserblk.scsi import cdb, mode, sense, status
 from tests.integration.conftest import StartTarget
 from tests.support import logs
 from tests.support.target import TargetProcess, running_target
-from tests.support.until import PAUSE_S, until
+from tests.support.until import PAUSE_S, until, until_blocking
 
 MIB = 1 << 20
 SIZE = 4 * MIB
@@ -210,6 +212,52 @@ async def test_changes_run_alone(start_target: StartTarget) -> None:
             assert in_flight(disk) == 1
             running.resume()
         assert await block(disk, 0) == NEWER
+
+
+async def test_a_change_does_not_wait_beyond_its_own_deadline(start_target: StartTarget) -> None:
+    """For a command that has more time: of whole blocks, of a part of one, a trim and another
+    command. None is sent then, nor later."""
+    running = start_target(f"lun:size={SIZE}")
+    async with aio.open_disks([f"{running.url}/0"], {"io-timeout": "1"}) as disks:
+        disk = disks.disks[disks.default]
+        running.pause()
+
+        async def too_late(change: Callable[[], Awaitable[object]]) -> None:
+            with pytest.raises(CommandTimeout, match="not done within 1 s"):
+                await change()
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(partial(disk.command, write_of(0), None, OLD, timeout_s=100))
+            await until(lambda: in_flight(disk) == 1)
+            async with trio.open_nursery() as late:
+                late.start_soon(too_late, partial(disk.write, memoryview(NEW), 0))
+                late.start_soon(too_late, partial(disk.write, memoryview(NEW)[:7], 7))
+                late.start_soon(too_late, partial(disk.trim, 0, SIZE))
+                late.start_soon(too_late, partial(disk.command, write_of(0), None, NEW))
+            assert in_flight(disk) == 1
+            running.resume()
+        assert await block(disk, 0) == OLD
+
+
+def test_nor_does_a_thread(start_target: StartTarget) -> None:
+    running = start_target(f"lun:size={SIZE}")
+    with open_disks([f"{running.url}/0"], {"io-timeout": "1"}) as disks:
+        disk = disks.disks[disks.default]
+        running.pause()
+        long = threading.Thread(
+            target=partial(disk.command, write_of(0), None, OLD, timeout_s=100), daemon=True
+        )
+        long.start()
+        until_blocking(lambda: in_flight(disk) == 1)
+        for buffer, offset in ((NEW, 0), (NEW[:7], 7)):
+            with pytest.raises(CommandTimeout, match="not done within 1 s"):
+                disk.write(memoryview(buffer), offset)
+        assert in_flight(disk) == 1
+        running.resume()
+        long.join()
+        found = bytearray(BLOCK)
+        disk.read_into(memoryview(found), 0)
+        assert found == OLD
 
 
 async def test_a_cancelled_command_is_aborted(start_target: StartTarget) -> None:

@@ -205,6 +205,9 @@ class _Resuming:
     def retried(self) -> None:
         """It is not in use yet."""
 
+    def tick(self) -> None:
+        """The same."""
+
     def farewell(self) -> Operation[None]:
         yield from ()
 
@@ -277,6 +280,11 @@ class DiskCore:
     def retried(self) -> None:
         """Implements LunListener."""
         self.metrics.retried()
+
+    def tick(self) -> None:
+        """Implements LunListener: what waits for a range looks again, and checks its deadline. Who
+        holds the range may have far more time."""
+        self.ranges.changed()
 
     def farewell(self) -> Operation[None]:
         """Implements LunListener."""
@@ -592,10 +600,12 @@ class DiskCore:
         while not self.ranges.lock(lba, lba, waiter):
             while waiter.pending:
                 yield waiter
+            check_time(self.session, work.deadline, self.info.name)
         try:
             while not self.ranges.quiet(lba, lba, waiter):
                 while waiter.pending:
                     yield waiter
+                check_time(self.session, work.deadline, self.info.name)
             content = memoryview(bytearray(self.block))
             yield from run(_Reading(self, work.deadline), [(lba, content)])
             content[start : start + len(part)] = part
@@ -775,6 +785,7 @@ class DiskCore:
         while not self.ranges.lock(first, last, waiter):
             while waiter.pending:
                 yield waiter
+            check_time(self.session, deadline, self.info.name)
         try:
             yield from run(_Exclusive(self, deadline, make, short_ok), batch)
         finally:

@@ -108,6 +108,7 @@ class Ladder:
         session.queue.grow()
         session.queue.take_memory_back()
         session.queue.wake_takers()
+        session.listeners.tick()
         self._abort_waiting(now)
         if session.suspended is None:
             session.ask_again(now)

@@ -10,8 +10,8 @@ from iserblk.initiator.session.slots import Operation, TaskSlot
 class LunListener(Protocol):
     """Follows one LUN of a session. A subclass leaves out what it does not need.
 
-    ``hear`` and ``retried`` raise nothing. A LUN may have several listeners; none depends on what
-    another does.
+    ``hear``, ``retried`` and ``tick`` raise nothing. A LUN may have several listeners; none depends
+    on what another does.
     """
 
     def hear(self, slot: TaskSlot) -> None:
@@ -20,6 +20,10 @@ class LunListener(Protocol):
 
     def retried(self) -> None:
         """A command is sent again."""
+        return
+
+    def tick(self) -> None:
+        """About a second has passed since the last call. Runs where ``Session.progress`` does."""
         return
 
     def farewell(self) -> Operation[None]:
@@ -51,6 +55,12 @@ class LunListeners:
         """See LunListener."""
         for listener in self._of.get(lun, ()):
             listener.retried()
+
+    def tick(self) -> None:
+        """See LunListener."""
+        for listeners in list(self._of.values()):  # other threads add LUNs
+            for listener in listeners:
+                listener.tick()
 
     def farewell(self) -> Operation[None]:
         """Run what the listeners of all LUNs want done before the logout."""
