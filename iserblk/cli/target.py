@@ -295,7 +295,7 @@ def serve_config(read: Callable[[], TargetConfig], rereads: bool) -> None:
                 await trio.to_thread.run_sync(open_all, gateways.open_from_thread)
                 await serve(
                     config,
-                    dict(luns.units),
+                    luns.units,
                     ready,
                     logout_s=LOGOUT_S,
                     announce=announce,
@@ -314,7 +314,7 @@ def serve_config(read: Callable[[], TargetConfig], rereads: bool) -> None:
 
 def _close(luns: LunList) -> None:
     """Flush and close all units. Raises IserblkError for the first that failed."""
-    if luns.units:
+    if luns.units or luns.leaving:
         tell_systemd("STOPPING=1")
-    for words in luns.close(list(luns.units)).values():
+    for words in luns.close_all():
         raise IserblkError(words)

@@ -52,7 +52,8 @@ from iserblk.target.iscsi.listening import (
 )
 from iserblk.target.iscsi.session import RECOVERY, TargetSession
 from iserblk.target.iscsi.slot import Allegiance, TargetTask
-from iserblk.target.lunlist import LunList
+from iserblk.target.lunlist import LunList, Served, targets_of
+from iserblk.target.lunspec import LunSpec
 from iserblk.target.ports import (
     ISER,
     IWARP,
@@ -93,6 +94,17 @@ class _SessionName:
     portal_group: int
 
 
+class _Arrival:
+    """LUNs of other targets that are being opened. ``scope``: cancel it to give them up.
+    ``ended``: none is being opened any more."""
+
+    __slots__ = ("ended", "scope")
+
+    def __init__(self) -> None:
+        self.scope = trio.CancelScope()
+        self.ended = trio.Event()
+
+
 class TargetServer:
     """One target: its LUNs and its connections."""
 
@@ -131,6 +143,9 @@ class TargetServer:
         self._touched: dict[Allegiance, None] = {}  # since the last ``_batch_ended``
         self._loop_tasks_ended = trio.Event()  # set, and made anew, when some have
         self.device.on_batch = self._batch_ended
+        self._arrival = _Arrival()
+        self._arrival.ended.set()
+        self._closing: dict[Served, trio.Event] = {}  # of other targets; set when they are closed
         # One for each LUN: a disk that does not answer takes no threads from the other LUNs.
         self._limiters = {lun: trio.CapacityLimiter(DISK_THREADS) for lun in luns}
 
@@ -351,7 +366,7 @@ class TargetServer:
             log.info("the oldest unfinished login is given up: %d newer logins wait", MAX_LOGINS)
             self._logins.pop(oldest).cancel()
 
-    async def reconfigure(self, config: TargetConfig, luns: LunList) -> None:
+    async def reconfigure(self, config: TargetConfig, luns: LunList, nursery: trio.Nursery) -> None:
         """Take over another configuration: its LUNs, accounts and access hold from now on, also for
         sessions that there are, except that a session goes on whose account is gone. One ends that
         has the name of an initiator which may log in only as another user now. What only a restart
@@ -359,8 +374,47 @@ class TargetServer:
 
         A LUN whose values have changed goes, and comes again. What ``luns`` has served is flushed
         and closed when the commands of each LUN that goes have ended. A LUN that cannot be opened
-        is left out, with an error in the log."""
-        gone = luns.gone(config.luns)
+        is left out, with an error in the log.
+
+        LUNs of other targets come and go in tasks of ``nursery``: such a target may be away, and
+        neither other LUNs nor the next call wait for it. The next call gives up what is still being
+        opened."""
+        self._arrival.scope.cancel()
+        gone = luns.withdraw(luns.gone(config.luns))
+        files = [each for each in gone if not each.targets]
+        others = [each for each in gone if each.targets]
+        # At once: no initiator gets to a LUN by the rules for another one of that number.
+        files_ended = self._remove(files)
+        others_ended = self._remove(others)
+        self._accounts = config.accounts
+        self._max_connections = config.max_connections
+        self._error_recovery_level = config.error_recovery_level
+        self._busy_poll_us = config.busy_poll_us
+        self.set_access(config.access)
+        self._end_impostors()
+        self.device.set_access_states(config.states)
+        for each in others:
+            closed = self._closing[each] = trio.Event()
+            nursery.start_soon(self._close_other, each, luns, others_ended, closed)
+        await files_ended.wait()
+        for each in files:
+            await self._close(each, luns)
+        new = luns.new(config.luns)
+        opened: dict[int, LogicalUnit] = {}
+        for lun, spec in new.items():
+            if not spec.urls:
+                unit = await self._open(lun, spec, luns)
+                if unit is not None:
+                    luns.add(lun, spec, unit)
+                    opened[lun] = unit
+        self._serve_luns(opened)
+        log.info("LUNs gone: %s; new: %s", sorted(each.lun for each in gone), sorted(opened))
+        before, self._arrival = self._arrival, _Arrival()
+        far = {lun: spec for lun, spec in new.items() if spec.urls}
+        nursery.start_soon(self._open_others, far, luns, self._arrival, before)
+
+    def _remove(self, served: Sequence[Served]) -> trio.Event:
+        """Remove LUNs; the event is set when their commands have ended."""
         left = 0
         all_ended = trio.Event()
 
@@ -370,32 +424,75 @@ class TargetServer:
             if not left:
                 all_ended.set()
 
-        # At once: no initiator gets to a LUN by the rules for another one of that number.
-        if gone:
-            left = self.device.remove_luns(gone, one_ended)
-        self._accounts = config.accounts
-        self._max_connections = config.max_connections
-        self._error_recovery_level = config.error_recovery_level
-        self._busy_poll_us = config.busy_poll_us
-        self.set_access(config.access)
-        self._end_impostors()
-        self.device.set_access_states(config.states)
-        if left:
-            await all_ended.wait()
-        if gone:
-            for lun, words in (await trio.to_thread.run_sync(luns.close, gone)).items():
-                log.error("LUN %d: %s", lun, words)
-        opened: dict[int, LogicalUnit] = {}
-        for lun in luns.new(config.luns):
-            try:
-                opened[lun] = await trio.to_thread.run_sync(luns.open, lun, config.luns[lun])
-            except IserblkError as error:
-                log.error("LUN %d is left out: %s", lun, error)
-            else:
-                self._limiters.setdefault(lun, trio.CapacityLimiter(DISK_THREADS))
-        if opened:
-            self.device.add_luns(opened)
-        log.info("LUNs gone: %s; new: %s", sorted(gone), sorted(opened))
+        if served:
+            left = self.device.remove_luns([each.lun for each in served], one_ended)
+        if not left:
+            all_ended.set()
+        return all_ended
+
+    def _serve_luns(self, units: Mapping[int, LogicalUnit]) -> None:
+        for lun in units:
+            self._limiters.setdefault(lun, trio.CapacityLimiter(DISK_THREADS))
+        if units:
+            self.device.add_luns(units)
+
+    async def _open(self, lun: int, spec: LunSpec, luns: LunList) -> LogicalUnit | None:
+        try:
+            return await trio.to_thread.run_sync(
+                luns.open_unit, spec, limiter=trio.CapacityLimiter(1)
+            )
+        except IserblkError as error:
+            log.error("LUN %d is left out: %s", lun, error)
+            return None
+
+    async def _close(self, served: Served, luns: LunList) -> None:
+        with trio.CancelScope(shield=True):  # the thread may wait for the loop
+            words = await trio.to_thread.run_sync(
+                luns.close, served, limiter=trio.CapacityLimiter(1)
+            )
+        if words:
+            log.error("LUN %d: %s", served.lun, words)
+
+    async def _close_other(
+        self, served: Served, luns: LunList, ended: trio.Event, closed: trio.Event
+    ) -> None:
+        """Body of a task: close a LUN of another target when its commands have ``ended``."""
+        await ended.wait()
+        await self._close(served, luns)
+        del self._closing[served]
+        closed.set()
+
+    async def _open_others(
+        self, specs: Mapping[int, LunSpec], luns: LunList, arrival: _Arrival, before: _Arrival
+    ) -> None:
+        """Body of a task: open LUNs of other targets, each as soon as that is possible. ``before``
+        has been given up; until it has ended it may have sessions of the same names."""
+        try:
+            await before.ended.wait()
+            with arrival.scope:
+                async with trio.open_nursery() as nursery:
+                    for lun, spec in specs.items():
+                        nursery.start_soon(self._open_other, lun, spec, luns, arrival.scope)
+        finally:
+            arrival.ended.set()
+
+    async def _open_other(
+        self, lun: int, spec: LunSpec, luns: LunList, scope: trio.CancelScope
+    ) -> None:
+        """Body of a task: open a LUN of another target, behind LUNs of that target that go."""
+        targets = targets_of(spec)
+        for each, closed in list(self._closing.items()):
+            if each.targets & targets:
+                await closed.wait()
+        unit = await self._open(lun, spec, luns)
+        if unit is None:
+            return
+        if scope.cancel_called:  # just now, and its number may be another LUN's already
+            await _give_up(unit, spec)
+            return
+        luns.add(lun, spec, unit)
+        self._serve_luns({lun: unit})
+        log.info("LUN %d is there", lun)
 
     def set_access(self, access: Access | None) -> None:
         """Take over which initiator has access to what; None: each to all."""
@@ -514,6 +611,15 @@ class TargetServer:
             if connection.session is not by.session:
                 connection.abandon()
                 connection.on_done()
+
+
+async def _give_up(unit: LogicalUnit, spec: LunSpec) -> None:
+    """Close a unit that was never served."""
+    with trio.CancelScope(shield=True):
+        try:
+            await trio.to_thread.run_sync(unit.close, limiter=trio.CapacityLimiter(1))
+        except OSError as error:
+            log.error("%s: %s", spec.path, error.strerror)
 
 
 def _finish(slot: TargetTask) -> None:
@@ -834,13 +940,14 @@ async def _reread(
     """Read the configuration again after each SIGHUP. One with an error changes nothing."""
     with trio.open_signal_receiver(signal.SIGHUP) as hangups:
         task_status.started()
-        async for _ in hangups:
-            try:
-                changed = await trio.to_thread.run_sync(read)
-                config.check_successor(changed)
-            except BadArgument as error:
-                words = " ".join(str(error).split())
-                log.error("the configuration is left as it is: %s", words)
-            else:
-                await server.reconfigure(changed, luns)
-                log.info("the configuration was read again")
+        async with trio.open_nursery() as nursery:
+            async for _ in hangups:
+                try:
+                    changed = await trio.to_thread.run_sync(read)
+                    config.check_successor(changed)
+                except BadArgument as error:
+                    words = " ".join(str(error).split())
+                    log.error("the configuration is left as it is: %s", words)
+                else:
+                    await server.reconfigure(changed, luns, nursery)
+                    log.info("the configuration was read again")

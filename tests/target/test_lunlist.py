@@ -45,19 +45,32 @@ def test_units_come_and_go(tmp_path: Path) -> None:
     luns = LunList(IQN)
     a, b = (LunSpec(f"{tmp_path}/{name}", size=1 << 20) for name in "ab")
     specs = {3: a, 4: b}
-    assert luns.gone(specs) == [] and luns.new(specs) == [3, 4]
+    assert luns.gone(specs) == [] and luns.new(specs) == specs
     for lun, spec in specs.items():
         luns.open(lun, spec)
-    assert luns.gone(specs) == luns.new(specs) == []
+    assert luns.gone(specs) == [] and luns.new(specs) == {}
     specs = {4: replace(b, read_only=True), 5: LunSpec(f"{tmp_path}/c", size=1 << 20)}
-    assert luns.gone(specs) == [3, 4] and luns.new(specs) == [5]
+    assert luns.gone(specs) == [3, 4] and list(luns.new(specs)) == [5]
     with pytest.raises(Busy):
         luns.open(9, LunSpec(f"{tmp_path}/b"))
     assert 9 not in luns.units
-    assert luns.close(luns.gone(specs)) == {}
-    assert luns.new(specs) == [4, 5]
+    leaving = luns.withdraw(luns.gone(specs))
+    assert not luns.units and [each.lun for each in leaving] == [3, 4]
+    assert [luns.close(each) for each in leaving] == ["", ""]
+    assert luns.new(specs) == specs
     assert luns.open(4, specs[4]).read_only
-    assert luns.close(list(luns.units)) == {} and not luns.units
+    assert luns.close_all() == [] and not luns.units
+
+
+def test_the_end_closes_what_is_leaving_too(tmp_path: Path) -> None:
+    luns = LunList(IQN)
+    for lun in range(2):
+        luns.open(lun, LunSpec(f"{tmp_path}/{lun}", size=1 << 20))
+    luns.withdraw([1])
+    assert luns.close_all() == [] and not luns.leaving
+    for lun in range(2):  # else Busy
+        luns.open(lun, LunSpec(f"{tmp_path}/{lun}"))
+    luns.close_all()
 
 
 def test_files_that_cannot_be_read(tmp_path: Path) -> None:
@@ -83,6 +96,5 @@ def test_a_unit_that_cannot_be_closed_keeps_no_other_open(
         raise OSError(5, "bad block")
 
     monkeypatch.setattr(units[0], "close", fail)
-    failed = luns.close([0, 1])
-    assert failed == {0: f"{tmp_path}/0: bad block: what its cache held is lost"}
-    assert not luns.units
+    assert luns.close_all() == [f"{tmp_path}/0: bad block: what its cache held is lost"]
+    assert not luns.units and not luns.leaving

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
@@ -9,14 +10,18 @@ import pytest
 import trio
 import trio.testing
 
+from iserblk.errors import BadArgument
 from iserblk.scsi import sense
 from iserblk.target.access import Access, Grant
 from iserblk.target.config import TargetConfig
 from iserblk.target.lunlist import LunList
-from iserblk.target.lunspec import LunSpec
+from iserblk.target.lunspec import LunSpec, remote_spec
 from iserblk.target.ports import AccessStates, Listen, TargetPorts
 from iserblk.target.scsi.unit import LogicalUnit
 from iserblk.target.server import TargetServer
+from iserblk.url import parse_url
+from tests.support.until import until
+from tests.target.fake_store import FakeStore
 from tests.target.iser_client import rw10
 from tests.target.scsi_client import GOOD, IQN, NO_SUCH_LUN, POWER_ON, Client
 
@@ -47,6 +52,7 @@ class Bench:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.luns = LunList(IQN)
+        self.nursery: trio.Nursery | None = None  # for what a change need not wait for
         self.server = TargetServer(IQN, {}, ports=TargetPorts([1, 2]))
 
     async def change(
@@ -64,7 +70,8 @@ class Bench:
             access=access,
             states=states or AccessStates({}),
         )
-        await self.server.reconfigure(config, self.luns)
+        async with trio.open_nursery() as nursery:
+            await self.server.reconfigure(config, self.luns, self.nursery or nursery)
 
     def client(self, lun: int, name: str = A) -> Held:
         return Held(self.server.device, lun, ready=False, name=name)
@@ -77,7 +84,7 @@ class Bench:
 async def bench(tmp_path: Path) -> AsyncIterator[Bench]:
     bench = Bench(tmp_path)
     yield bench
-    assert bench.luns.close(list(bench.luns.units)) == {}
+    assert bench.luns.close_all() == []
 
 
 async def test_luns_come_and_go(bench: Bench) -> None:
@@ -123,10 +130,10 @@ async def test_commands_end_before_the_file_is_closed(bench: Bench) -> None:
         assert client.code(READY) == NO_SUCH_LUN
         client.tell_ended()
         await trio.testing.wait_all_tasks_blocked()
-        assert bench.luns.units[0] is old
+        assert not bench.luns.units and [each.unit for each in bench.luns.leaving] == [old]
         client.running = 0
         client.tell_ended()
-    assert bench.luns.units[0] is not old
+    assert bench.luns.units[0] is not old and not bench.luns.leaving
     assert client.code(READY) == POWER_ON
 
 
@@ -184,3 +191,127 @@ async def test_states_of_groups(bench: Bench) -> None:
     await bench.change(states=AccessStates({1: 2}), n0=bench.spec("zero"))
     assert client.code(READY)[0] == sense.UNIT_ATTENTION
     assert bench.server.device.ports.by_tag[1].state == 2
+
+
+# -- LUNs of other targets -------------------------------------------------------------------------
+
+
+class Others:
+    """Other targets. That called "away" does not answer before ``back``; ``deaf``: nor is it given
+    up before that. ``asked``: the names of those that were asked for a LUN, in order. ``stuck``:
+    closing a unit waits until it is set. ``closed``: units that were."""
+
+    def __init__(self, bench: Bench) -> None:
+        self.back = trio.Event()
+        self.deaf = False
+        self.asked: list[str] = []
+        self.stuck = threading.Event()
+        self.stuck.set()
+        self.closed: list[LogicalUnit] = []
+        bench.luns.open_remote = self.open
+
+    @staticmethod
+    def spec(name: str, lun: int = 0) -> LunSpec:
+        return remote_spec([f"iser://{name}/iqn.2026-11.example:{name}/{lun}"], False)
+
+    async def _answer(self, name: str) -> None:
+        self.asked.append(name)
+        if name == "away":
+            with trio.CancelScope(shield=self.deaf):
+                await self.back.wait()
+
+    def open(self, urls: tuple[str, ...], read_only: bool) -> LogicalUnit:
+        name = parse_url(urls[0]).host
+        trio.from_thread.run(self._answer, name)
+        others = self
+
+        class Unit(LogicalUnit):
+            def close(self) -> None:
+                others.stuck.wait()
+                others.closed.append(self)
+
+        return Unit(FakeStore(MIB), serial=name, read_only=read_only)
+
+
+@pytest.fixture
+async def others(bench: Bench, nursery: trio.Nursery) -> AsyncIterator[Others]:
+    """What a change does not wait for goes on behind it."""
+    bench.nursery = nursery
+    others = Others(bench)
+    yield others
+    others.stuck.set()
+
+
+async def test_a_target_that_is_away_keeps_no_other_lun_waiting(
+    bench: Bench, others: Others
+) -> None:
+    """Neither a LUN of a file, nor one of another target; nor the next change, which tries
+    again."""
+    away, near, file = others.spec("away"), others.spec("near"), bench.spec("file")
+    await bench.change(n1=away, n2=near, n3=file)
+    assert list(bench.luns.units) == [3]
+    await until(lambda: list(bench.luns.units) == [3, 2])
+    client = bench.client(2)
+    assert client.code(READY) == POWER_ON
+    await until(lambda: "away" in others.asked)
+    await bench.change(n1=away, n2=near, n4=bench.spec("other"))
+    assert list(bench.luns.units) == [2, 4]
+    await until(lambda: others.asked.count("away") == 2)
+    others.back.set()
+    await until(lambda: list(bench.luns.units) == [2, 4, 1])
+    client.lun = 1
+    assert client.code(READY) == POWER_ON
+    assert others.asked.count("near") == 1 and not others.closed
+
+
+@pytest.mark.parametrize("deaf", [False, True])
+async def test_a_lun_is_given_up_that_is_not_wanted_any_more(
+    bench: Bench, others: Others, deaf: bool
+) -> None:
+    """Its number is another LUN's then. It is closed where its target answers all the same; a LUN
+    of that target comes behind that."""
+    others.deaf = deaf
+    await bench.change(n1=others.spec("away"))
+    await until(lambda: others.asked == ["away"])
+    await bench.change(n1=bench.spec("file"), n2=others.spec("near"))
+    file = bench.luns.units[1]
+    if deaf:
+        await trio.testing.wait_all_tasks_blocked()
+        assert others.asked == ["away"]
+        others.back.set()
+    await until(lambda: list(bench.luns.units) == [1, 2])
+    assert bench.luns.units[1] is file
+    assert [each.serial for each in others.closed] == ["away"] * deaf
+
+
+async def test_a_lun_that_is_being_closed_keeps_only_luns_of_its_target_waiting(
+    bench: Bench, others: Others
+) -> None:
+    """Until it has logged out, its session has the name that the next one would have."""
+    await bench.change(n1=others.spec("one"), n2=others.spec("two"))
+    await until(lambda: len(bench.luns.units) == 2)
+    others.stuck.clear()
+    await bench.change(n1=others.spec("one", 7), n2=others.spec("two"), n3=others.spec("three"))
+    await until(lambda: sorted(bench.luns.units) == [2, 3])
+    await bench.change(n1=others.spec("one", 7), n2=others.spec("two"), n4=bench.spec("four"))
+    assert sorted(bench.luns.units) == [2, 4]
+    assert others.asked.count("one") == 1 and not others.closed
+    others.stuck.set()
+    await until(lambda: sorted(bench.luns.units) == [1, 2, 4])
+    assert others.asked.count("one") == 2 and not bench.luns.leaving
+
+
+@pytest.mark.logs("LUN 1 is left out: there is no such LUN")
+async def test_one_that_cannot_be_opened_is_left_out(bench: Bench, others: Others) -> None:
+    open_remote = others.open
+
+    def fail(urls: tuple[str, ...], read_only: bool) -> LogicalUnit:
+        if "gone" in urls[0]:
+            raise BadArgument("there is no such LUN")
+        return open_remote(urls, read_only)
+
+    bench.luns.open_remote = fail
+    await bench.change(n1=others.spec("gone"), n2=others.spec("near"))
+    await until(lambda: list(bench.luns.units) == [2])
+    await trio.testing.wait_all_tasks_blocked()
+    assert list(bench.luns.units) == [2]
