@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable, Sequence
+from contextlib import AsyncExitStack
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -269,7 +271,21 @@ def _place(option: str, text: str, default: int) -> tuple[str, int]:
 
 
 def serve_config(read: Callable[[], TargetConfig], rereads: bool) -> None:
-    """Serve a configuration until a signal. ``rereads``: SIGHUP has it read again."""
+    """Serve a configuration until a signal. ``rereads``: SIGHUP has it read again. Whenever that
+    comes, before the target is ready or while it ends, it does no harm."""
+    hangups: list[int] = []
+    if rereads:
+        signal.signal(signal.SIGHUP, lambda number, _frame: hangups.append(number))
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGHUP})  # see ``cli.main``
+    try:
+        _serve(read, rereads, hangups)
+    finally:
+        if rereads:  # what Python sets back at its end is no handler that is ignored
+            signal.signal(signal.SIGHUP, signal.SIG_IGN)
+
+
+def _serve(read: Callable[[], TargetConfig], rereads: bool, early: list[int]) -> None:
+    """``early``: SIGHUPs that have come already."""
     config = read()
     announce: list[Announce] = []
     isns = config.isns
@@ -288,7 +304,13 @@ def serve_config(read: Callable[[], TargetConfig], rereads: bool) -> None:
             luns.open(lun, spec)
 
     async def serving() -> None:
-        async with open_gateways(config.iqn) as gateways:
+        async with AsyncExitStack() as stack:
+            hangups = None
+            if rereads:
+                hangups = stack.enter_context(trio.open_signal_receiver(signal.SIGHUP))
+                if early:  # the files may have changed since they were read
+                    signal.raise_signal(signal.SIGHUP)
+            gateways = await stack.enter_async_context(open_gateways(config.iqn))
             try:
                 slp_announcer.open()
                 # In a thread, as that may wait for the loop, where other targets are logged in to.
@@ -301,6 +323,7 @@ def serve_config(read: Callable[[], TargetConfig], rereads: bool) -> None:
                     announce=announce,
                     read=read if rereads else None,
                     lun_list=luns,
+                    hangups=hangups,
                 )
             finally:
                 # Further signals have no effect here; after trio.run they would interrupt the

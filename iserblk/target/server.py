@@ -11,8 +11,7 @@ back to a task in the connection's nursery.
 from __future__ import annotations
 
 import logging
-import signal
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -787,6 +786,7 @@ async def serve(
     announce: Sequence[Announce] = (),
     read: Callable[[], TargetConfig] | None = None,
     lun_list: LunList | None = None,
+    hangups: AsyncIterator[int] | None = None,
 ) -> None:
     """Run one target until cancelled.
 
@@ -794,9 +794,10 @@ async def serve(
     accepts connections; ``url`` has the first address, with the port that was bound. ``logout_s``:
     when it is cancelled, ask initiators to log out, and wait up to so many seconds; 0: do not ask.
     ``announce``: each runs as long as the target accepts connections; what it raises ends the
-    target. ``read``: reads the configuration again, after each SIGHUP, in a thread; BadArgument
-    changes nothing. ``lun_list``: with ``read``, owns ``luns``. Raises BadArgument, NotSupported,
-    PermissionDenied or Busy when the target cannot listen; nothing stays open then."""
+    target. ``read``: reads the configuration again, after each of ``hangups``, in a thread;
+    BadArgument changes nothing. ``lun_list``: with ``read``, owns ``luns``. Raises BadArgument,
+    NotSupported, PermissionDenied or Busy when the target cannot listen; nothing stays open
+    then."""
     iqn, places, transports = config.iqn, config.portals, config.transports
     ports = TargetPorts([each.group for each in places], transports)
     server = TargetServer(
@@ -920,8 +921,8 @@ async def serve(
                 nursery.start_soon(accept, listener, sessions)
             for rdma_listener, (portal, port) in zip(rdma_listeners, rdma_ports, strict=True):
                 nursery.start_soon(accept_rdma, rdma_listener, portal, port, sessions)
-            if read is not None and lun_list is not None:
-                await nursery.start(_reread, config, read, server, lun_list)
+            if read is not None and lun_list is not None and hangups is not None:
+                nursery.start_soon(_reread, config, read, server, lun_list, hangups)
             for each_announce in announce:
                 nursery.start_soon(each_announce, Announced(iqn, portals, server.initiators))
             scheme = "iser" if transports[places[0].group] & ISER else "iscsi"
@@ -935,19 +936,17 @@ async def _reread(
     read: Callable[[], TargetConfig],
     server: TargetServer,
     luns: LunList,
-    task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
+    hangups: AsyncIterator[int],
 ) -> None:
-    """Read the configuration again after each SIGHUP. One with an error changes nothing."""
-    with trio.open_signal_receiver(signal.SIGHUP) as hangups:
-        task_status.started()
-        async with trio.open_nursery() as nursery:
-            async for _ in hangups:
-                try:
-                    changed = await trio.to_thread.run_sync(read)
-                    config.check_successor(changed)
-                except BadArgument as error:
-                    words = " ".join(str(error).split())
-                    log.error("the configuration is left as it is: %s", words)
-                else:
-                    await server.reconfigure(changed, luns, nursery)
-                    log.info("the configuration was read again")
+    """Read the configuration again after each of ``hangups``. One with an error changes nothing."""
+    async with trio.open_nursery() as nursery:
+        async for _ in hangups:
+            try:
+                changed = await trio.to_thread.run_sync(read)
+                config.check_successor(changed)
+            except BadArgument as error:
+                words = " ".join(str(error).split())
+                log.error("the configuration is left as it is: %s", words)
+            else:
+                await server.reconfigure(changed, luns, nursery)
+                log.info("the configuration was read again")

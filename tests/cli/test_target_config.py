@@ -6,6 +6,7 @@ import os
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import threading
 from collections.abc import Iterator
@@ -19,9 +20,9 @@ import iserblk as package
 from iserblk.cli import target as target_cli
 from iserblk.errors import IserblkError
 from iserblk.target.config import TargetConfig
-from tests.cli.commands import Server, bad, good_json, iserblk, serving
+from tests.cli.commands import COMMAND, Server, bad, environment, good_json, iserblk, serving
 from tests.support import logs
-from tests.support.target import IQN, ROOT
+from tests.support.target import IQN, ROOT, running_target
 from tests.support.until import until_blocking
 
 MIB = 1 << 20
@@ -194,6 +195,47 @@ def test_a_lun_goes_while_it_is_written_to(target: Target, scheme: str, tmp_path
     for number in range(max(0, acknowledged - blocks + 1), acknowledged):
         turn, block = divmod(number, blocks)
         assert content[block * 512 : block * 512 + 512] == bytes([turn % 251 + 1]) * 512
+
+
+def test_a_hangup_does_no_harm_whenever_it_comes(tmp_path: Path) -> None:
+    """Before the target is ready, which reads its file again then; and while it ends."""
+    path, log = tmp_path / "target.toml", tmp_path / "log"
+    with (
+        socket.create_server(("127.0.0.1", 0)) as silent,
+        running_target([f"{tmp_path}/far:size=1M"], tmp_path / "far.log") as far,
+    ):
+        portals = [f"127.0.0.1:{silent.getsockname()[1]}", far.listen]
+        urls = ", ".join(f'"iscsi://{portal}/{IQN}/0"' for portal in portals)
+        text = f'iqn = "{A}"\n[[portal]]\nlisten = "127.0.0.1:0"\n[lun.0]\nurl = [{urls}]\n'
+        path.write_text(text)
+        with (
+            log.open("wb") as stderr,
+            subprocess.Popen(
+                [*COMMAND, "-v", "target", "--config", path],
+                stdout=subprocess.PIPE, stderr=stderr, text=True, env=environment(),
+            ) as process,
+        ):  # fmt: skip
+            try:
+                held, _ = silent.accept()  # it has read the file, and waits for an answer
+                path.write_text(f'{text}[lun.1]\nfile = "one"\nsize = "2M"\n')
+                process.send_signal(signal.SIGHUP)
+                silent.close()
+                held.close()
+                assert process.stdout is not None
+                word, _, url = process.stdout.readline().strip().partition(" ")
+                assert word == "ready", log.read_text()
+                until_blocking(lambda: "the configuration was read again" in log.read_text())
+                assert [each["size"] for each in good_json("info", url)["disks"]] == [MIB, 2 * MIB]
+                process.terminate()
+
+                def ended() -> bool:
+                    process.send_signal(signal.SIGHUP)
+                    return process.poll() is not None
+
+                until_blocking(ended)
+                assert process.returncode == 128 + signal.SIGTERM
+            finally:
+                process.kill()
 
 
 def test_libiscsis_programs(target: Target) -> None:
