@@ -120,7 +120,7 @@ class Gateways:
                         store.end()
         finally:
             if store is not None:
-                store.closed.set()
+                store.finish()
 
 
 async def _flush(store: DiskStore) -> None:

@@ -7,8 +7,8 @@ whose answers came together. What takes more (flushes, retries) is a strand each
 from the target's threads, and waits there.
 
 All initiators share the session with the other target. Their operations have them as owners, and
-take turns: one initiator that floods does not keep out the others. (What comes from threads has the
-turns of one owner.)
+take turns, also those that come from threads: one initiator that floods does not keep out the
+others.
 """
 
 from __future__ import annotations
@@ -19,12 +19,13 @@ from functools import partial
 from typing import Final, TypeVar
 
 import trio
+from outcome import Error, Outcome, Value
 
 from iserblk.disk.seam import EXTENT_HOLE, DirectDisk
 from iserblk.errors import CommandError, CommandTimeout, IserblkError
 from iserblk.gateway.statuses import internal_error, status_error
 from iserblk.initiator.session.slots import TaskSlot, Waiter
-from iserblk.target.store.store import Ended, Extent
+from iserblk.target.store.store import OWNER, Ended, Extent
 from iserblk.waiting.descriptors import Nap
 from iserblk.waiting.strands import Strands, park
 
@@ -84,21 +85,22 @@ class _Operation:
 
 class DiskStore:
     """Implements LoopStore. ``group``: of its strands. ``nursery``: of its tasks. ``close`` may be
-    called from a thread; the owner of the disk waits for ``closing``, then calls ``end``, and sets
-    ``closed`` when the disk has ended."""
+    called from a thread; the owner of the disk waits for ``closing``, then calls ``end``, and
+    ``finish`` when the disk has ended."""
 
     def __init__(self, disk: DirectDisk, group: Strands, nursery: trio.Nursery) -> None:
         self.disk = disk
         self.size = disk.size
         self.batch_ended: Callable[[], None] = lambda: None
         self.closing = trio.Event()
-        self.closed = trio.Event()
+        self._closed = trio.Event()
         self.failure: IserblkError | None = None  # of the flush at the end
         self._group = group
         self._nursery = nursery
         self._answered: list[_Operation] = []  # whose command has ended since the last turn
         self._over: list[tuple[_Operation, OSError | None]] = []  # that a strand has ended
         self._settling: set[trio.CancelScope] = set()
+        self._turns: set[trio.Event] = set()  # of strands for threads; set when they have ended
         self._woken = self._ended = self._hurried = False
         self._ending = Nap()
         self._strand = group.start_soon(self._on_answers, name="gateway")
@@ -253,9 +255,31 @@ class DiskStore:
 
     def _wait(self, function: Callable[..., Awaitable[T]], *arguments: object) -> T:
         try:
-            return trio.from_thread.run(function, *arguments)
+            return trio.from_thread.run(self._in_turn, OWNER.get(), partial(function, *arguments))
         except IserblkError as error:
             raise status_error(error) from None
+
+    async def _in_turn(self, owner: object, function: Callable[[], Awaitable[T]]) -> T:
+        """Run ``function`` as a strand, so that its commands take the turns of ``owner``."""
+        outcome: list[Outcome[T]] = []
+        ended = trio.Event()
+
+        async def body() -> None:
+            try:
+                outcome.append(Value(await function()))
+            except Exception as error:
+                outcome.append(Error(error))
+            finally:
+                ended.set()
+
+        if not self._group.closing:
+            self._turns.add(ended)
+            self._group.start_soon(body, name="gateway: thread", owner=owner)
+            await ended.wait()
+            self._turns.discard(ended)
+        if not outcome:  # a strand has failed, and all were closed, perhaps before they began
+            raise internal_error()
+        return outcome[0].unwrap()
 
     def read_into(self, buffer: memoryview, offset: int, nowait: bool) -> bool:
         if nowait:
@@ -313,7 +337,7 @@ class DiskStore:
 
     async def _close(self) -> None:
         self.closing.set()
-        await self.closed.wait()
+        await self._closed.wait()
         if self.failure is not None:
             raise status_error(self.failure)
 
@@ -321,6 +345,12 @@ class DiskStore:
         """Let the strand end: no operation is under way any more."""
         self._ended = True
         self._wake()
+
+    def finish(self) -> None:
+        """The disk has ended, and so have all strands: no thread waits any longer."""
+        self._closed.set()
+        for ended in self._turns:
+            ended.set()
 
 
 def _tell(operation: _Operation, problem: OSError | None) -> None:

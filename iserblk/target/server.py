@@ -65,6 +65,8 @@ from iserblk.target.ports import (
     TargetPorts,
 )
 from iserblk.target.scsi.device import DeviceServer, LogicalUnit
+from iserblk.target.seam import Nexus
+from iserblk.target.store.store import OWNER
 from iserblk.waiting.busy_polling import Pace
 from iserblk.waiting.multiplexing import multiplexer
 from iserblk.waiting.watching import Watch
@@ -273,7 +275,9 @@ class TargetServer:
         in_loop: set[TargetTask] = set()  # tasks that neither a thread nor the initiator has
         error: IserblkError | None = None
         async with trio.open_nursery() as threads:
-            connection.offload = lambda slot: self._offload(slot, threads, in_loop)
+            connection.offload = lambda slot: self._offload(
+                slot, connection.session.nexus, threads, in_loop
+            )
             try:
                 async with trio.open_nursery() as nursery:
                     self._login_begins(connection, nursery.cancel_scope)
@@ -302,9 +306,11 @@ class TargetServer:
                         while in_loop:
                             await self._loop_tasks_ended.wait()
 
-    def _offload(self, slot: TargetTask, threads: trio.Nursery, in_loop: set[TargetTask]) -> None:
-        """Execute a task that may wait, in the loop or else in a thread. ``in_loop``: those that
-        began on the same connection."""
+    def _offload(
+        self, slot: TargetTask, nexus: Nexus, threads: trio.Nursery, in_loop: set[TargetTask]
+    ) -> None:
+        """Execute a task of ``nexus`` that may wait, in the loop or else in a thread. ``in_loop``:
+        those that began on the same connection."""
 
         def ended() -> None:
             in_loop.discard(slot)
@@ -314,7 +320,7 @@ class TargetServer:
         if slot.task.in_loop and self.device.start(slot.task, slot.buffer, ended):
             in_loop.add(slot)
         else:
-            threads.start_soon(self._run_blocking, slot)
+            threads.start_soon(self._run_blocking, slot, nexus)
 
     def _batch_ended(self) -> None:
         """Send the answers of tasks that have ended in the loop."""
@@ -343,7 +349,8 @@ class TargetServer:
         finally:
             session.expire(connection)
 
-    async def _run_blocking(self, slot: TargetTask) -> None:
+    async def _run_blocking(self, slot: TargetTask, nexus: Nexus) -> None:
+        OWNER.set(nexus)
         with trio.CancelScope(shield=True):  # the buffer is used until the write has ended
             await trio.to_thread.run_sync(
                 self.device.run, slot.task, slot.buffer, limiter=self._limiters[slot.lun]

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Any
 
 import pytest
 import trio
@@ -13,8 +14,10 @@ import trio
 from iserblk.errors import ConnectionLost
 from iserblk.gateway.store import DiskStore
 from iserblk.scsi.opcodes import READ_16, WRITE_16
+from iserblk.target.store.store import OWNER
 from iserblk.waiting.strands import open_strands
 from tests.support.turns import BLOCK, DEPTH, Answering
+from tests.support.until import until
 
 FLOOD = 10 * DEPTH  # operations of one initiator: more than a target's window has
 LBA = 77  # that only the single read is about
@@ -83,6 +86,37 @@ async def test_a_single_read_beside_a_flood(what: str, window: int) -> None:
         if what != "flush":  # flushes that come together are one command
             assert len(found.ended["flood"]) < FLOOD
     assert found.ended["flood"] == [None] * FLOOD
+
+
+async def test_a_single_write_beside_a_flood_of_threads() -> None:
+    """Both come from threads, as all but READ, WRITE and SYNCHRONIZE CACHE do."""
+    async with gateway() as found, trio.open_nursery() as nursery:
+        begun = 0
+        limiter = trio.CapacityLimiter(2 * FLOOD)
+        write = found.store.disk.write
+
+        async def counted(*arguments: Any) -> None:
+            nonlocal begun
+            begun += 1
+            await write(*arguments)
+
+        async def in_thread(owner: str, lba: int) -> None:
+            OWNER.set(owner)
+            data = memoryview(bytearray(BLOCK))
+            await trio.to_thread.run_sync(
+                found.store.write, data, lba * BLOCK, False, False, limiter=limiter
+            )
+
+        found.store.disk.write = counted  # type: ignore[method-assign, assignment]
+        for number in range(2 * DEPTH):
+            nursery.start_soon(in_thread, "flood", 100 + number)
+        await until(lambda: begun == 2 * DEPTH)
+        nursery.start_soon(in_thread, "single", LBA)
+        await until(lambda: begun == 2 * DEPTH + 1)
+        await found.settle()
+        assert await found.answers_until_sent(LBA) <= 4
+        while await found.answer():
+            pass
 
 
 async def test_several_floods() -> None:

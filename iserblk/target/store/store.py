@@ -10,6 +10,7 @@ import errno
 import os
 import stat
 from collections.abc import Callable
+from contextvars import ContextVar
 from typing import Final, Protocol
 
 from iserblk.files import PUNCH_HOLE, ZERO_RANGE, fallocate
@@ -17,6 +18,10 @@ from iserblk.files import PUNCH_HOLE, ZERO_RANGE, fallocate
 ZEROES = memoryview(bytes(1 << 20))
 _STAT_BLOCK: Final = 512  # bytes: the unit of st_blocks
 _SECTOR: Final = 4096  # bytes: the largest sector size of devices
+
+# The nexus for which a thread calls methods of Store. For stores whose owners take turns, as those
+# of LoopStore's own methods do.
+OWNER: Final[ContextVar[object]] = ContextVar("owner", default=None)
 
 # Offset, length, whether it is data (else a hole). Lists of extents are ascending, without gaps.
 Extent = tuple[int, int, bool]
@@ -80,7 +85,7 @@ Ended = Callable[[OSError | None], None]
 class LoopStore(Store, Protocol):
     """A store whose reads, writes and flushes need no thread: they are begun and ended in the loop
     of the thread that begins commands. Only that thread calls the methods below; those of Store are
-    for other threads, and wait.
+    for other threads, and wait; their owner is OWNER.
 
     ``ended`` is called once when the operation has ended, with its error or None, never before the
     call has returned: only then the store has done with the buffer. ``batch_ended`` is called when
