@@ -23,7 +23,7 @@ import trio
 
 from iserblk.disk import aio
 from iserblk.disk.seam import AsyncLun, CommandResult, Extent, LunInfo
-from iserblk.errors import ConnectionLost
+from iserblk.errors import ConnectionLost, LocalProtocolError
 
 T = TypeVar("T")
 
@@ -147,6 +147,13 @@ class _TrioThread:
             self._token.run_sync_soon(call)
 
     def request(self, operation: Callable[[], Awaitable[T]]) -> asyncio.Future[T]:
+        """Begin ``operation``. Raises LocalProtocolError in another loop, or none: nothing would
+        tell it of the end, before which the buffer is in use."""
+        if not self._is_running():
+            raise LocalProtocolError(
+                "the disk belongs to the asyncio loop that opened it: call it there"
+                " (asyncio.run_coroutine_threadsafe does), or open disks in this loop, too"
+            )
         if self._over.done():
             raise ConnectionLost("the disks are closed")
         request = _Request(self, operation)
@@ -155,6 +162,12 @@ class _TrioThread:
             self._asked = True
             self.soon(self._begin)
         return request
+
+    def _is_running(self) -> bool:
+        try:
+            return asyncio.get_running_loop() is self.loop
+        except RuntimeError:
+            return False
 
     def _deliver(self) -> None:
         self._told = False  # before it looks: see ``_begin``

@@ -8,6 +8,7 @@ import random
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,7 +18,14 @@ import trio
 
 from iserblk.asyncio import open_disks
 from iserblk.disk import aio
-from iserblk.errors import ConnectFailed, ConnectionLost, NotSupported, OutOfRange, TransportError
+from iserblk.errors import (
+    ConnectFailed,
+    ConnectionLost,
+    LocalProtocolError,
+    NotSupported,
+    OutOfRange,
+    TransportError,
+)
 from iserblk.initiator.session.slots import ABORTING, SENT
 from tests.integration.conftest import StartTarget
 from tests.support.target import running_target
@@ -106,6 +114,37 @@ def test_errors(url: str) -> None:
         await disk.flush()  # it goes on
 
     with_disk(url, body)
+
+
+def test_another_loop_is_told_so(url: str) -> None:
+    """Nothing is sent for it; nor without a loop of asyncio. The disk goes on."""
+
+    async def body(disk: Any) -> None:
+        def elsewhere() -> None:
+            with pytest.raises(LocalProtocolError, match="asyncio loop that opened it"):
+                asyncio.run(disk.write(memoryview(b"x" * 512), 0))
+            with pytest.raises(LocalProtocolError, match="asyncio loop that opened it"):
+                trio.run(disk.flush)
+
+        await asyncio.to_thread(elsewhere)
+        assert not disk.dirty and not has(disk, SENT)
+        await disk.flush()
+
+    with_disk(url, body)
+
+
+async def test_another_trio_loop_is_told_so(url: str) -> None:
+    async with aio.open_disks([url]) as disks:
+        disk = disks.disks[disks.default]
+
+        def elsewhere() -> None:
+            for call in (partial(disk.write, memoryview(b"x" * 512), 0), disk.flush, disk.refresh):
+                with pytest.raises(LocalProtocolError, match="trio loop that opened it"):
+                    trio.run(call)
+
+        await trio.to_thread.run_sync(elsewhere)
+        assert not disk.dirty
+        await disk.flush()
 
 
 def test_where_nothing_can_be_opened(tmp_path: Path) -> None:

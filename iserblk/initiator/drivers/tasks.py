@@ -15,12 +15,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from threading import get_ident
 from time import monotonic
 from typing import Final, TypeVar
 
 import trio
 
-from iserblk.errors import ConnectionLost
+from iserblk.errors import ConnectionLost, LocalProtocolError
 from iserblk.initiator.session.deadlines import Ladder
 from iserblk.initiator.session.driving import LOGOUT_S, TICK_S
 from iserblk.initiator.session.logout import PARTING_S, fill_logout
@@ -103,6 +104,7 @@ class TrioDriver:
         self._changed = trio.Event()
         self._shared: Multiplexer | None = None  # the pump counts there
         self._shared_fd = -1  # which the multiplexer watches; -1: none
+        self._thread = get_ident()  # where trio runs
         self.reconnect: Callable[[], None] | None = None
         session.drive(self)
 
@@ -297,7 +299,13 @@ class TrioDriver:
     # -- what the session calls -------------------------------------------------------------------
 
     def new_waiter(self) -> TrioWaiter:
-        """A waiter for this task; in a strand, with its owner."""
+        """A waiter for this task; in a strand, with its owner. Raises LocalProtocolError in another
+        thread: the pump would wake the task in its own loop."""
+        if get_ident() != self._thread:
+            raise LocalProtocolError(
+                "the disk belongs to the trio loop that opened it, in another thread: call it there"
+                " (trio.from_thread.run does), or open disks in this loop, too"
+            )
         strand = strands.running
         return TrioWaiter() if strand is None else TrioWaiter(strand.owner)
 
