@@ -13,7 +13,7 @@ async def open_path(paths: Paths, lun: int | None) -> TrioDriver:
     """Open a session by the first way whose port carries out commands. The caller starts the
     driver's ``run``. ``lun`` None: ALUA states are not asked for. Raises why no way can be used;
     then no session is left."""
-    errors: list[IserblkError] = []
+    first: IserblkError | None = None
     for _ in paths.ways.all:
         session = await paths.connect()
         driver = TrioDriver(session)
@@ -32,7 +32,6 @@ async def open_path(paths: Paths, lun: int | None) -> TrioDriver:
         session.fail(ConnectionLost(f"{session.portal}: given up"))
         if not isinstance(problem, IserblkError):
             raise problem
-        errors.append(problem)
-    first = errors[0]
-    first.args = ("; ".join(map(str, errors)),)
-    raise first
+        first = first or problem
+    assert first is not None  # there is a way
+    raise paths.tell_all(first)

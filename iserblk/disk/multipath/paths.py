@@ -68,6 +68,8 @@ class Paths(LunListener):
         # Tags of portal groups, by the name of the portal, where SendTargets or a login has told.
         self.groups: dict[str, int] = {}
         self.apart: set[tuple[str, int]] = set()  # see Further
+        # By index of the way: why it could not be used, since one was in use. Each has its name.
+        self.why: dict[int, str] = {}
         self.states_changed = False  # the target reports it: read the states of all ports again
         self._trying: Way[Address] | None = None
         self._before: Way[Address] | None = None  # was in use last
@@ -86,8 +88,7 @@ class Paths(LunListener):
     ) -> Session:
         """A session by the first way that takes a login. Call ``settled`` when it comes into use.
         ``respite``: waits; it comes before a login that would reinstate a session that was lost.
-        Raises the error of the first way that was tried, with the errors of the others in its
-        text."""
+        Raises the error of the first way that was tried, in whose text are those of all."""
         now = self._clock()
         wanted, self._wanted = self._wanted, None
         self._lost(now, wanted is not None)
@@ -101,10 +102,21 @@ class Paths(LunListener):
             session = await self._connect_by(fresh, isid, respite, errors)
         if session is not None:
             return session
-        first, *others = errors
-        if others:
-            first.args = ("; ".join(map(str, errors)),)
-        raise first
+        raise self.tell_all(errors[0])
+
+    def tell_all(self, error: IserblkError) -> IserblkError:
+        """``error``, about one of the ways, with the errors of all ways in its text."""
+        if len(self.why) > 1:
+            error.args = ("; ".join(self.why.values()),)
+        return error
+
+    def _note(self, way: Way[Address], error: IserblkError) -> str:
+        """Note in ``why`` why ``way`` cannot be used."""
+        text = " ".join(str(error).split())
+        if place_of(way.address[0]) not in text:
+            text = f"{way.name}: {text}"
+        self.why[way.index] = text
+        return text
 
     async def _connect_by(
         self,
@@ -122,9 +134,10 @@ class Paths(LunListener):
                 url, options = way.address
                 session = await connect(url, options, isid or options.isid)
             except IserblkError as error:
+                text = self._note(way, error)
                 if self._before is None and isinstance(error, _NOT_WORTH_ANOTHER):
-                    raise
-                self.ways.failed(way, str(error), self._clock())
+                    raise self.tell_all(error) from None
+                self.ways.failed(way, text, self._clock())
                 errors.append(error)
                 continue
             self._trying = way
@@ -132,7 +145,7 @@ class Paths(LunListener):
                 session.more.others = self._others
                 session.more.apart = self.apart
             if errors and self._before is None:
-                log.warning("%s is used: %s", way.name, "; ".join(map(str, errors)))
+                log.warning("%s is used: %s", way.name, "; ".join(self.why.values()))
             return session
         return None
 
@@ -195,6 +208,7 @@ class Paths(LunListener):
         assert way is not None  # ``connect`` came before
         self._trying = None
         self._refusal = None
+        self.why.clear()
         self._group = _group_of(way, session)
         self.groups[place_of(way.address[0])] = session.parameters.target_portal_group_tag
         before, self._before = self._before, way
@@ -210,6 +224,13 @@ class Paths(LunListener):
         when the port would not carry out commands: ``connect`` then begins with another way."""
         way = self._trying
         assert way is not None  # ``connect`` came before
+        try:
+            yield from self._look(way, lun, fresh)
+        except IserblkError as error:
+            self._note(way, error)
+            raise
+
+    def _look(self, way: Way[Address], lun: int, fresh: Session) -> Operation[None]:
         here = yield from access(fresh, lun, way.name)
         if here is not None and self._should_ask(way, lun, here):
             here = yield from self._activate(way, lun, here, fresh)

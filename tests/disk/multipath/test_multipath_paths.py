@@ -163,10 +163,38 @@ async def test_the_first_way_that_takes_a_login_is_used(
 
 
 async def test_where_all_fail_the_first_error_tells_all(bench: Bench) -> None:
-    bench.errors = {host: ConnectFailed(f"{host}: down") for host in "abc"}
-    with pytest.raises(ConnectFailed, match="a: down; b: down; c: down") as raised:
+    """In one line, and each with its portal, whether the error itself names that or not."""
+    bench.errors = {
+        "a": ConnectFailed("cannot connect to a:3260: down"),
+        "b": IserblkError("no\nsuch device"),
+        "c": ConnectFailed("c:3260: gone"),
+    }
+    with pytest.raises(ConnectFailed) as raised:
         await bench.session()
     assert raised.value is bench.errors["a"]
+    assert str(raised.value) == (
+        "cannot connect to a:3260: down; iser://b:3260: no such device; c:3260: gone"
+    )
+
+
+async def test_an_error_at_once_tells_of_the_ways_before_it(bench: Bench) -> None:
+    bench.errors = {"a": ConnectFailed("a:3260: down"), "b": AuthenticationError("b:3260: who?")}
+    with pytest.raises(AuthenticationError) as raised:
+        await bench.session()
+    assert str(raised.value) == "a:3260: down; b:3260: who?"
+
+
+async def test_ports_that_carry_out_nothing_and_portals_that_are_down(bench: Bench) -> None:
+    """The error has both, each once, however often it was tried."""
+    bench.errors["b"] = ConnectFailed("b:3260: down")
+    bench.states = {"a": ASLEEP, "c": ASLEEP}
+    bench.tpgs = alua.TPGS_IMPLICIT
+    for _ in range(3):
+        with pytest.raises(ConnectFailed) as raised:
+            await bench.comes_up()
+    words = str(bench.paths.tell_all(raised.value)).split("; ")
+    assert [word.partition(":3260: ")[0] for word in words] == ["iser://a", "b", "iser://c"]
+    assert words[0].endswith("in the state standby")
 
 
 @pytest.mark.parametrize("error", [AuthenticationError("who?"), BadArgument("no such option")])
