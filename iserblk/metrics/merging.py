@@ -28,7 +28,8 @@ _VALUES = {
     "le": r"\d{1,3}(?:\.\d{1,9})?|\+Inf",
 }
 _TEXT = r'(?:[^"\\\n]|\\[\\"n]){0,1000}'
-_NUMBER = r"\d{1,20}(?:\.\d{1,20})?(?:e[+-]\d{2})?"
+# Before version 0.26 prometheus_client writes three digits where two would do: 1e+010.
+_NUMBER = r"\d{1,20}(?:\.\d{1,20})?(?:e[+-]0?\d{2})?"
 
 
 @dataclass(slots=True, frozen=True)

@@ -67,6 +67,14 @@ def test_a_later_version_may_tell_more() -> None:
 SIZE = 'iserblk_size_bytes{lun="0",target="t"}'
 
 
+@pytest.mark.parametrize("size", ["1.2e+10", "1.2e+010"])
+def test_numbers_as_newer_and_older_clients_write_them(size: str) -> None:
+    """Version 0.26 of prometheus_client, and those before it."""
+    key = ("iserblk_size_bytes", frozenset({"lun": "0", "target": "t"}.items()))
+    where = frozenset({"uid": "0", "where": "/dev/nbd0"}.items())
+    assert samples(merged(f"{SIZE} {size}\n")) == {(key[0], key[1] | where): 12e9}
+
+
 @pytest.mark.parametrize(
     "line",
     [
