@@ -22,7 +22,6 @@ FILE = "/etc/iserblk/%i.toml"
 EXPOSURE = 20
 ZERO = '[lun.0]\nfile = "zero"\nsize = "1M"\n'
 HEAD = f'iqn = "{IQN}"\nportal = [{{ listen = "127.0.0.1:0" }}]\n'
-HERE = {"PYTHONPATH": str(ROOT)}  # this checkout, whatever the command's environment has
 SYSTEM_CALL = re.compile(r"^[0-9]+ +([a-z][a-z0-9_]*)\(", re.MULTILINE)
 
 
@@ -46,7 +45,7 @@ def test_the_unit(unit: Path, tmp_path: Path) -> None:
     """From READY=1, over a reload under a session, to SIGTERM."""
     file = tmp_path / "target.toml"
     file.write_text(HEAD + ZERO)
-    with Unit(unit, HERE).started(tmp_path) as process:
+    with Unit(unit, {}).started(tmp_path) as process:
         assert process.stdout is not None
         _, _, url = process.stdout.readline().strip().partition(" ")
         good("copy", tmp_path / "ones", f"{url}/0")
@@ -120,7 +119,7 @@ def test_what_is_left_suffices(unit: Path, tmp_path: Path) -> None:
     (tmp_path / "target.toml").write_text(
         HEAD + "slp = { answer = true, port = 0 }\n" + ZERO + 'volatile-cache = "1M"\n'
     )
-    with Unit(unit, HERE).started(tmp_path, END_S * 4) as process:
+    with Unit(unit, {}).started(tmp_path, END_S * 4) as process:
         assert process.stdout is not None
         _, _, url = process.stdout.readline().strip().partition(" ")
         for scheme in ("iser", "iscsi"):

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-from tests.support.target import END_S
+from tests.support.target import END_S, ROOT
 
 
 class Unit:
@@ -51,7 +51,9 @@ class Unit:
         )
 
     def environment(self) -> dict[str, str]:
-        return {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LANG": "C.UTF-8", **self._variables}
+        """Of a service, but for PYTHONPATH: this checkout, whatever its command would find."""
+        here = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LANG": "C.UTF-8", "PYTHONPATH": str(ROOT)}
+        return {**here, **self._variables}
 
     @contextmanager
     def started(self, directory: Path, patience: float = END_S) -> Iterator[subprocess.Popen[str]]:
