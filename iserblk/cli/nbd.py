@@ -95,7 +95,7 @@ def command(
         words += [f"--tls-certificates={tls_certificates}"] if tls_certificates else []
         words += [f"--tls-psk={tls_psk}"] if tls_psk else []
         words += ["--tls-verify-peer"] if tls_verify_peer else []
-        nbdkit.check(resolved.urls, given)
+        nbdkit.check(resolved.urls, given, filters)
         with _listening(path, listen, by_nbdkit) as (sockets, uri):
             served = {**default_option(_place(sockets[0])), **given}
             status = nbdkit.serve(sockets[0], resolved.urls, served, words, lambda: ready(uri))

@@ -14,7 +14,8 @@ import pytest
 from tests.cli.commands import bad, iserblk, serving
 from tests.cli.runs import MIB
 from tests.support.nbdkit import need, run
-from tests.support.target import END_S
+from tests.support.target import END_S, running_target
+from tests.support.until import until_blocking
 
 
 def test_nbd_on_a_unix_socket(url: str, tmp_path: Path) -> None:
@@ -97,6 +98,29 @@ def test_nbd_refuses(url: str, tmp_path: Path, words: tuple[str, ...]) -> None:
     bad(21, "nbd", *words, f"{url}x", "--socket", tmp_path / "s")
     bad(24, "nbd", *words, url.replace("//", "//user%secret@"), "--socket", tmp_path / "s")
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+def test_nbd_with_what_nbdkit_does_not_take(url: str, tmp_path: Path) -> None:
+    """One line, and the remedy; also of what only nbdkit itself finds out."""
+    need("nbdkit")
+    words = ("nbd", url, "--socket", tmp_path / "s", "--nbdkit")
+    line = bad(7, *words, "--filter", "nosuch")
+    assert "--filter nosuch: nbdkit has no such filter; those of this machine are in /" in line
+    line = bad(1, *words, "--filter", "/no/such.so")
+    assert "nbdkit does not start: cannot open filter '/no/such.so'" in line
+    assert not (tmp_path / "s").exists()
+
+
+def test_nbd_passes_on_what_nbdkit_says(tmp_path: Path) -> None:
+    need("nbdkit", "nbdinfo")
+    log = tmp_path / "log"
+    with (
+        running_target([f"{tmp_path}/lun:size=1M"], tmp_path / "target.log") as own,
+        serving("nbd", own.url, "--socket", tmp_path / "s", "--nbdkit", log=log) as server,
+    ):
+        assert run("nbdinfo", "--size", server.url).strip() == str(MIB)
+        own.kill()
+        until_blocking(lambda: "connection lost" in log.read_text())
 
 
 def test_nbd_without_nbdkit(url: str, tmp_path: Path) -> None:
