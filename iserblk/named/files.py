@@ -157,6 +157,8 @@ def load(name: str) -> Named:
         content = file.read(_LONGEST + 1)
     if len(content) > _LONGEST:
         raise BadArgument(f"{path}: more than {_LONGEST} bytes: not the file of a named LUN")
+    if b"\0" in content:  # which no name of a file has
+        raise BadArgument(f"{path}: there is a NUL byte in the file")
     values = parse(content.decode(errors="surrogateescape"), str(path))
     if not values.get("URL", "").split():
         raise BadArgument(f"{path}: it has no URL: write URL=iser://HOST/TARGET-IQN/LUN")

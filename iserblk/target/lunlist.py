@@ -32,6 +32,8 @@ def read_lun_list(path: Path) -> dict[int, LunSpec]:
     except (OSError, UnicodeDecodeError) as error:
         words = getattr(error, "strerror", None) or "the file is not UTF-8 text"
         raise BadArgument(f"--luns {path}: {words}") from None
+    if "\0" in text:  # which no name of a file has
+        raise BadArgument(f"--luns {path}: there is a NUL byte in the file")
     return parse_lun_list(text)
 
 

@@ -122,6 +122,7 @@ def test_a_file_that_a_person_wrote(directory: Path) -> None:
         (f"URL={URL}?target_password={SECRET}\n", 0o604, "others can read it, and it has a"),
         (f"URL={URL}\nOPTIONS=target-password={SECRET}\n", 0o644, "others can read it"),
         (f"URL={URL}\nLIBISCSI_CHAP_PASSWORD={SECRET}\n", 0o644, "others can read it"),
+        (f"URL={URL}\nMOUNTPOINT=/mnt/{SECRET}\0\n", 0o600, "a NUL byte in the file"),
         (f"{SECRET}\n", 0o600, "line 1 is not NAME=VALUE"),
     ],
 )

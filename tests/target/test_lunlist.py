@@ -80,6 +80,9 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     path.write_bytes(b"\xff")
     with pytest.raises(BadArgument, match="UTF-8"):
         read_lun_list(path)
+    path.write_bytes(b"1 /srv/a\0b")
+    with pytest.raises(BadArgument, match="NUL"):
+        read_lun_list(path)
     path.write_text("1 /srv/a")
     assert read_lun_list(path) == {1: LunSpec("/srv/a")}
 
