@@ -23,7 +23,7 @@ from iserblk.datamover.iser import HEADER_LENGTH, MINIMUM_LENGTH, ConnectionFlag
 from iserblk.datamover.iser_target import IserTarget, ZeroBasedTarget
 from iserblk.datamover.seam import TargetDatamover
 from iserblk.datamover.stream_target import StreamTarget
-from iserblk.errors import BadArgument, IserblkError, TransportError
+from iserblk.errors import IserblkError, TransportError
 from iserblk.iscsi import pdu
 from iserblk.iscsi.chap import Accounts
 from iserblk.iscsi.login_target import LoginTarget, LoginTargetConfig
@@ -802,7 +802,7 @@ async def serve(
     when it is cancelled, ask initiators to log out, and wait up to so many seconds; 0: do not ask.
     ``announce``: each runs as long as the target accepts connections; what it raises ends the
     target. ``read``: reads the configuration again, after each of ``hangups``, in a thread;
-    BadArgument changes nothing. ``lun_list``: with ``read``, owns ``luns``. Raises BadArgument,
+    an error changes nothing. ``lun_list``: with ``read``, owns ``luns``. Raises BadArgument,
     NotSupported, PermissionDenied or Busy when the target cannot listen; nothing stays open
     then."""
     iqn, places, transports = config.iqn, config.portals, config.transports
@@ -951,7 +951,7 @@ async def _reread(
             try:
                 changed = await trio.to_thread.run_sync(read)
                 config.check_successor(changed)
-            except BadArgument as error:
+            except IserblkError as error:
                 words = " ".join(str(error).split())
                 log.error("the configuration is left as it is: %s", words)
             else:

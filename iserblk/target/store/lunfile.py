@@ -54,9 +54,9 @@ def kind_of(path: str, size: int | None, read_only: bool) -> int | None:
         mode = os.stat(path).st_mode
     except FileNotFoundError:
         if size is None:
-            raise BadArgument(f"{path}: no such file; `:size=1G` creates it") from None
+            raise BadArgument(f"{path}: no such file; `size=1G` creates it") from None
         if read_only:
-            raise BadArgument(f"{path}: no such file; leave out `:ro` to create it") from None
+            raise BadArgument(f"{path}: no such file; leave out `ro` to create it") from None
         return None
     except OSError as error:
         raise _open_error(path, read_only, error) from None
@@ -70,12 +70,12 @@ def kind_of(path: str, size: int | None, read_only: bool) -> int | None:
 def _open_error(path: str, read_only: bool, error: OSError) -> IserblkError:
     if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
         if not read_only and os.access(path, os.R_OK, effective_ids=True):
-            return PermissionDenied(f"{path}: cannot be written; `:ro` serves it read-only")
+            return PermissionDenied(f"{path}: cannot be written; `ro` serves it read-only")
         return PermissionDenied(
             f"{path}: {error.strerror}; give the user who runs the target access to it"
         )
     if error.errno == errno.EBUSY:
-        return Busy(f"{path}: in use, perhaps mounted; unmount it, or serve it with `:ro`")
+        return Busy(f"{path}: in use, perhaps mounted; unmount it, or serve it with `ro`")
     if error.errno == errno.ENOENT:
         return BadArgument(f"{path}: the directory of the file does not exist; create it first")
     if error.errno == errno.EFBIG:
@@ -91,7 +91,7 @@ def _lock(fd: int, path: str, read_only: bool) -> None:
     except BlockingIOError:
         raise Busy(
             f"{path}: another target serves it, or another LUN of this target; name another file,"
-            " or serve it with `:ro` in both places"
+            " or serve it with `ro` in both places"
         ) from None
 
 
@@ -117,24 +117,24 @@ def _fit(fd: int, path: str, size: int | None, read_only: bool, block: int) -> i
     if size is None:
         if present < block:
             raise BadArgument(
-                f"{path}: its {present} bytes are less than one block; `:size=1G` enlarges it"
+                f"{path}: its {present} bytes are less than one block; `size=1G` enlarges it"
             )
         if present % block:
             raise BadArgument(
                 f"{path}: its {present} bytes are not a multiple of {block}-byte blocks; "
-                f"`:size={present + block - present % block}` enlarges it"
+                f"`size={present + block - present % block}` enlarges it"
             )
         return present
     if present > size:
         raise BadArgument(
-            f"{path}: has {present} bytes, more than `:size={size}`; files are never made smaller,"
-            " so leave out `:size=`"
+            f"{path}: has {present} bytes, more than `size={size}`; files are never made smaller,"
+            " so leave out `size=`"
         )
     if present < size:
         if read_only or not stat.S_ISREG(os.fstat(fd).st_mode):
             raise BadArgument(
-                f"{path}: has {present} bytes, less than `:size={size}`, and cannot grow; leave out"
-                " `:size=`"
+                f"{path}: has {present} bytes, less than `size={size}`, and cannot grow; leave out"
+                " `size=`"
             )
         os.ftruncate(fd, size)
     return size

@@ -76,8 +76,8 @@ def test_the_name_of_a_new_file_is_on_stable_storage(
 
 
 def test_missing(tmp_path: Path) -> None:
-    refused(tmp_path / "no", BadArgument, "no such file; `:size=1G` creates it")
-    refused(tmp_path / "no", BadArgument, "leave out `:ro` to create it", size=SIZE, read_only=True)
+    refused(tmp_path / "no", BadArgument, "no such file; `size=1G` creates it")
+    refused(tmp_path / "no", BadArgument, "leave out `ro` to create it", size=SIZE, read_only=True)
     refused(tmp_path / "no" / "file", BadArgument, "directory .*does not exist", size=SIZE)
     assert not list(tmp_path.iterdir())
 
@@ -97,12 +97,12 @@ def test_things_that_are_no_files(tmp_path: Path) -> None:
         (0, {}, "0 bytes are less than one block"),
         (511, {}, "511 bytes are less than one block"),
         (512, {"block": 4096}, "512 bytes are less than one block"),
-        (1025, {}, "not a multiple of 512-byte blocks; `:size=1536` enlarges it"),
-        (4608, {"block": 4096}, "`:size=8192` enlarges it"),
-        (2048, {"size": 1024}, "2048 bytes, more than `:size=1024`"),
+        (1025, {}, "not a multiple of 512-byte blocks; `size=1536` enlarges it"),
+        (4608, {"block": 4096}, "`size=8192` enlarges it"),
+        (2048, {"size": 1024}, "2048 bytes, more than `size=1024`"),
         (1024, {"size": 1000}, "size 1000 is not a positive multiple of 512-byte"),
         (1024, {"size": 512, "block": 4096}, "not a positive multiple of 4096-byte"),
-        (1024, {"size": 2048, "read_only": True}, "less than `:size=2048`, and cannot grow"),
+        (1024, {"size": 2048, "read_only": True}, "less than `size=2048`, and cannot grow"),
     ],
 )
 def test_sizes_that_cannot_be(
@@ -155,7 +155,7 @@ def test_permissions(nobody: Path) -> None:
         (nobody / name).chmod(mode)
     (nobody / "closed").mkdir(mode=0o700)
     os.seteuid(65534)
-    refused(nobody / "readable", PermissionDenied, "`:ro` serves it read-only")
+    refused(nobody / "readable", PermissionDenied, "`ro` serves it read-only")
     open_file(str(nobody / "readable"), read_only=True).close()
     for read_only in (False, True):
         refused(
