@@ -26,7 +26,7 @@ cdef class Copies:
     @cython.locals(at=Py_ssize_t, stop=Py_ssize_t, used=Py_ssize_t)
     cdef _append(self, sequence, first, data, Py_ssize_t length)
 
-    @cython.locals(left=Py_ssize_t, part=Py_ssize_t)
+    @cython.locals(left=Py_ssize_t, part=Py_ssize_t, room=Py_ssize_t)
     cpdef copy(self, sequence, first, data)
 
     cpdef close(self)

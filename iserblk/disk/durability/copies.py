@@ -84,7 +84,7 @@ def _mapped(size: int) -> memoryview:
 
 class Copies:
     """Copies of written data, for blocks of ``block`` bytes. Fills one chunk after another, and
-    calls ``next_chunk`` for each.
+    calls ``next_chunk`` for each. A chunk that it gets stays empty when the next one cannot be had.
 
     It is also a lock. ``keep`` takes it itself; everything else must run inside ``with copies:``,
     and ``next_chunk`` is called under it.
@@ -114,17 +114,20 @@ class Copies:
     def keep(self, change: Change) -> None:
         """Copy the data of ``change``, whose WRITE has succeeded, with its ``sequence`` and the
         slot's ``first``; then clear the change. Call it before the slot, or the buffer, is given
-        back."""
+        back. Raises as ``copy``: the change is cleared, too, and not kept; so the write must not be
+        acknowledged."""
         with self._lock:
             data = change.data
             length = len(data)
-            if length <= CHUNK - self._at:  # nearly always
-                self._append(change.sequence, change.slot.first, data, length)
-            else:
-                self.copy(change.sequence, change.slot.first, data)
-            self.size += length
-            change.sequence = 0
-            change.data = NO_BYTES
+            try:
+                if length <= CHUNK - self._at:  # nearly always
+                    self._append(change.sequence, change.slot.first, data, length)
+                else:
+                    self.copy(change.sequence, change.slot.first, data)
+                self.size += length
+            finally:
+                change.sequence = 0
+                change.data = NO_BYTES
 
     def _append(self, sequence: int, first: int, data: memoryview, length: int) -> None:
         at = self._at
@@ -139,12 +142,19 @@ class Copies:
         self._used = used + _RECORD  # last: an interrupt before it has kept nothing
 
     def copy(self, sequence: int, first: int, data: memoryview) -> None:
-        """Copy ``data`` without counting it. A copy that meets the end of a chunk becomes two."""
+        """Copy ``data`` without counting it. A copy that meets the end of a chunk becomes two.
+        Raises what ``next_chunk`` raises, before anything is copied: part of a write must not be
+        sent again."""
         left = len(data)
+        room = CHUNK - self._at
+        fresh = []
+        while room < left:
+            fresh.append(self._next_chunk())
+            room += CHUNK
         while left:
             if self._at == CHUNK:
                 self.close()
-                chunk = self._chunk = self._next_chunk()
+                chunk = self._chunk = fresh.pop(0)
                 self._data = chunk.data
                 self._index = chunk.index
                 self._used = 0

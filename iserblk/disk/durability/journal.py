@@ -95,7 +95,7 @@ class Journal:
     ``at_once``: the most writes that there can be at once. While ``copies.size`` leaves room for
     that many, a caller need not ask ``full``. ``changes``: by the index of their slot. ``numbers``:
     for ``Change.sequence``. ``keep``: ``Copies.keep``, for a WRITE that was added and has
-    succeeded.
+    succeeded; raises MemoryError or OSError where there is no memory for the copy.
     """
 
     def __init__(self, limit: int, block: int, tasks: list[TaskSlot]) -> None:
@@ -150,7 +150,9 @@ class Journal:
         the slot is given back.
 
         ``copy`` False: nothing is copied yet, and the caller goes on owning the buffer until
-        ``settle`` or ``forget`` of the number that is returned. 0: there is nothing to settle.
+        ``settle`` or ``forget`` of the number that is returned. 0: there is nothing to settle. Else
+        raises MemoryError or OSError where there is no memory for a copy; then the change is
+        dropped.
         """
         change = self.changes[slot.index]
         if not change.sequence:
@@ -196,7 +198,8 @@ class Journal:
             return other
 
     def settle(self, sequences: Iterable[int]) -> None:
-        """Copy what is left of these changes: the caller is about to get back their buffer."""
+        """Copy what is left of these changes: the caller is about to get back their buffer. Raises
+        MemoryError or OSError where there is no memory for that; ``forget`` is to follow."""
         with self.copies:
             for sequence in sequences:
                 for batch in (*self._closed, self._batch):
@@ -204,13 +207,14 @@ class Journal:
                     if entry is None or entry.data is None or entry.command_block:
                         continue
                     if batch is self._batch:
-                        del batch.others[sequence]
                         self.copies.copy(sequence, entry.first, entry.data)
+                        del batch.others[sequence]
                     else:  # its chunks are closed
                         batch.others[sequence] = _owned(entry)
 
     def forget(self, sequences: Iterable[int]) -> None:
-        """Drop these changes, because their operation has failed; in place of ``settle``."""
+        """Drop these changes, because their operation has failed; in place of ``settle``, or where
+        that has failed."""
         with self.copies:
             for sequence in sequences:
                 for batch in (*self._closed, self._batch):

@@ -442,7 +442,8 @@ class DiskCore:
         return self._failed(slot, self.durability.stale(self._epochs[slot.index]))
 
     def ended_write(self, slot: TaskSlot) -> float:
-        """As ``ended``, for a write. A write that succeeded is not durable yet."""
+        """As ``ended``, for a write. A write that succeeded is not durable yet. Also raises
+        IserblkError where the journal has no memory for it."""
         durability = self.durability
         durability.wrote()
         try:
@@ -456,7 +457,11 @@ class DiskCore:
                 if journal is not None:
                     change = journal.changes[slot.index]
                     if change.sequence:
-                        journal.keep(change)
+                        try:
+                            journal.keep(change)
+                        except (MemoryError, OSError):
+                            self.queue.release(slot)
+                            raise self._not_kept() from None
                 self.queue.release(slot)
                 return 0.0
             if durability.journal is not None:
@@ -476,6 +481,12 @@ class DiskCore:
         durability.wrote()
         return journal.take_over(slot, buffer)
 
+    def _not_kept(self) -> IserblkError:
+        return IserblkError(
+            f"{self.info.name}: there is no memory to keep a write until the next flush; a smaller"
+            " journal= flushes earlier"
+        )
+
     def _failed(self, slot: TaskSlot, again: bool) -> float:
         problem = failure(slot, self.info.name)
         deadline = slot.deadline
@@ -491,7 +502,8 @@ class DiskCore:
     def dropped(self, slot: TaskSlot) -> None:
         """Give back the slot of a command whose outcome no caller waits for any more."""
         if slot.last >= slot.first:
-            self.note_ended(slot)
+            with contextlib.suppress(MemoryError, OSError):
+                self.note_ended(slot)  # what is not acknowledged need not be kept
         self.queue.release(slot)
         self.ranges.changed()
 
@@ -585,14 +597,17 @@ class DiskCore:
             # A write larger than the journal stays in the caller's buffer, and is flushed now.
             if (fua and not use_fua) or (journal is not None and len(buffer) > journal.limit):
                 yield from self.flush(deadline)
+            if journal is not None:
+                try:
+                    journal.settle(work.kept)
+                except (MemoryError, OSError):
+                    raise self._not_kept() from None
         except BaseException:
             # It was not acknowledged: it need not be kept, and could not always be.
             journal = self.durability.journal
             if journal is not None:
                 journal.forget(work.kept)
             raise
-        if journal is not None:
-            journal.settle(work.kept)
 
     def _modify(self, lba: int, start: int, part: memoryview, work: _Writing) -> Operation[None]:
         """Change part of one block, under its range lock, by ``work``, which makes no claims."""

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import errno
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from mmap import mmap
 from typing import Any
 
 import pytest
 
+from iserblk.disk.durability import copies as copying
 from iserblk.disk.durability.copies import CHUNK
 from iserblk.disk.durability.journal import Journal
 from iserblk.disk.lun.operations import DiskCore
@@ -277,6 +281,90 @@ def test_memory_that_is_free_is_bounded_whatever_its_kind(sizes: tuple[int, int]
         assert journal.size == limit
         journal.flushed(journal.begin_flush())
         assert limit - (1 << 20) <= free() <= limit + (limit >> 2)
+
+
+# -- no memory -------------------------------------------------------------------------------------
+
+
+@contextmanager
+def no_memory(error: BaseException, chunks: int = 0) -> Iterator[None]:
+    """For a chunk of the journal, behind so many more."""
+    real = copying.mmap.mmap
+    left = chunks
+
+    def refuse(*words: int) -> mmap:
+        nonlocal left
+        left -= 1
+        if left < 0:
+            raise error
+        return real(*words)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(copying.mmap, "mmap", refuse)
+        yield
+
+
+NO_MEMORY = [MemoryError(), OSError(errno.ENOMEM, "Cannot allocate memory")]
+
+
+@pytest.mark.parametrize("error", NO_MEMORY, ids=repr)
+@pytest.mark.parametrize("ends", ["ended", "dropped", "operation", "large"])
+def test_a_write_that_cannot_be_kept_is_not_acknowledged(ends: str, error: BaseException) -> None:
+    """Its slot and its blocks are free, and nothing of it is sent again: neither what was copied
+    of it, nor what the caller puts into its buffer."""
+    bench = Bench()
+    core, session = bench.core, bench.session
+    length = 4 * BLOCK
+    buffer = bytearray(b"\1" * length)
+    with no_memory(error):
+        if ends in ("ended", "dropped"):
+            slot = core.begin_write(memoryview(buffer), 0, CountingWaiter())
+            assert slot is not None
+            bench.target.execute(slot)
+            session.end(slot)
+            if ends == "dropped":
+                core.dropped(slot)
+            else:
+                with pytest.raises(IserblkError, match="no memory to keep a write"):
+                    core.ended_write(slot)
+        else:
+            if ends == "large":  # several commands
+                buffer = bytearray(b"\1" * 20 * BLOCK)
+            with pytest.raises(IserblkError, match="no memory to keep a write"):
+                bench.run(core.write(memoryview(buffer), 0))
+    buffer[:] = b"\xee" * len(buffer)
+    assert session.queue.busy == 0 and bench.kept == 0
+    journal = core.durability.journal
+    assert journal is not None and not journal.active and not journal.begin_replay()
+    journal.end_replay()
+    bench.write(0, 4, 2)
+    assert bench.kept == length
+    bench.run(core.flush())
+    assert bench.kept == 0 and bench.target.stable[:4] == [b"\2" * BLOCK] * 4
+
+
+def test_what_was_acknowledged_is_kept_where_a_later_write_cannot_be() -> None:
+    """A write that meets the end of a chunk: no part of it stays behind, which an FUA write would
+    not know of."""
+    bench = Bench(limit=4 << 20)
+    core = bench.core
+    room = CHUNK // BLOCK  # blocks in a chunk
+    for at in range(room - 2):
+        bench.write(at % 8, 1, at & 0xFF)
+    before = [bench.target.block(lba) for lba in range(BLOCKS)]
+    kept = bench.kept
+    with no_memory(MemoryError()):
+        slot = core.begin_write(memoryview(bytearray(b"\xaa" * 4 * BLOCK)), 0, CountingWaiter())
+        assert slot is not None
+        bench.session.end(slot)
+        with pytest.raises(IserblkError, match="no memory"):
+            core.ended_write(slot)
+    assert bench.kept == kept
+    bench.target.cached.clear()
+    reconnect(core, bench.target)
+    assert [bench.target.block(lba) for lba in range(BLOCKS)] == before
+    bench.run(core.flush())
+    assert bench.kept == 0
 
 
 def test_one_flushes_and_the_others_wait() -> None:
