@@ -72,7 +72,11 @@ async def _associate(addresses: Sequence[Address], portal: str, patience: float)
     reason = "no address"
     deadline = trio.current_time() + patience
     for family, sockaddr in addresses:
-        sock = trio.socket.from_stdlib_socket(sctp_association.open_socket(family))
+        try:
+            sock = trio.socket.from_stdlib_socket(sctp_association.open_socket(family))
+        except OSError as error:  # a name may have addresses of a family that is switched off here
+            reason = error.strerror or str(error)
+            continue
         try:
             with trio.fail_at(deadline):
                 await sock.connect(sockaddr)

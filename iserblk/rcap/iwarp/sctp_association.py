@@ -72,17 +72,21 @@ _CONTROL: Final = _ancillary(sctp.PPID_CONTROL)
 
 
 def available() -> str | None:
-    """None when the kernel has SCTP, else why not, in one line with the remedy."""
+    """None when the kernel has SCTP, else why not, in one line with the remedy. None, too, when no
+    socket can be had now: what needs one tells why."""
     try:
         open_socket(socket.AF_INET).close()
     except NotSupported as error:
         return str(error)
+    except OSError:
+        return None
     return None
 
 
 def open_socket(family: int) -> socket.socket:
     """A non-blocking socket that announces DDP; to connect or to listen with. It has one pair of
-    streams. Raises NotSupported where the kernel has no SCTP."""
+    streams. Raises NotSupported where the kernel has no SCTP, and OSError when there is no socket
+    to be had: of that family, or at all."""
     try:
         sock = socket.socket(family, socket.SOCK_STREAM, _IPPROTO)
     except OSError as error:

@@ -79,6 +79,8 @@ def listen_sctp(address: tuple[Any, ...]) -> trio.SocketListener:
         sock = open_socket(family)
     except NotSupported as error:
         raise NotSupported(f"transport=sctp: {error}; or leave out transport=sctp") from None
+    except OSError as error:
+        raise _cannot_listen(address, error) from None
     try:
         if family == socket.AF_INET6:
             sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
@@ -89,10 +91,12 @@ def listen_sctp(address: tuple[Any, ...]) -> trio.SocketListener:
         sock.close()
         if error.errno == errno.EADDRINUSE:
             raise Busy(f"transport=sctp: {name_of(address)} is in use by SCTP") from None
-        raise BadArgument(
-            f"transport=sctp: cannot listen on {name_of(address)}: {error.strerror}"
-        ) from None
+        raise _cannot_listen(address, error) from None
     return trio.SocketListener(trio.socket.from_stdlib_socket(sock))
+
+
+def _cannot_listen(address: tuple[Any, ...], error: OSError) -> BadArgument:
+    return BadArgument(f"transport=sctp: cannot listen on {name_of(address)}: {error.strerror}")
 
 
 class RdmaListener(Protocol):
