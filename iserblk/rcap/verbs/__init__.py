@@ -21,14 +21,16 @@ def available() -> str | None:
 
     Cheap: opens nothing. ``connecting.RouteProbe`` finds out whether a device leads to an address.
     """
-    if importlib.util.find_spec("pyverbs") is None:
-        return f"pyverbs is not installed ({no_pyverbs()})"
+    # Each connection asks. Most hosts have no device: there no module is looked for, which takes
+    # system calls for each directory of Python's path.
     try:
-        devices = sorted(entry.name for entry in DEVICES.iterdir())
+        devices = os.listdir(DEVICES)
     except OSError:
         devices = []
     if not devices:
         return "no RDMA device (none in /sys/class/infiniband)"
+    if importlib.util.find_spec("pyverbs") is None:
+        return f"pyverbs is not installed ({no_pyverbs()})"
     if not os.path.exists(CM_DEVICE):
         return f"no {CM_DEVICE}: run modprobe rdma_ucm"
     users = [CM_DEVICE, *map(str, VERBS_DEVICES.glob("uverbs*"))]

@@ -59,11 +59,19 @@ def test_availability(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(verbs, "DEVICES", devices)
     monkeypatch.setattr(verbs, "VERBS_DEVICES", nodes)
     monkeypatch.setattr(verbs, "CM_DEVICE", str(nodes / "rdma_cm"))
-    monkeypatch.setattr("importlib.util.find_spec", lambda _name: None)
+    looked: list[str] = []
+
+    def missing(name: str) -> None:
+        looked.append(name)
+
+    monkeypatch.setattr("importlib.util.find_spec", missing)
+    assert "no RDMA device" in str(verbs.available())
+    devices.mkdir()
+    assert "no RDMA device" in str(verbs.available())
+    assert not looked  # each connection asks
+    (devices / "rxe0").mkdir()
     assert "pyverbs is not installed" in str(verbs.available())
     monkeypatch.setattr("importlib.util.find_spec", lambda _name: object())
-    assert "no RDMA device" in str(verbs.available())
-    (devices / "rxe0").mkdir(parents=True)
     nodes.mkdir()
     assert "modprobe rdma_ucm" in str(verbs.available())
     (nodes / "rdma_cm").touch()
