@@ -58,8 +58,9 @@ class Multiplexer:
             self._close_unused()
 
     def later(self, function: Callable[[], None]) -> None:
-        """From a function of this multiplexer: call ``function`` a turn of the loop later, in which
-        tasks that were woken can run. It must not wait, nor raise anything."""
+        """From a function of this multiplexer: call ``function`` in the next turn of the loop, in
+        which tasks that were woken run before it or behind it. It must not wait, nor raise
+        anything, but may call this again."""
         self._later.append(function)
 
     def _close_unused(self) -> None:
@@ -81,7 +82,7 @@ class Multiplexer:
                     ready = functions.get(fd)
                     if ready is not None:  # else what came before it has ended its connection
                         ready()
-                if self._later:
+                while self._later:
                     await self._run_later()
         except trio.ClosedResourceError:
             pass

@@ -101,6 +101,7 @@ class TrioDriver:
         self._broken: BaseException | None = None
         self._answered = 0
         self._came = 0  # answers, the last time
+        self._due = 0  # ``_gone_on`` when all woken tasks have run
         self._changed = trio.Event()
         self._shared: Multiplexer | None = None  # the pump counts there
         self._shared_fd = -1  # which the multiplexer watches; -1: none
@@ -159,7 +160,10 @@ class TrioDriver:
                     count, resumed = self._take_answers()
                     if count > 1 and not resumed:
                         # Let all woken tasks run, and submit, before their commands are sent.
+                        due = self._gone_on() + count
                         await trio.lowlevel.cancel_shielded_checkpoint()
+                        if self._gone_on() < due:
+                            await trio.lowlevel.cancel_shielded_checkpoint()
                     self._send_batch()
                     if not resumed or self._without_connection():
                         break
@@ -204,6 +208,7 @@ class TrioDriver:
             for _ in range(AT_ONCE):
                 count, resumed = self._take_answers()
                 if count > 1 and not resumed and self._shared is not None:
+                    self._due = self._gone_on() + count
                     self._shared.later(self._end_turn)
                     return
                 self._send_batch()
@@ -216,7 +221,12 @@ class TrioDriver:
         self._rest_shared()
 
     def _end_turn(self) -> None:
-        """See Multiplexer.later: tasks that the answers have woken have submitted commands."""
+        """See Multiplexer.later: tasks that the answers have woken have submitted commands, or do
+        so in this turn of the loop."""
+        if self._shared is not None and self._gone_on() < self._due:
+            self._due = 0  # the next time they have
+            self._shared.later(self._end_turn)
+            return
         try:
             self._send_batch()
         except BaseException as error:
@@ -235,6 +245,14 @@ class TrioDriver:
             self._rest(fd)
 
     # -- a turn -----------------------------------------------------------------------------------
+
+    def _gone_on(self) -> int:
+        """Grows by one for each woken task that has run: it has submitted its next command, or
+        given its slot back. trio runs the tasks of a turn in any order, as a rule in theirs or in
+        the reverse one; so ours, though it was scheduled behind them, may come before them. Then
+        they have all run in the turn after that."""
+        queue = self.session.queue
+        return queue.cmd_sn - queue.busy  # (a CmdSN that begins anew costs one turn)
 
     def _take_answers(self) -> tuple[int, int]:
         """Returns how many commands have ended, and how many strands were resumed. ``_send_batch``

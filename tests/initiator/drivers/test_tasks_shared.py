@@ -157,6 +157,47 @@ async def test_commands_that_a_batch_of_answers_woke_leave_together() -> None:
         assert len(sent) == 25 and end.session.queue.in_flight == 0
 
 
+@pytest.mark.plain("replaces a method")
+@pytest.mark.parametrize("tasks", [2, 3, 5])
+@pytest.mark.parametrize("sessions", [1, 2])
+async def test_they_leave_together_in_whatever_order_trio_runs_them(
+    monkeypatch: pytest.MonkeyPatch, sessions: int, tasks: int
+) -> None:
+    """It runs those of a turn in their order or in reverse, so the pump comes last or first."""
+    rounds = 12
+    ends = [End(depth=8) for _ in range(sessions)]
+    end = ends[0]
+    queue = end.session.queue
+    flush = queue.flush
+    sent: list[int] = []
+
+    def counted() -> None:
+        if queue.unsent:
+            sent.append(queue.unsent)
+        flush()
+
+    async def reads() -> None:
+        for _ in range(rounds):
+            await end.read()
+
+    async with driven(*ends):
+        for each in ends:
+            await each.read()
+        end.silent = True
+        monkeypatch.setattr(queue, "flush", counted)
+        heard = end.peer.heard
+        async with trio.open_nursery() as nursery:
+            for _ in range(tasks):
+                nursery.start_soon(reads)
+            for number in range(rounds):
+                count = 1 + (number + 1) * tasks
+                await end.peer.hears(count)
+                for each_heard in heard[count - tasks : count]:
+                    end.peer.respond(each_heard)
+        assert sent[-(rounds - 1) :] == [tasks] * (rounds - 1)
+        assert sum(sent) == rounds * tasks
+
+
 async def test_strands_that_always_have_more_hold_up_no_other_session() -> None:
     """As long as its answers are there at once, a session goes on; but not for ever."""
     busy, other = End(depth=8), End()
