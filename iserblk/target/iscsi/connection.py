@@ -735,7 +735,7 @@ class TargetConnection:
             self.session.wait(cmd_sn, self, slot, partial(self._turn_comes, slot, first, cmd_sn))
         if immediate:
             # A copy: the receive buffer is valid only until the next ``progress``.
-            self._take_unsolicited(slot, bhs.data_segment_untrusted(message, at))
+            self._take_unsolicited(slot, bhs.data_segment_untrusted(message, at), not more)
         if not in_order:
             return
         if more and not self.parameters.initial_r2t:  # type: ignore[union-attr]
@@ -835,8 +835,9 @@ class TargetConnection:
         slot.check_data_out(data_out)
         slot.data_sn += 1
         slot.age = 0
-        self._take_unsolicited(slot, bhs.data_segment_untrusted(message, at))
-        if data_out.flags & bhs.FLAG_FINAL:
+        last = data_out.flags & bhs.FLAG_FINAL != 0
+        self._take_unsolicited(slot, bhs.data_segment_untrusted(message, at), last)
+        if last:
             slot.more = False
             if slot.state != WAITING:
                 self._begin(slot)
@@ -848,7 +849,8 @@ class TargetConnection:
             if slot.state != WAITING:
                 self._begin(slot)
 
-    def _take_unsolicited(self, slot: TargetTask, data: memoryview) -> None:
+    def _take_unsolicited(self, slot: TargetTask, data: memoryview, last: bool) -> None:
+        """``last``: none of it comes behind this; ``_begin`` is to follow."""
         assert self.parameters is not None
         most = min(self.parameters.first_burst_length, slot.edtl)
         at = slot.arrived
@@ -864,8 +866,11 @@ class TargetConnection:
         elif not task.direction & DATA_OUT or task.status:
             return  # the data is not needed: the command takes none, or has failed
         if slot.buffer is None:
-            # Only for the unsolicited data: the task has to wait for a buffer of its whole length.
-            slot.buffer = self._pool.take(max(min(length, most), 1))
+            # Only for the unsolicited data, unless the task can have a buffer of its whole length
+            # now: for that it may have to wait, and the data would be copied once more.
+            if length > most and not (last and self._has_turn(slot)):
+                length = most
+            slot.buffer = self._pool.take(max(length, 1))
         data = data[: max(0, len(slot.buffer) - at)]  # EDTL may promise more than the CDB takes
         if data:
             slot.buffer[at : at + len(data)] = data
@@ -884,11 +889,20 @@ class TargetConnection:
         if task.status:
             self.respond(slot)
             return
-        session = self.session
-        if session.held or self._deferred or not session.has_room(task.length):
-            session.defer(slot, slot.flags & bhs.ATTR_MASK == HEAD_OF_QUEUE)
-        else:
+        if self._has_turn(slot):
             self.start(slot)
+        else:
+            self.session.defer(slot, slot.flags & bhs.ATTR_MASK == HEAD_OF_QUEUE)
+
+    def _has_turn(self, slot: TargetTask) -> bool:
+        """Whether ``_begin`` starts the task now, and does not defer it."""
+        session = self.session
+        return (
+            slot.turn == AT_ONCE
+            and not session.held
+            and not self._deferred
+            and session.has_room(slot)
+        )
 
     def wake(self) -> None:
         """Implements Allegiance. Tasks of other connections call this."""

@@ -479,7 +479,7 @@ class TargetSession:
         is queued afterwards."""
         while self.deferred and not self.held:
             slot = self.deferred[0]
-            if not self.has_room(slot.task.length):
+            if not self.has_room(slot):
                 return
             self.deferred.popleft()
             connection = slot.connection
@@ -496,9 +496,12 @@ class TargetSession:
             connection.abandon()
         connection.flush_quietly()
 
-    def has_room(self, length: int) -> bool:
-        """Whether a task may have its buffer now. If not, ``resume`` tries again when buffers of
-        this session, or of others, are given back."""
+    def has_room(self, slot: TargetTask) -> bool:
+        """Whether a task may have its buffer now, or has it. If not, ``resume`` tries again when
+        buffers of this session, or of others, are given back."""
+        length = slot.task.length
+        if slot.buffer is not None and len(slot.buffer) >= length:
+            return True
         used = self.pool.used
         if used + length <= GUARANTEED:
             return True

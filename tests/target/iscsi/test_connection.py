@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import random
 import socket
 
 import pytest
@@ -519,6 +520,38 @@ def test_memory_that_others_hold_is_waited_for(how: str, monkeypatch: pytest.Mon
     modest.close()
     greedy.close()
     assert budget.used == 0 and not budget.waiting
+
+
+@pytest.mark.parametrize("room", [True, False])
+def test_part_of_a_write_that_comes_with_its_command(
+    room: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It lands in the buffer of the whole write; where there is no memory for that yet, in one of
+    its own, and the write waits."""
+    monkeypatch.setattr("iserblk.target.iscsi.session.GUARANTEED", 0)
+    budget = DataBudget(32768)
+    client, other = Client(("FirstBurstLength", "4096"), budget=budget), Client(budget=budget)
+    data = random.Random(5).randbytes(16384)
+    if not room:
+        other.write(64)
+    client.write(32, data[:4096])
+    if not room:
+        assert budget.used == 32768 + 4096 and not client.heard
+        r2t = pdu.ReadyToTransfer.unpack_from(other.heard.pop()[0])
+        other.data_out(bytes(32768), 0, r2t.ttt)
+        client.run()
+    assert budget.used == 16384
+    r2t = pdu.ReadyToTransfer.unpack_from(client.heard.pop()[0])
+    assert (r2t.buffer_offset, r2t.desired_length) == (4096, 12288)
+    client.data_out(data[4096:], 4096, r2t.ttt)
+    assert client.opcodes() == [bhs.SCSI_RESPONSE]
+    assert client.store.content[:16384] == data
+    assert budget.used == 0
+    # A buffer of 4096 bytes was used, or none.
+    free = client.connection.session.pool.take(4096)
+    assert (bytes(free[:4096]) == data[:4096]) is not room
+    client.close()
+    other.close()
 
 
 def test_a_connection_that_ends_waits_for_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
