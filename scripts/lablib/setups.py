@@ -30,7 +30,9 @@ SETUPS = {
     for setup in (
         Setup("none", "the kernel with its nbd module, nothing else"),
         Setup(
-            "tcp", "no RDMA: LIO's target over TCP, the kernel's iscsi_tcp, iscsid", ("open-iscsi",)
+            "tcp",
+            "no RDMA: LIO's target over TCP, the kernel's iscsi_tcp, iscsid; tgtd, not started",
+            ("open-iscsi", "tgt"),
         ),
         Setup("ip", "no RDMA: SCTP, IPsec and veth, for tests with network namespaces"),
         Setup("rxe", "a Soft-RoCE device, rxe0"),

@@ -46,27 +46,33 @@ def iscsiadm(*words: str) -> str:
 
 @contextmanager
 def logged_in(
-    listen: str, settings: dict[str, str], interface: str = "iser", port: int = 3260
+    listen: str,
+    settings: dict[str, str],
+    interface: str = "iser",
+    port: int = 3260,
+    iqn: str = IQN,
+    lun: str = "*",
 ) -> Iterator[Path]:
     """Log in; yields the session's block device. ``settings``: of the node record. ``interface``:
-    iscsiadm's, `iser` for ib_iser, `default` for iscsi_tcp."""
-    node = ("-m", "node", "-T", IQN, "-p", f"{listen}:{port}")
+    iscsiadm's, `iser` for ib_iser, `default` for iscsi_tcp. ``lun``: its number, where the target
+    has several."""
+    node = ("-m", "node", "-T", iqn, "-p", f"{listen}:{port}")
     iscsiadm(*node, "-o", "new", "-I", interface)
     for name, value in settings.items():
         iscsiadm(*node, "-o", "update", "-n", name, "-v", value)
     iscsiadm(*node, "-I", interface, "--login")
     try:
-        yield block_device()
+        yield block_device(lun)
     finally:
         iscsiadm(*node, "--logout")
         iscsiadm(*node, "-o", "delete")
 
 
-def block_device() -> Path:
+def block_device(lun: str = "*") -> Path:
     """The block device of the only session. It appears some time after the login."""
     for _ in range(SLOW_S * 5):
         for session in Path("/sys/class/iscsi_session").glob("session*"):
-            for block in session.glob("device/target*/*/block/sd*"):
+            for block in session.glob(f"device/target*/*:{lun}/block/sd*"):
                 device = Path("/dev") / block.name
                 if device.exists():
                     return device
