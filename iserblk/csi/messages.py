@@ -228,4 +228,7 @@ for _package in MESSAGES:
 
 def message(name: str) -> Any:
     """The class of the message ``name``, with its package."""
-    return message_factory.GetMessageClass(_pool.FindMessageTypeByName(name))
+    found = _pool.FindMessageTypeByName(name)
+    if hasattr(message_factory, "GetMessageClass"):
+        return message_factory.GetMessageClass(found)
+    return message_factory.MessageFactory(_pool).GetPrototype(found)  # before protobuf 4.22
