@@ -22,6 +22,7 @@ UNITS = (
     "iserblk-attach@.service",
     "iserblk-mount@.service",
     "iserblk-target@.service",
+    "iserblk-nbd@.service",
     "iserblk-exporter.service",
 )
 HELPER = "sbin/mount.iserblk"
