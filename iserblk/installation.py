@@ -62,7 +62,7 @@ class Installation:
         if self.kind == CHECKOUT:  # scripts/setup leaves them out
             python = os.path.join(self.top, ".venv", "bin", "python")
             return f"run {shlex.quote(python)} -m pip install grpcio protobuf"
-        if self.kind == DEBIAN and os.path.basename(self.top) == "dist-packages":
+        if self.kind == DEBIAN:  # its environment sees the distribution's packages
             return "install python3-grpcio and python3-protobuf"
         return self.python_package("grpcio", requirement="iserblk[csi]")
 
