@@ -53,6 +53,8 @@ _MOST_RECOVERIES: Final = 8  # R2Ts beyond MaxOutstandingR2T, at ErrorRecoveryLe
 
 # A Data-In: DataSegmentLength, ITT, DataSN, Buffer Offset.
 _DATA_IN: Final = Struct(">4xI8xI16xII")
+_unpack_data_in: Final = _DATA_IN.unpack_from  # bound once, and typed: see bhs
+_DataInFields = tuple[int, int, int, int]
 # A Data-Out: opcode, flags, DataSegmentLength, LUN, ITT, TTT, ExpStatSN, DataSN, Buffer Offset.
 _DATA_OUT: Final = Struct(">BBxxI8sII4xI4xII4x")
 _NO_LUN: Final = bytes(8)  # the field is reserved where there is no Target Transfer Tag (11.7.4)
@@ -339,7 +341,8 @@ class TcpInitiator:
         """Where to place the data of the PDU at ``at``, for PduReceiver. Checks a Data-In."""
         if message[at] & bhs.OPCODE_MASK != bhs.DATA_IN:
             return None
-        lengths, itt, data_sn, offset = _DATA_IN.unpack_from(message, at)
+        fields: _DataInFields = _unpack_data_in(message, at)
+        lengths, itt, data_sn, offset = fields
         transfer = self._tasks.get(itt)
         sink = None if transfer is None else transfer.sink
         if transfer is None or sink is None:
@@ -383,27 +386,30 @@ class TcpInitiator:
 
     def _data_in(self, message: memoryview) -> None:
         """Phase collapse (11.7.3): a Data-In with a status becomes a SCSI Response."""
-        flags = message[1]
+        fields: bhs.ScsiResponseFields = bhs.unpack_scsi_response(message, 0)
+        word, _, itt, stat_sn, exp_cmd_sn, max_cmd_sn, residual = fields
+        flags = word >> 16 & 0xFF
         if not flags & STATUS_FLAG:
             return
         if not flags & bhs.FLAG_FINAL:
             raise RemoteProtocolError("iSCSI", "a Data-In with a status that is not the last")
-        if self._is_bidirectional(message):
-            raise RemoteProtocolError("iSCSI", "a Data-In with the status of a bidirectional task")
-        message[0] = bhs.SCSI_RESPONSE
-        message[1] = bhs.FLAG_FINAL | (flags & bhs.RESIDUAL_FLAGS)
-        message[2] = 0
-        message[4:16] = bytes(12)
-        message[20:24] = bytes(4)
-        message[36:44] = bytes(8)
-        self._check_moved(message)
-        self._take_stat_sn(message)
-        self.user.control_notify(message[: bhs.BHS_LENGTH], 0, 0)
-
-    def _is_bidirectional(self, message: memoryview) -> bool:
-        (itt,) = bhs.ITT.unpack_from(message, bhs.ITT_OFFSET)
+        flags &= bhs.RESIDUAL_FLAGS
+        status = word & 0xFF
         transfer = self._tasks.get(itt)
-        return transfer is not None and transfer.source is not None and transfer.sink is not None
+        sink = None if transfer is None else transfer.sink
+        if transfer is not None and sink is not None:
+            if transfer.source is not None:
+                raise RemoteProtocolError(
+                    "iSCSI", "a Data-In with the status of a bidirectional task"
+                )
+            missing = len(sink) - transfer.moved  # see _check_moved
+            reported = residual if flags & bhs.RESIDUAL_UNDERFLOW else 0
+            if missing > reported and status in (0, _CHECK_CONDITION):
+                flags, residual = bhs.RESIDUAL_UNDERFLOW, missing
+        word = bhs.SCSI_RESPONSE << 24 | (bhs.FLAG_FINAL | flags) << 16 | status
+        bhs.pack_scsi_response(message, 0, word, 0, itt, stat_sn, exp_cmd_sn, max_cmd_sn, residual)
+        self._exp_stat_sn = (stat_sn + 1) & 0xFFFFFFFF
+        self.user.control_notify(message, 0, 0)
 
     def _check_moved(self, message: memoryview) -> None:
         """Set the underflow of a read from the bytes that have come, where the target reports less.

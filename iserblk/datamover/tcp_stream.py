@@ -239,6 +239,16 @@ class PduReceiver:
             self._need = head
             return False
         where = self._place(staging, start) if size else None
+        if where is not None and not self._data_digest:
+            data = start + head
+            end = data + ((size + 3) & ~3)
+            if end <= self._end:  # all of it has come
+                if where is not NOWHERE:
+                    where[:] = staging[data : data + size]
+                self._start = end
+                self._delivered += 1
+                self._deliver(staging[start : start + bhs.BHS_LENGTH], True)
+                return True
         if where is not None:
             self._head = memoryview(bytearray(staging[start : start + bhs.BHS_LENGTH]))
             self._where, self._at, self._rest = where, 0, size
