@@ -7,6 +7,7 @@
     errors.py       exceptions, with the exit statuses of mount(8)
     __main__.py     python3 -m fuse_mount URL… MOUNTPOINT [-o OPTION,…]
     helper.py       mount.iserblk, for mount(8) and fstab
+    umount_helper.py  umount.fuse.iserblk, for umount(8) and systemd at a shutdown
 
 Everything runs in one trio loop with the iSCSI sessions: no request needs another thread.
 """

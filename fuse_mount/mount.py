@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import enum
 import errno
 import fcntl
 import json
@@ -122,7 +123,15 @@ def mount_background(urls: Sequence[str], mountpoint: str, options: Sequence[str
     raise BY_STATUS[answer["status"]](answer["error"])
 
 
-def unmount(mountpoint: str) -> None:
+class How(enum.Enum):
+    """How ``unmount`` unmounts; the words are umount(8)'s."""
+
+    FLUSHED = ""
+    FORCE = "--force"  # not flushed before, and requests under way fail
+    LAZY = "--lazy"  # when nothing uses the files any more; nothing is waited for
+
+
+def unmount(mountpoint: str, how: How = How.FLUSHED) -> None:
     """Unmount, and wait until the server has flushed, logged out and ended.
 
     Flushes first, so that an error of the flush is raised here. Raises UsageError (no LUNs are
@@ -134,17 +143,20 @@ def unmount(mountpoint: str) -> None:
     if kind != _FILE_SYSTEM:
         raise UsageError(f"{mountpoint}: no LUNs are mounted there")
     try:
-        _fsync(mountpoint)
+        if how is How.FLUSHED:
+            _fsync(mountpoint)
     except OSError as error:
         if error.errno != errno.ENOTCONN:  # ENOTCONN: the server is dead, so only unmount
             raise MountFailed(f"{mountpoint}: still mounted, flush failed: {error}") from None
     ended = subprocess.run(
-        _unmount_command(mountpoint), stderr=subprocess.PIPE, text=True, check=False
+        _unmount_command(mountpoint, how), stderr=subprocess.PIPE, text=True, check=False
     )
     if ended.returncode:
         words = " ".join(ended.stderr.split()).removeprefix(f"umount: {mountpoint}: ")
         raise MountFailed(f"{mountpoint}: still mounted: {words or 'cannot unmount'} "
                           f"(`fuser -vm` shows what uses it)")  # fmt: skip
+    if how is How.LAZY:
+        return
     deadline = time.monotonic() + _UNMOUNT_TIMEOUT_S
     directory = os.open(mountpoint, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
@@ -396,8 +408,11 @@ def _fsync(mountpoint: str) -> None:
         os.close(directory)
 
 
-def _unmount_command(mountpoint: str) -> list[str]:
-    return ["umount", mountpoint] if os.geteuid() == 0 else ["fusermount3", "-u", mountpoint]
+def _unmount_command(mountpoint: str, how: How) -> list[str]:
+    if os.geteuid() != 0:
+        return ["fusermount3", "-u", *(["-z"] if how is How.LAZY else []), mountpoint]
+    # Without its helper, which may be what called us.
+    return ["umount", "--internal-only", *filter(None, [how.value]), mountpoint]
 
 
 # --- errors and the background -----------------------------------------------------------------

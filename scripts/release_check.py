@@ -31,13 +31,13 @@ from typing import Any
 # What every release has, also if what makes it has failed without a word. Below share/.
 MANUALS = (
     *("man/man1/iserblk.1", "man/man1/nbdkit-iserblk-plugin.1", "man/man5/iserblk.conf.5"),
-    *("man/man7/iserblk-url.7", "man/man8/mount.iserblk.8"),
+    *("man/man7/iserblk-url.7", "man/man8/mount.iserblk.8", "man/man8/umount.fuse.iserblk.8"),
     *("bash-completion/completions/iserblk", "zsh/site-functions/_iserblk"),
     "fish/vendor_completions.d/iserblk.fish",
 )
 PACKAGES = ("iserblk", "fuse_mount", "nbd_plugin")
 EXTRAS = {"fuse", "verbs", "nbdkit"}
-PROGRAMS = {"iserblk", "mount.iserblk"}
+PROGRAMS = {"iserblk", "mount.iserblk", "umount.fuse.iserblk"}
 # Compiled without mypyc, and what the machine that builds has to have for it.
 OTHERS = {
     "iserblk.sockets._syscalls": "",

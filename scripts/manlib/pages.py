@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Sequence
 
-from fuse_mount import helper
+from fuse_mount import helper, umount_helper
 from iserblk import __version__
 from iserblk.options import OPTION_NAMES
 from manlib.commands import Command, Option
@@ -43,6 +43,16 @@ _HELPER_OPTIONS = {
     "n": ("", "Ignored (there is no /etc/mtab to write)."),
     "t": ("TYPE", "Ignored: the type is iserblk."),
 }
+_UMOUNT_OPTIONS = {
+    "f": ("", "Do not flush before, and fail the requests under way (`umount --force`)."),
+    "l": ("", "Unmount when nothing uses the files any more, and wait for nothing"
+          " (`umount --lazy`)."),
+    "N": ("NAMESPACE", "Not supported: refused."),
+    "n": ("", "Ignored (there is no /etc/mtab to write)."),
+    "r": ("", "Ignored: what cannot be unmounted stays as it is."),
+    "t": ("TYPE", "Ignored: the type is fuse.iserblk."),
+    "v": ("", "Ignored."),
+}  # fmt: skip
 
 
 class Manual:
@@ -72,6 +82,7 @@ class Manual:
         yield self._url()
         yield self._conf()
         yield self._mount_helper()
+        yield self._umount_helper()
         yield self._plugin()
 
     def _page(self, name: str, section: int) -> Page:
@@ -213,8 +224,30 @@ class Manual:
         self._section(page, self._document.part(_UNITS))
         page.heading("Exit status")
         page.paragraph("That of mount(8): 0 done, 1 wrong usage, 2 system, 32 mount failed.")
-        _see_also(page, ["iserblk-mount(1)", "iserblk-url(7)", "iserblk.conf(5)", "mount(8)",
-                         "fstab(5)"])  # fmt: skip
+        _see_also(page, ["iserblk-mount(1)", "iserblk-url(7)", "iserblk.conf(5)",
+                         "umount.fuse.iserblk(8)", "mount(8)", "fstab(5)"])  # fmt: skip
+        return page
+
+    def _umount_helper(self) -> Page:
+        page = self._page("umount.fuse.iserblk", 8)
+        page.named(["umount.fuse.iserblk"], "unmount LUNs, for umount(8) and systemd")
+        page.heading("Synopsis")
+        page.synopsis([
+            f"{bold('umount.fuse.iserblk')} {italic('MOUNTPOINT')} [{bold('-flnrv')}]",
+        ])  # fmt: skip
+        page.heading("Description")
+        page.paragraph(
+            "umount(8) runs this for what mount.iserblk(8) has mounted, and so does systemd at a"
+            " shutdown. It does the same as `iserblk umount`: it flushes, unmounts, and ends when"
+            " the server has logged out. If the flush fails, the LUNs stay mounted."
+        )
+        page.heading("Options")
+        for letter in umount_helper.SHORT_OPTIONS.replace(":", ""):
+            metavar, text = _UMOUNT_OPTIONS[letter]
+            page.definition(_tag([f"-{letter}"], metavar), text)
+        page.heading("Exit status")
+        page.paragraph("That of mount(8): 0 done, 1 wrong usage, 32 still mounted.")
+        _see_also(page, ["iserblk-umount(1)", "mount.iserblk(8)", "umount(8)"])
         return page
 
     def _plugin(self) -> Page:

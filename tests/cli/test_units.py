@@ -26,6 +26,7 @@ UNITS = (
     "iserblk-exporter.service",
 )
 HELPER = "sbin/mount.iserblk"
+UMOUNT_HELPER = "sbin/umount.fuse.iserblk"
 RULES = "etc/udev/rules.d/59-iserblk.rules"
 
 
@@ -54,9 +55,10 @@ def root(tmp_path: Path) -> Path:
 
 
 def test_installed_and_removed(root: Path) -> None:
-    places = [root / "etc/systemd/system" / name for name in UNITS] + [root / HELPER, root / RULES]
+    places = [root / "etc/systemd/system" / name for name in UNITS]
+    places += [root / name for name in (HELPER, UMOUNT_HELPER, RULES)]
     assert all(path.is_file() for path in places)
-    assert os.access(root / HELPER, os.X_OK)
+    assert os.access(root / HELPER, os.X_OK) and os.access(root / UMOUNT_HELPER, os.X_OK)
     assert install(root).returncode == 0  # over its own files
     assert install(root, "--remove").returncode == 0
     assert [path for path in root.rglob("*") if path.is_file()] == []
@@ -88,7 +90,9 @@ def test_from_a_wheel(tmp_path: Path) -> None:
     for name in UNITS:
         text = (tmp_path / "root/etc/systemd/system" / name).read_text()
         assert f"ExecStart={prefix}/bin/iserblk " in text and "@ISERBLK@" not in text
-    assert f'exec {prefix}/bin/mount.iserblk "$@"' in (tmp_path / "root" / HELPER).read_text()
+    for name in (HELPER, UMOUNT_HELPER):
+        text = (tmp_path / "root" / name).read_text()
+        assert f'exec {prefix}/bin/{Path(name).name} "$@"' in text
 
 
 def test_wrong_arguments() -> None:

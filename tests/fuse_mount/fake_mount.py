@@ -1,12 +1,13 @@
 """``python3 -m tests.fuse_mount.fake_mount``: fuse_mount over fake disks.
 
 Stays in the foreground. With --background it returns as ``iserblk mount`` does; then --unmount
-MOUNTPOINT ends the mount."""
+MOUNTPOINT ends the mount, or --umount-helper, with the arguments that umount(8) gives a helper."""
 
 from __future__ import annotations
 
 import sys
 
+from fuse_mount import umount_helper
 from fuse_mount.__main__ import main
 from fuse_mount.errors import MountError
 from fuse_mount.mount import mount_background, unmount
@@ -19,6 +20,8 @@ if __name__ == "__main__":
             print(mount_background([sys.argv[2]], sys.argv[3], sys.argv[4:]))
         elif sys.argv[1] == "--unmount":
             unmount(sys.argv[2])
+        elif sys.argv[1] == "--umount-helper":
+            sys.exit(umount_helper.main(sys.argv[2:]))
         else:
             sys.exit(main())
     except MountError as error:

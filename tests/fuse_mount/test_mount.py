@@ -327,6 +327,33 @@ def test_unmounting_where_the_flush_fails_leaves_it(mounts: Mounts) -> None:
     server.terminate()
 
 
+def test_the_umount_helper_waits_for_the_server(mounts: Mounts) -> None:
+    """As systemd needs it at a shutdown: the network must not go before the logout."""
+    mounts.run("--background", URL, str(mounts.place))
+    (mounts.place / "lun0").write_bytes(b"x")
+    done = mounts.run("--umount-helper", str(mounts.place), "-n", "-v", "-r", "-t", "fuse.iserblk")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert mounts.log()[-1] == "close"
+
+
+def test_umount_force_and_lazy(mounts: Mounts) -> None:
+    """--force does not ask whether the flush is good; --lazy waits for nothing. Both through the
+    helper."""
+    server = mounts.start(flush="ScsiError")
+    (mounts.place / "lun0").write_bytes(b"x")
+    assert mounts.run("--umount-helper", str(mounts.place)).returncode == 32
+    forced = mounts.run("--umount-helper", str(mounts.place), "-f")
+    assert (forced.returncode, forced.stderr) == (0, "")
+    assert ended(server)[0] == 32  # the data may be lost: its log says so
+    server = mounts.start()
+    with open(mounts.place / "lun0", "rb") as file:
+        lazy = mounts.run("--umount-helper", str(mounts.place), "-l")
+        assert (lazy.returncode, lazy.stderr) == (0, "")
+        assert os.listdir(mounts.place) == [] and server.poll() is None
+        file.read(1)
+    assert ended(server) == (0, "")
+
+
 def test_unmounting_nothing(mounts: Mounts) -> None:
     failed = mounts.run("--unmount", str(mounts.place))
     assert (failed.returncode, failed.stderr.count("\n")) == (1, 1)

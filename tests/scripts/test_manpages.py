@@ -13,7 +13,7 @@ from manlib import markdown, pages
 from manlib.commands import commands, program
 from manlib.roff import Page, code, inline
 
-from fuse_mount import helper
+from fuse_mount import helper, umount_helper
 from iserblk.cli.main import COMMANDS, cli
 from iserblk.options import OPTION_NAMES
 from tests.scripts.manual import make
@@ -24,7 +24,7 @@ PAGES = sorted(
     [
         *("man1/iserblk.1", *(f"man1/iserblk-{name}.1" for name in COMMANDS)),
         *("man1/nbdkit-iserblk-plugin.1", "man5/iserblk.conf.5", "man7/iserblk-url.7"),
-        "man8/mount.iserblk.8",
+        *("man8/mount.iserblk.8", "man8/umount.fuse.iserblk.8"),
     ]
 )
 
@@ -81,9 +81,16 @@ def test_every_option_of_a_url_is_described(made: Path) -> None:
     assert ", ".join(OPTION_NAMES) in plugin
 
 
-def test_every_option_of_the_mount_helper_is_described(made: Path) -> None:
-    defined = [tag.split()[0] for tag in tags(made / "man/man8/mount.iserblk.8")]
-    for letter in helper.SHORT_OPTIONS.replace(":", ""):
+@pytest.mark.parametrize(
+    ("page", "letters"),
+    [
+        ("mount.iserblk.8", helper.SHORT_OPTIONS),
+        ("umount.fuse.iserblk.8", umount_helper.SHORT_OPTIONS),
+    ],
+)
+def test_every_option_of_the_helpers_is_described(made: Path, page: str, letters: str) -> None:
+    defined = [tag.split()[0] for tag in tags(made / "man/man8" / page)]
+    for letter in letters.replace(":", ""):
         assert f"-{letter}" in defined
 
 

@@ -36,7 +36,7 @@ METADATA = "\n".join(
         "",
     ]
 ).replace("\n\n", "\n")
-ENTRIES = "[console_scripts]\niserblk = a:b\nmount.iserblk = c:d\n"
+ENTRIES = "[console_scripts]\niserblk = a:b\nmount.iserblk = c:d\numount.fuse.iserblk = e:f\n"
 MODULE = "iserblk.scsi.cdb"
 
 

@@ -1,0 +1,57 @@
+"""``umount.fuse.iserblk``, which umount(8) runs for what ``mount.iserblk`` has mounted, as systemd
+does at a shutdown.
+
+    umount.fuse.iserblk MOUNTPOINT [-flnrv] [-N namespace] [-t type]
+
+Unmounting alone would not wait for the server: it would flush, and log out, while systemd stops the
+network. This helper ends when the server has ended, as ``iserblk umount`` does. Exit statuses are
+those of mount(8).
+"""
+
+from __future__ import annotations
+
+import getopt
+import logging
+import sys
+from collections.abc import Sequence
+from typing import NoReturn
+
+from fuse_mount.errors import MountError, MountFailed, UsageError
+from fuse_mount.mount import How, unmount
+
+SHORT_OPTIONS = "flnrvN:t:"  # those that umount(8) gives its helpers
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Unmount. Returns the exit status of mount(8)."""
+    logging.basicConfig(level=logging.WARNING, format="umount.fuse.iserblk: %(message)s")
+    try:
+        _unmount(arguments)
+    except MountError as error:
+        print(f"umount.fuse.iserblk: {error}", file=sys.stderr)
+        return error.exit_status
+    except KeyboardInterrupt:
+        return MountFailed.exit_status
+    return 0
+
+
+def _unmount(arguments: Sequence[str]) -> None:
+    try:
+        options, words = getopt.gnu_getopt(list(arguments), SHORT_OPTIONS)
+    except getopt.GetoptError as error:
+        raise UsageError(f"{error}; write umount MOUNTPOINT") from None
+    if len(words) != 1:
+        raise UsageError("give one mount point: umount MOUNTPOINT")
+    names = {name for name, _ in options}
+    if "-N" in names:
+        raise UsageError("unmounting in another namespace (-N) is not supported; use nsenter")
+    unmount(words[0], How.LAZY if "-l" in names else How.FORCE if "-f" in names else How.FLUSHED)
+
+
+def run() -> NoReturn:
+    """The program ``umount.fuse.iserblk`` of a wheel."""
+    sys.exit(main(sys.argv[1:]))
+
+
+if __name__ == "__main__":
+    run()
