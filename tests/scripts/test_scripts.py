@@ -292,3 +292,33 @@ def test_distros_cleans_up_when_it_is_stopped(distros: Distros, number: int, sta
         _, said = process.communicate()
     assert process.returncode == status, said
     assert left_of_demos(distros.place) == []
+
+
+# A set-up that locks as scripts/setup does, and makes a Python that notes what it is to run.
+SETTING_UP = """#!/usr/bin/env bash
+[ "$1" = --lowest ] || exit 7
+cd "$(dirname "$0")/.." && exec 9<"$PWD"
+flock --timeout 5 9 || exit 9
+mkdir -p .venv/bin
+printf '#!/bin/sh\\necho "$PWD $@" >>ran\\n' >.venv/bin/python
+chmod +x .venv/bin/python
+"""
+
+
+def test_the_floors_are_tested_in_a_clone(tmp_path: Path) -> None:
+    """Which is set up while the run has the place for itself; twice, in the same place."""
+    top = tmp_path / "top"
+    (top / "scripts").mkdir(parents=True)
+    shutil.copy(ROOT / "scripts/test", top / "scripts")
+    for name, text in (("setup", SETTING_UP), ("peers", "#!/bin/sh\n")):
+        (top / "scripts" / name).write_text(text)
+        (top / "scripts" / name).chmod(0o755)
+    (top / ".gitignore").write_text("/.venv/\n/ran\n")
+    git = ["git", "-C", str(top), "-c", "user.name=a", "-c", "user.email=a@b.c"]
+    for words in (["init", "-q"], ["add", "."], ["commit", "-qm", "all"]):
+        subprocess.run([*git, *words], check=True)
+    env = {**os.environ, "XDG_CACHE_HOME": str(tmp_path / "cache")}
+    for _ in range(2):
+        subprocess.run([top / "scripts/test", "--lowest", "tests/x"], check=True, env=env)
+    place = tmp_path / "cache/iserblk/lowest"
+    assert (place / "ran").read_text() == f"{place} -m pytest tests/x\n" * 2
