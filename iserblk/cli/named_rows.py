@@ -31,10 +31,14 @@ def _shown(name: str, value: str) -> str:
 
 
 def users(named: Named) -> list[str]:
-    """The CHAP users of its URLs."""
+    """The CHAP users of its URLs. Raises BadArgument, which names the file, for one that is
+    wrong."""
     found = []
     for text in named.urls:
-        url = parse_url(text)
+        try:
+            url = parse_url(text)
+        except BadArgument as error:
+            raise BadArgument(f"{named.path}: {error}") from None
         if url.user and url.user not in found:
             found.append(url.user)
     return found

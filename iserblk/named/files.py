@@ -26,6 +26,7 @@ from pathlib import Path
 from iserblk.errors import BadArgument, IserblkError, PermissionDenied
 from iserblk.names import shown
 from iserblk.secret import Secret
+from iserblk.url import is_url
 
 SYSTEM = Path("/etc/iserblk")  # the directory that the units read
 VARIABLE = "ISERBLK_CONFIG_DIR"
@@ -82,7 +83,10 @@ def may_be_name(text: str) -> bool:
 
 
 def check_name(name: str) -> None:
-    """Raises BadArgument unless ``name`` has the form of a name."""
+    """Raises BadArgument unless ``name`` has the form of a name. A URL, which may have a secret, is
+    not shown."""
+    if is_url(name):
+        raise BadArgument("this is a URL, and the name of a LUN is missing in front of it")
     if not may_be_name(name):
         raise BadArgument(
             f"{shown(name)} cannot be the name of a LUN: give up to 64 letters, digits, -, _ and"
@@ -148,10 +152,11 @@ def load(name: str) -> Named:
         raise PermissionDenied(f"{path}: only its owner may read it") from None
     except OSError as error:
         raise BadArgument(f"{path}: {error.strerror}") from None
+    status = os.fstat(fd)
+    if not stat.S_ISREG(status.st_mode):
+        os.close(fd)
+        raise BadArgument(f"{path}: not a regular file")
     with os.fdopen(fd, "rb") as file:
-        status = os.fstat(fd)
-        if not stat.S_ISREG(status.st_mode):
-            raise BadArgument(f"{path}: not a regular file")
         if status.st_mode & 0o022:
             raise BadArgument(f"{path}: others may write it; `chmod 600` it, and check what it has")
         content = file.read(_LONGEST + 1)

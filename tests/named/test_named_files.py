@@ -143,6 +143,9 @@ def test_no_regular_file(directory: Path) -> None:
     os.mkfifo(directory / "disk.conf", 0o600)
     with pytest.raises(BadArgument, match="not a regular file"):
         load("disk")
+    (directory / "folder.conf").mkdir()
+    with pytest.raises(BadArgument, match=r"folder\.conf: not a regular file"):
+        load("folder")
     (directory / "large.conf").write_text("#" * 70000)
     with pytest.raises(BadArgument, match="more than 65536 bytes"):
         load("large")
@@ -245,6 +248,12 @@ def test_what_is_no_name(name: str) -> None:
     for call in (find, lambda name: save(Named(name, (URL,)))):
         with pytest.raises(BadArgument, match="cannot be the name of a LUN"):
             call(name)
+
+
+def test_a_url_in_place_of_a_name_is_not_shown() -> None:
+    with pytest.raises(BadArgument, match="the name of a LUN is missing") as caught:
+        find(f"iser://alice%{SECRET}@host/iqn.x")
+    assert SECRET not in str(caught.value)
 
 
 def test_directories(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
