@@ -147,7 +147,7 @@ ALLOWED: dict[str, set[str]] = {
         *("discovery.slp", "discovery.slp_connection", "discovery.multicast"),
     },
     "target.access": {"errors", "names", "url"},
-    "target.lunspec": {"errors", "url", "target.store", "target.scsi"},
+    "target.lunspec": {"errors", "options", "url", "target.store", "target.scsi"},
     "target.lunlist": {"errors", "url", "target.lunspec", "target.scsi"},
     "target.config": {
         *("errors", "options", "url", "iscsi"),

@@ -87,7 +87,7 @@ def parse_access(text: str) -> Access:
             raise BadArgument(f"{what}: write INITIATOR LUNS, or INITIATOR LUNS USER")
         name = words[0].lower()
         if name != ANY:
-            check_name(words[0], what)
+            check_name(words[0], f"{what}:")
         elif len(words) == _MOST_WORDS:
             raise BadArgument(f"{what}: * has no user; give each initiator a line")
         if name in grants:

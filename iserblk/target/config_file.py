@@ -32,7 +32,7 @@ from iserblk.target.config import (
     Slp,
     TargetConfig,
 )
-from iserblk.target.lunspec import KEYS, LunSpec, file_spec, remote_spec
+from iserblk.target.lunspec import KEYS, LunSpec, file_spec, may_be_url, remote_spec
 from iserblk.target.ports import MAXIMUM_TAG, STATES, TRANSPORTS, AccessStates, Listen
 from iserblk.url import ISNS_PORT, MAXIMUM_LUN, SLP_PORT, is_url, parse_portal
 
@@ -48,7 +48,7 @@ def read_config(path: Path) -> TargetConfig:
     what = str(path)
     content, private = read_guarded(what, f"--config {what}")
     try:
-        text = content.decode()
+        text = content.decode("utf-8-sig")  # some editors begin a file with a mark
     except UnicodeDecodeError:
         raise BadArgument(f"{what}: the file is not UTF-8 text") from None
     try:
@@ -71,7 +71,10 @@ class _Table:
         self._known: list[str] = []
 
     def at(self, key: str) -> str:
-        """The key as the file has it, with the names of its tables."""
+        """The key as the file has it, with the names of its tables. A URL is not shown: it may have
+        a secret."""
+        if is_url(key):
+            key = "(a URL)"
         shown = key if _BARE.fullmatch(key) else json.dumps(key[:_SHOWN], ensure_ascii=False)
         return f"{self.name}.{shown}" if self.name else shown
 
@@ -129,6 +132,8 @@ class _Table:
 
     def tables(self, key: str, form: str) -> dict[str, _Table]:
         """The tables in a table, by their names. ``form``: how to write one."""
+        if self.has(key) and not isinstance(self._values[key], dict):
+            raise BadArgument(f"{self.at(key)}: write [{form}], and keys below it")
         inner = self.table(key)
         for name, value in inner._values.items():
             if not isinstance(value, dict):
@@ -178,8 +183,6 @@ class _Reader:
             self._number(inner, "a LUN", MAXIMUM_LUN): self._lun(inner)
             for inner in top.tables("lun", "lun.NUMBER").values()
         }
-        if not luns:
-            raise BadArgument("lun: a target needs a LUN; write [lun.0], and file = below it")
         accounts = self._accounts()
         config = TargetConfig(
             iqn=iqn,
@@ -196,7 +199,9 @@ class _Reader:
             access=self._access(accounts),
             states=states,
         )
-        top.end()
+        top.end()  # before this: a key that is misspelt may be that of the LUNs
+        if not luns:
+            raise BadArgument("lun: a target needs a LUN; write [lun.0], and file = below it")
         return config
 
     # -- portals ----------------------------------------------------------------------------------
@@ -267,8 +272,11 @@ class _Reader:
         lun.end()
         if bool(file) == bool(urls):
             raise BadArgument(f"{lun.name}: write either file = or url = in it")
-        if is_url(file):  # its name is shown where it cannot be opened, and a URL may have a secret
-            raise BadArgument(f"{lun.at('file')}: this is a URL: write url = in place of file =")
+        if may_be_url(file):  # it is not shown: a URL may have a secret
+            raise BadArgument(
+                f"{lun.at('file')}: this is a URL: write url = in place of file =, with iser:// or"
+                " iscsi:// in front"
+            )
         if file:
             return file_spec(self._path(file), options, lun.name)
         options.pop("ro", None)
@@ -321,6 +329,8 @@ class _Reader:
             path = self._path(file)
             return read_secret(path, f"{table.at('secret-file')}: {path}")
         self._keep_private(table.at("secret"))
+        if "\n" in secret:
+            raise BadArgument(f"{table.at('secret')}: a secret is one line")
         return Secret(secret)
 
     def _keep_private(self, key: str) -> None:

@@ -19,6 +19,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from iserblk.errors import BadArgument
+from iserblk.options import Options
 from iserblk.target.scsi.unit import MAXIMUM_SERIAL, LogicalUnit
 from iserblk.target.store.lunfile import open_file
 from iserblk.target.store.statefile import MODES_SUFFIX, SUFFIX, StateFile
@@ -33,6 +34,8 @@ _UNITS = {"": 0, "K": 10, "M": 20, "G": 30, "T": 40}
 _SIZE = re.compile(r"([0-9]{1,19})([KMGT]?)", re.ASCII | re.IGNORECASE)
 _LOOKS_LIKE_OPTION = re.compile(r"ro|[a-z][a-z-]*=[^/]*", re.ASCII)
 _REMOTE_READ_ONLY = re.compile(r"(.*(?:/[0-9]+|\?[^ ]*)):ro", re.DOTALL)
+# A URL without its scheme: its user may have a secret.
+_NO_SCHEME = re.compile(r"[^/]*@[^/]+/(?:iqn|eui|naa)\.", re.IGNORECASE)
 KEYS = ("block", "size", "serial", "wce", "volatile-cache", "soft-threshold")
 
 
@@ -60,9 +63,14 @@ def no_remote(_urls: tuple[str, ...], _read_only: bool) -> LogicalUnit:
     raise BadArgument("LUNs of other targets cannot be served here; name a file")
 
 
+def may_be_url(text: str) -> bool:
+    """Whether ``text`` is meant as a URL, perhaps without its scheme, and not as a path."""
+    return is_url(text) or _NO_SCHEME.match(text) is not None
+
+
 def parse_lun_spec(text: str) -> LunSpec:
     """Parse the value of ``--lun``. Raises BadArgument that names the option and what it takes."""
-    if is_url(text):
+    if may_be_url(text):
         return _parse_remote(text)
     path, options = _split(text)
     return file_spec(path, options, text)
@@ -98,8 +106,12 @@ def _parse_remote(text: str) -> LunSpec:
 
 
 def remote_spec(urls: Sequence[str], read_only: bool) -> LunSpec:
-    """The LUN of another target, by one or more portals of it. Raises BadArgument."""
-    shown = " ".join(parse_url(url).redacted() for url in urls)
+    """The LUN of another target, by one or more portals of it. Raises BadArgument, also for what is
+    wrong with the options of a URL."""
+    parsed = [parse_url(url) for url in urls]
+    for url in parsed:
+        Options.from_pairs(url.options.items())
+    shown = " ".join(url.redacted() for url in parsed)
     return LunSpec(path=shown, read_only=read_only, urls=tuple(urls))
 
 

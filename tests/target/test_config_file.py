@@ -135,6 +135,10 @@ def test_every_key(tmp_path: Path) -> None:
     )
 
 
+def test_the_mark_of_some_editors(tmp_path: Path) -> None:
+    assert of(f"\ufeff{HEAD}{LUN}", tmp_path) == of(HEAD + LUN, tmp_path)
+
+
 def test_empty_tables_open_nothing(tmp_path: Path) -> None:
     """[initiator] with all initiators taken out of it lets none in, in place of all."""
     config = of(f"{HEAD}{LUN}[initiator]\n", tmp_path)
@@ -175,11 +179,15 @@ WRONG = [
     (f"{HEAD}{LUN}[group.x]\n", "group.x: a portal group has a number from 0 to 65535"),
     (f'{HEAD}{LUN}[group.1]\ntransports = ["udp"]', "group.1.transports: the transports are iwarp"),
     (f'{HEAD}{LUN}[group.1]\nstate = "on"', "group.1.state: write one of: optimized"),
-    (f"{HEAD}lun = 7", r"lun: this is a table: write \[lun\]"),
+    (f"{HEAD}lun = 7", r"lun: write \[lun.NUMBER\], and keys below it"),
+    (f'{HEAD}[[lun]]\nfile = "x"', r"lun: write \[lun.NUMBER\], and keys below it"),
+    (f'{HEAD}[LUN.0]\nfile = "x"', "LUN: unknown key; the keys here are: .*lun"),
     (f'{HEAD}lun.7 = "x"', r"lun.7: write \[lun.NUMBER\]"),
     (f'{HEAD}[lun.16384]\nfile = "x"', "lun.16384: a LUN has a number from 0 to 16383"),
     (f'{HEAD}[lun.07]\nfile = "x"', "lun.07: a LUN has a number"),
     (f'{HEAD}[lun."1.5"]\nfile = "x"', 'lun."1.5": a LUN has a number'),
+    (f'{HEAD}[lun."iser://alice%{SECRET}@h/{IQN}/0"]', r'lun."\(a URL\)": a LUN has a number'),
+    (f'{HEAD}{LUN}["iscsi:alice%{SECRET}@h/"]', r'"\(a URL\)": unknown key'),
     (f"{HEAD}[lun.0]", "lun.0: write either file = or url ="),
     (f'{LUN}url = "iser://h/{IQN}x/0"\n[x]\n{HEAD}', "iqn: is missing"),
     (f'{HEAD}{LUN}url = "iser://h/{IQN}x/0"', "lun.0: write either file = or url ="),
@@ -193,10 +201,14 @@ WRONG = [
     (f'{HEAD}[lun.0]\nurl = "iser://h/{IQN}/0"\nsize = 1', "lun.0.size: is for a file"),
     (f'{HEAD}[lun.0]\nurl = "disk"', "lun.0.url: "),
     (f"{HEAD}[lun.0]\nurl = []", "lun.0.url: write a URL"),
+    (f'{HEAD}[lun.0]\nurl = "iser://h/{IQN}x/0?io-time=1"', "lun.0.url: unknown option 'io-time'"),
+    (f'{HEAD}[lun.0]\nurl = ["iser://h/{IQN}x/0?io-timeout=x"]', "lun.0.url: io-timeout='x': give"),
     (f'{HEAD}[lun.0]\nfile = "iser://alice%{SECRET}@h/{IQN}/0"', "lun.0.file: this is a URL"),
+    (f'{HEAD}[lun.0]\nfile = "alice%{SECRET}@h/{IQN}/0"', "with iser:// or"),
     (f"{HEAD}{LUN}[account.alice]", "account.alice: write either secret = or secret-file ="),
     (f'{HEAD}{LUN}[account]\nalice = "{SECRET}"', r"account.alice: write \[account.USER\]"),
     (f'{HEAD}{LUN}[account.alice]\nsecret = ["{SECRET}"]', "account.alice.secret: write text"),
+    (f'{HEAD}{LUN}[account.alice]\nsecret = "{SECRET}\\n"', "alice.secret: a secret is one line"),
     (f'{HEAD}{LUN}[account.alice]\nsecret-file = "no"', "alice.secret-file: .*/no: No such"),
     (f'{HEAD}{LUN}[account.alice]\npassword = "{SECRET}"', "account.alice: write either"),
     (f'{HEAD}{LUN}[account.""]\nsecret = "{SECRET}"', 'account."": a user has a name'),

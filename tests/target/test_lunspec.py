@@ -52,6 +52,7 @@ def test_good(text: str, expected: LunSpec) -> None:
         ("", "name is missing"),
         (":ro", "name is missing"),
         ("x:sise=1G", "unknown option `sise=1G`; the options are ro, block="),
+        ("alice%secret@h/iqn.2026-11.example:disk/0", "not a URL: it has no scheme"),
         ("x:ro:ro", "`ro` is given twice"),
         ("x:size=1G:size=2G", "`size` is given twice"),
         ("x:block=1024", "512 or 4096"),

@@ -40,7 +40,11 @@ def is_any_address(address: object) -> bool:
 async def listen_tcp(listen: str) -> list[trio.SocketListener]:
     """Listen at ``HOST:PORT``; the caller closes the listeners. Raises BadArgument, Busy or
     PermissionDenied, with texts that name the address."""
+    if "@" in listen:
+        raise BadArgument("listen: give HOST:PORT, without a user or secret")
     host, separator, port_text = listen.rpartition(":")
+    if host.startswith("[") is not host.endswith("]"):
+        raise BadArgument(f"listen {listen}: write an IPv6 address in brackets: [::1]:3260")
     host = host.removeprefix("[").removesuffix("]")
     number = port_text.isascii() and port_text.isdigit() and len(port_text) <= 5
     if not separator or not number or int(port_text) > 0xFFFF:

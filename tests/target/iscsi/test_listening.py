@@ -15,6 +15,7 @@ import trio
 from iserblk.discovery.targets import find_targets
 from iserblk.disk import aio
 from iserblk.errors import (
+    BadArgument,
     Busy,
     ConnectFailed,
     IserblkError,
@@ -76,6 +77,22 @@ async def serving(listen: str | Sequence[str] = "127.0.0.1:0") -> AsyncIterator[
                 nursery.cancel_scope.cancel()
     except BaseExceptionGroup as group:
         raise group.exceptions[0] from None
+
+
+@pytest.mark.parametrize(
+    ("listen", "words"),
+    [
+        ("3260", "give HOST:PORT, e.g."),
+        ("127.0.0.1:65536", "give HOST:PORT, e.g."),
+        ("[::1:0", "an IPv6 address in brackets"),
+        ("::1]:0", "an IPv6 address in brackets"),
+        ("alice%hush-hush@127.0.0.1:0", "without a user or secret"),
+    ],
+)
+async def test_what_is_no_address(listen: str, words: str) -> None:
+    with pytest.raises(BadArgument, match=words) as caught:
+        await listening.listen_tcp(listen)
+    assert "hush" not in str(caught.value)
 
 
 async def test_sessions_of_both_share_the_luns(fabric: Fabric) -> None:
