@@ -279,7 +279,8 @@ class DiskStore:
             self._turns.discard(ended)
         if not outcome:  # a strand has failed, and all were closed, perhaps before they began
             raise internal_error()
-        return outcome[0].unwrap()
+        value: T = outcome[0].unwrap()  # (outcome 1.2 has no types)
+        return value
 
     def read_into(self, buffer: memoryview, offset: int, nowait: bool) -> bool:
         if nowait:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import ssl
 from pathlib import Path
+from typing import Any
 
 from iserblk.credentials import read_private
 from iserblk.errors import BadArgument, NotSupported
@@ -147,9 +148,10 @@ class TlsStream:
         return True
 
     def receive(self, buffers: list[memoryview]) -> int:
+        buffer: Any = buffers[0]  # the types of older mypy know bytearray only
         while True:
             try:
-                count = int(self._tls.read(len(buffers[0]), buffers[0]))
+                count = int(self._tls.read(len(buffer), buffer))
             except ssl.SSLWantReadError:
                 self._decrypted = False
                 if not self._read_records():

@@ -96,7 +96,8 @@ async def elsewhere(function: Callable[..., Awaitable[T]], *arguments: object) -
 
     strand.group.nursery.start_soon(work)
     await park()
-    return result[0].unwrap()
+    value: T = result[0].unwrap()  # (outcome 1.2 has no types)
+    return value
 
 
 def run() -> int:
