@@ -105,7 +105,7 @@ class TrioDriver:
         self._changed = trio.Event()
         self._shared: Multiplexer | None = None  # the pump counts there
         self._shared_fd = -1  # which the multiplexer watches; -1: none
-        self._thread = get_ident()  # where trio runs
+        self._home = get_ident()  # the thread in which trio runs
         self.reconnect: Callable[[], None] | None = None
         session.drive(self)
 
@@ -319,7 +319,7 @@ class TrioDriver:
     def new_waiter(self) -> TrioWaiter:
         """A waiter for this task; in a strand, with its owner. Raises LocalProtocolError in another
         thread: the pump would wake the task in its own loop."""
-        if get_ident() != self._thread:
+        if get_ident() != self._home:
             raise LocalProtocolError(
                 "the disk belongs to the trio loop that opened it, in another thread: call it there"
                 " (trio.from_thread.run does), or open disks in this loop, too"
