@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import errno
+import mmap
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from mmap import mmap
 from typing import Any
 
 import pytest
 
-from iserblk.disk.durability import copies as copying
 from iserblk.disk.durability.copies import CHUNK
 from iserblk.disk.durability.journal import Journal
 from iserblk.disk.lun.operations import DiskCore
@@ -289,10 +288,10 @@ def test_memory_that_is_free_is_bounded_whatever_its_kind(sizes: tuple[int, int]
 @contextmanager
 def no_memory(error: BaseException, chunks: int = 0) -> Iterator[None]:
     """For a chunk of the journal, behind so many more."""
-    real = copying.mmap.mmap
+    real = mmap.mmap
     left = chunks
 
-    def refuse(*words: int) -> mmap:
+    def refuse(*words: int) -> mmap.mmap:
         nonlocal left
         left -= 1
         if left < 0:
@@ -300,7 +299,7 @@ def no_memory(error: BaseException, chunks: int = 0) -> Iterator[None]:
         return real(*words)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(copying.mmap, "mmap", refuse)
+        patch.setattr(mmap, "mmap", refuse)
         yield
 
 
