@@ -72,17 +72,21 @@ MODULES = (
     "iserblk.target.iscsi.numbers",
     "iserblk.target.iscsi.session",
     "iserblk.target.iscsi.slot",
+    "iserblk.target.pump",
     "iserblk.target.scsi.block",
     "iserblk.target.scsi.commands",
     "iserblk.target.scsi.device",
     "iserblk.target.scsi.guard",
     "iserblk.target.scsi.task",
     "iserblk.target.scsi.unflushed",
+    "iserblk.target.scsi.unit",
     "iserblk.target.seam",
     "iserblk.target.store.lunfile",
     "iserblk.target.store.store",
     "iserblk.target.store.volatile",
     "iserblk.target.task_set",
+    "iserblk.waiting.busy_polling",
+    "iserblk.waiting.watching",
 )
 
 LIBRARY = "iserblk__mypyc"  # the extension module, at the top level, that has the code of all

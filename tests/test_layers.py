@@ -157,6 +157,7 @@ ALLOWED: dict[str, set[str]] = {
         *("errors", "secret", "names", "options", "url", "iscsi", "credentials"),
         *("target.access", "target.config", "target.lunspec", "target.ports"),
     },
+    "target.pump": {"errors", "waiting", "target.iscsi"},
     "target.server": {
         *("errors", "waiting", "iscsi", "sockets", "rcap.seam", "datamover"),
         *(
@@ -166,6 +167,7 @@ ALLOWED: dict[str, set[str]] = {
             "target.lunlist",
             "target.lunspec",
             "target.ports",
+            "target.pump",
             "target.scsi",
             "target.seam",
             "target.store",

@@ -15,7 +15,8 @@ from iserblk.disk.seam import DirectDisk, LunInfo
 from iserblk.errors import BadArgument, IserblkError
 from iserblk.gateway.store import DiskStore
 from iserblk.scsi.inquiry import MAX_GATEWAYS, Provisioning
-from iserblk.target.scsi.unit import LogicalUnit, Traits
+from iserblk.target.scsi.traits import Traits
+from iserblk.target.scsi.unit import LogicalUnit
 from iserblk.waiting.strands import open_strands
 
 log = logging.getLogger(__name__)

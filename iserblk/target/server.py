@@ -64,12 +64,10 @@ from iserblk.target.ports import (
     TargetPort,
     TargetPorts,
 )
+from iserblk.target.pump import Pump
 from iserblk.target.scsi.device import DeviceServer, LogicalUnit
 from iserblk.target.seam import Nexus
 from iserblk.target.store.store import OWNER
-from iserblk.waiting.busy_polling import Pace
-from iserblk.waiting.multiplexing import multiplexer
-from iserblk.waiting.watching import Watch
 
 log = logging.getLogger(__name__)
 
@@ -282,7 +280,7 @@ class TargetServer:
                 async with trio.open_nursery() as nursery:
                     self._login_begins(connection, nursery.cancel_scope)
                     try:
-                        await _Pump(connection, self._busy_poll_us).run(nursery, peer)
+                        await _pump(connection, self._busy_poll_us, nursery, peer)
                         if login.problem:
                             log.warning("%s: login refused: %s", peer, login.problem)
                         log.info("%s: session ended", peer)
@@ -644,98 +642,32 @@ def _name_of(session: TargetSession) -> _SessionName:
     return _SessionName(session.initiator_name.lower(), session.isid, session.portal_group)
 
 
-class _Pump:
-    """Calls ``progress`` of a connection whenever data comes, and when a socket that was full takes
-    more."""
-
-    def __init__(self, connection: TargetConnection, busy_poll_us: int) -> None:
-        self._connection = connection
-        self._fd = connection.fileno()
-        self._pace = Pace(busy_poll_us)
-        self._watch = Watch()
-        self._shared = multiplexer()
-        self._full = False  # the socket takes no more: output waits
-        self._login: trio.Event | None = trio.Event()  # set at its end; None: it has been
-        self._scope = trio.CancelScope()
-        self._stopped = False
-        self._problem: BaseException | None = None  # of ``_come``
-
-    async def run(self, nursery: trio.Nursery, peer: str) -> None:
-        """Until the session has ended. ``nursery``: for another task of the connection."""
-        connection = self._connection
-        self._add()
-        try:
-            with self._scope:
-                connection.on_done = self._stop
-                connection.on_output = self._look_at_output
-                with trio.move_on_after(LOGIN_TIMEOUT_S) as limit:
-                    if self._login is not None:
-                        await self._login.wait()
-                if limit.cancelled_caught:
-                    raise TransportError(f"no login within {LOGIN_TIMEOUT_S:g} s")
-                if connection.recovers:
-                    nursery.start_soon(_tick, connection)
-                await _look_after(connection, peer)
-        finally:
-            self._stopped = True
-            self._watch.close()
-            self._shared.remove(self._fd)
-        if self._problem is not None:
-            raise self._problem
-        # The last answer (to a logout, or to a login that failed) still has to leave.
-        with trio.move_on_after(LAST_WORDS_S), suppress(TransportError):
-            while connection.wants_write() and not connection.cut:
-                await trio.lowlevel.wait_writable(self._fd)
-                connection.progress(monotonic())
-
-    def _add(self) -> None:
-        try:
-            self._shared.add(self._fd, self._come)
-        except OSError as error:
-            raise TransportError(f"cannot wait for the initiator: {error.strerror}") from None
-
-    def _stop(self) -> None:
-        self._stopped = True
-        self._scope.cancel()
-
-    def _come(self) -> None:
-        """Data has come, or the end of the connection; or the socket takes more."""
-        if self._stopped:
-            return
-        connection = self._connection
-        connection.silent = False
-        try:
-            connection.progress(self._pace.work())
-        except BaseException as error:
-            self._problem = error
-            self._stop()
-            return
-        if connection.done:
-            self._stop()
-            return
-        self._look_at_output()
-        pace = self._pace
-        pace.rest(connection.answered)
-        if self._login is not None:
-            if connection.parameters is None:
-                return
-            self._login.set()
-            self._login = None
-        if pace.near:
-            self._watch.attend(self._fd, pace.until, self._ready)
-
-    def _look_at_output(self) -> None:
-        full = self._connection.wants_write()
-        if full is not self._full and not self._stopped:
-            self._full = full
-            self._shared.watch_output(self._fd, full)
-
-    def _ready(self) -> bool:
-        """See Watch: before the multiplexer has its turn."""
-        if self._connection.done:
-            return False
-        self._come()
-        return not self._stopped
+async def _pump(
+    connection: TargetConnection, busy_poll_us: int, nursery: trio.Nursery, peer: str
+) -> None:
+    """Serve a connection until its session has ended. ``nursery``: for another task of it."""
+    fd = connection.fileno()
+    login, scope = trio.Event(), trio.CancelScope()
+    pump = Pump(connection, busy_poll_us, login.set, scope.cancel)
+    pump.begin()
+    try:
+        with scope:
+            with trio.move_on_after(LOGIN_TIMEOUT_S) as limit:
+                await login.wait()
+            if limit.cancelled_caught:
+                raise TransportError(f"no login within {LOGIN_TIMEOUT_S:g} s")
+            if connection.recovers:
+                nursery.start_soon(_tick, connection)
+            await _look_after(connection, peer)
+    finally:
+        pump.end()
+    if pump.problem is not None:
+        raise pump.problem
+    # The last answer (to a logout, or to a login that failed) still has to leave.
+    with trio.move_on_after(LAST_WORDS_S), suppress(TransportError):
+        while connection.wants_write() and not connection.cut:
+            await trio.lowlevel.wait_writable(fd)
+            connection.progress(monotonic())
 
 
 async def _look_after(connection: TargetConnection, peer: str) -> None:

@@ -10,15 +10,17 @@ from __future__ import annotations
 
 import os
 from time import monotonic
+from typing import Final
 
-HITS = 8  # after so many messages that came singly and in time, stay awake
-FEW = 2  # commands in flight up to which an initiator stays awake
-ENOUGH = 2 * HITS  # hits counted at most; an exception halves the count: the first changes nothing
+HITS: Final = 8  # after so many messages that came singly and in time, stay awake
+FEW: Final = 2  # commands in flight up to which an initiator stays awake
+# Hits counted at most; an exception halves the count: the first changes nothing.
+ENOUGH: Final = 2 * HITS
 NEAR_S = 5e-3  # between two messages of one conversation, at most
 CROWDED_S = 200e-6  # of waiting for the processor: a peer of the conversation takes less
-SOBER_S = 0.1  # asleep between messages after that
-ROOM = 4  # times what it usually takes: stay awake for so long at most
-_USUAL = 0.125  # the weight of one message in what it usually takes
+SOBER_S: Final = 0.1  # asleep between messages after that
+ROOM: Final = 4  # times what it usually takes: stay awake for so long at most
+_USUAL: Final = 0.125  # the weight of one message in what it usually takes
 
 
 class Pace:

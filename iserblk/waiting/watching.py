@@ -16,13 +16,16 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from time import monotonic
+from typing import Final
 
 import trio
 
 from iserblk.waiting.busy_polling import NEAR_S, Turns
+from iserblk.waiting.instruments import BeforeWait
+from iserblk.waiting.interrupts import uninterrupted
 
 MOST = 64  # messages, after which trio has a turn in any case
-_AT_ONCE = 16  # descriptors
+_AT_ONCE: Final = 16  # descriptors
 
 Ready = Callable[[], bool]
 
@@ -57,10 +60,10 @@ class Watch:
             self._attendant.remove(self)
 
 
-class Attendant(trio.abc.Instrument):
+class Attendant:
     """Waits in place of one trio loop, for all its conversations.
 
-    trio calls an instrument before each wait. If the time of that wait is not 0, no task can run,
+    trio calls its instrument before each wait. If the time of that wait is not 0, no task can run,
     and none can until a descriptor of trio is ready, or the time is over, or ``ready`` has made one
     able to run. Whatever ends the waiting here, trio looks at its tasks and deadlines again before
     it sleeps.
@@ -74,10 +77,11 @@ class Attendant(trio.abc.Instrument):
         self._until = 0.0  # the next message is expected
         self._awake = 0.0
         self._turns = Turns()
+        self._instrument = BeforeWait(self._before_wait)
         self._installed = False
-        self._scheduled = False  # a task can run
         trio.lowlevel.spawn_system_task(self._meet_trio, name="meet trio")
 
+    @uninterrupted
     async def _meet_trio(self) -> None:
         """Find the descriptor behind which trio's are. Where there is none, or no /proc, everything
         is left to trio."""
@@ -109,7 +113,7 @@ class Attendant(trio.abc.Instrument):
             self._epoll = epoll
             if not self._installed:
                 self._installed = True
-                trio.lowlevel.add_instrument(self)
+                trio.lowlevel.add_instrument(self._instrument)
         self._epoll.register(fd, select.EPOLLIN)
         self._watched[fd] = (watch, ready)
         watch.fd = fd
@@ -127,21 +131,20 @@ class Attendant(trio.abc.Instrument):
             self._epoll.close()
             self._epoll = None
 
-    def task_scheduled(self, task: trio.lowlevel.Task) -> None:
-        self._scheduled = True
-
-    @trio.lowlevel.enable_ki_protection  # an interrupt in ``ready`` would lose what has come
-    def before_io_wait(self, timeout: float) -> None:
+    def _before_wait(self, timeout: float) -> None:
+        """See BeforeWait. ``ready`` is not interrupted: what has come would be lost."""
         if timeout <= 0:
             return
-        now = monotonic()
-        if self._epoll is None or now >= self._until:
+        now: float = monotonic()
+        epoll = self._epoll
+        if epoll is None or now >= self._until:
             self._dismiss()
             return
-        self._scheduled = False
+        instrument = self._instrument
+        instrument.scheduled = False
         end = now + timeout
         for _ in range(MOST):
-            found = self._wait(self._epoll, end)
+            found = self._wait(epoll, end)
             if len(found) == 1 and found[0][0] == self._of_trio:
                 return
             if not found:
@@ -152,18 +155,19 @@ class Attendant(trio.abc.Instrument):
                 attended = self._watched.get(fd)  # no other ``ready`` has closed it
                 if attended is not None and not attended[1]() and fd == attended[0].fd:
                     self.remove(attended[0])
-            if self._scheduled or self._epoll is None:
+            if instrument.scheduled or self._epoll is not epoll:
                 break
         # ``timeout`` is not right any more.
         self._token.run_sync_soon(_nothing, idempotent=True)
 
     def _wait(self, epoll: select.epoll, end: float) -> list[tuple[int, int]]:
-        now = monotonic()
-        while now < self._awake and now < end and not self._turns.crowded(now):
+        now: float = monotonic()
+        turns = self._turns
+        while now < self._awake and now < end and not turns.crowded(now):
             found = epoll.poll(0, _AT_ONCE)
             if found:
                 return found
-            now = self._turns.give_way()
+            now = turns.give_way()
         left = min(end, self._until) - now
         return epoll.poll(left, _AT_ONCE) if left > 0 else []
 
@@ -173,7 +177,7 @@ class Attendant(trio.abc.Instrument):
             self.remove(watch)
         self._close()
         self._installed = False
-        trio.lowlevel.remove_instrument(self)
+        trio.lowlevel.remove_instrument(self._instrument)
 
 
 def _nothing() -> None:

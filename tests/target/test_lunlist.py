@@ -87,6 +87,7 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     assert read_lun_list(path) == {1: LunSpec("/srv/a")}
 
 
+@pytest.mark.plain("replaces a method")
 def test_a_unit_that_cannot_be_closed_keeps_no_other_open(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -166,6 +166,7 @@ async def test_a_lun_that_cannot_be_opened_is_left_out(bench: Bench) -> None:
     assert list(bench.luns.units) == [0, 1]
 
 
+@pytest.mark.plain("replaces a method")
 @pytest.mark.logs("LUN 0: .*zero: bad block: what its cache held is lost")
 async def test_a_lun_that_cannot_be_flushed_is_told_of(
     bench: Bench, monkeypatch: pytest.MonkeyPatch

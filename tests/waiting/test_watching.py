@@ -302,6 +302,7 @@ async def test_another_descriptor_of_the_same_connection() -> None:
     there.close()
 
 
+@pytest.mark.plain("replaces a function")
 async def test_everything_is_left_to_trio_where_its_descriptor_is_unknown(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

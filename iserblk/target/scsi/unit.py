@@ -5,43 +5,44 @@ from __future__ import annotations
 import errno
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from typing import Final
 
 from iserblk.errors import BadArgument
-from iserblk.scsi import alua, inquiry, opcodes, sense, third_party
+from iserblk.scsi import alua, inquiry, sense, third_party
 from iserblk.scsi.capacity import Capacity
 from iserblk.scsi.inquiry import BlockLimits, Designator, Provisioning
 from iserblk.target.ports import ONLY_PORT, TargetPort
 from iserblk.target.scsi.copy_results import Copies
 from iserblk.target.scsi.guard import RangeGuard
 from iserblk.target.scsi.reservations import Reservations
+from iserblk.target.scsi.traits import Traits
 from iserblk.target.scsi.unflushed import Unflushed
 from iserblk.target.seam import Nexus, NexusName
 from iserblk.target.store.statefile import StateFile
 from iserblk.target.store.store import LoopStore, Store
 
-VENDOR = "ISERBLK"
-PRODUCT = "FILE"
-REVISION = "0001"
-MAXIMUM_SERIAL = 64
+VENDOR: Final = "ISERBLK"
+PRODUCT: Final = "FILE"
+REVISION: Final = "0001"
+MAXIMUM_SERIAL: Final = 64
 
 # Limits of one command, in bytes. A task keeps all of its data in memory.
-MAX_TRANSFER = 16 << 20
-OPTIMAL_TRANSFER = 1 << 20
-MAX_UNMAP = 512 << 20
-MAX_WRITE_SAME = 2 << 30
-MAX_PREFETCH = 64 << 20
-MAX_UNMAP_DESCRIPTORS = 256
-MAX_COMPARE_AND_WRITE_BLOCKS = 255
+MAX_TRANSFER: Final = 16 << 20
+OPTIMAL_TRANSFER: Final = 1 << 20
+MAX_UNMAP: Final = 512 << 20
+MAX_WRITE_SAME: Final = 2 << 30
+MAX_PREFETCH: Final = 64 << 20
+MAX_UNMAP_DESCRIPTORS: Final = 256
+MAX_COMPARE_AND_WRITE_BLOCKS: Final = 255
 
-THRESHOLD_SET = 1 << 20  # bytes: the unit of thresholds, and of what LOG SENSE tells of use
+THRESHOLD_SET: Final = 1 << 20  # bytes: the unit of thresholds, and of what LOG SENSE tells of use
 
 # Of EXTENDED COPY. A segment of 65,535 blocks of 4096 bytes, the longest there is, is not too long.
-COPY_LIMITS = third_party.Limits(
+COPY_LIMITS: Final = third_party.Limits(
     cscds=16, segments=256, segment_length=256 << 20, concurrent=16, granularity=9
 )
 
-SENSE_LENGTH = 18  # bytes: fixed format
+SENSE_LENGTH: Final = 18  # bytes: fixed format
 
 TellOthers = Callable[[Nexus, int], None]
 Siblings = Callable[[Nexus], "list[LogicalUnit]"]
@@ -49,55 +50,8 @@ IsThereFor = Callable[[Nexus], bool]
 SetPortStates = Callable[[Nexus, Mapping[int, int]], None]
 EndTasksOf = Callable[[Sequence[NexusName], Callable[[], None]], int]
 
-_MODES = {True: b"wce=1\n", False: b"wce=0\n"}  # a state file with mode parameters
-_PAGE = 4096  # bytes; files are allocated and cached in pages
-
-
-@dataclass(slots=True, frozen=True)
-class Traits:
-    """What a unit says of itself, where that is not what a unit of a file says.
-
-    ``designators``: its names in VPD page 83h. ``provisioning``: what is unmapped, and how; without
-    ``lbpu`` and ``lbpws`` the unit is not thinly provisioned. ``granularity``, ``alignment``: of
-    UNMAP, in blocks; 0: unknown. ``physical_block``, ``optimal_transfer``: bytes. ``lba_status``:
-    GET LBA STATUS can tell holes. ``reservable``: reservations here exclude all other initiators of
-    the medium. ``atomic``: so does a COMPARE AND WRITE. ``gateway_to``: names of the targets on the
-    way to the medium.
-    """
-
-    vendor: str
-    product: str
-    revision: str
-    designators: tuple[Designator, ...]
-    provisioning: Provisioning
-    granularity: int
-    alignment: int
-    physical_block: int
-    optimal_transfer: int
-    rotational: bool
-    lba_status: bool
-    reservable: bool
-    atomic: bool
-    gateway_to: tuple[str, ...] = ()
-
-    def lacks(self) -> frozenset[int]:
-        """Keys of the commands that the unit does not have (see ``commands.COMMANDS``), and opcodes
-        with all of their service actions."""
-        found: set[int] = set()
-        if not self.provisioning.lbpu:
-            found.add(opcodes.UNMAP)
-        if not self.lba_status:
-            found.add(opcodes.SERVICE_ACTION_IN_16 << 8 | opcodes.SA_GET_LBA_STATUS)
-        if not self.reservable:
-            found |= {
-                opcodes.RESERVE_6,
-                opcodes.RELEASE_6,
-                opcodes.PERSISTENT_RESERVE_IN,
-                opcodes.PERSISTENT_RESERVE_OUT,
-            }
-        if not self.atomic:
-            found |= {opcodes.COMPARE_AND_WRITE, opcodes.XDWRITEREAD_10}
-        return frozenset(found)
+_MODES: Final = {True: b"wce=1\n", False: b"wce=0\n"}  # a state file with mode parameters
+_PAGE: Final = 4096  # bytes; files are allocated and cached in pages
 
 
 class LogicalUnit:
@@ -140,7 +94,7 @@ class LogicalUnit:
         self.store = store
         self.loop = loop
         self.traits = traits
-        self.lacks = frozenset[int]() if traits is None else traits.lacks()
+        self.lacks: frozenset[int] = frozenset() if traits is None else traits.lacks()
         self.serial = serial
         self.block = block
         self.blocks = store.size // block
@@ -220,7 +174,7 @@ class LogicalUnit:
 
     def _restore_modes(self, modes: StateFile) -> None:
         content = modes.load()
-        if content not in (None, *_MODES.values()):
+        if content is not None and content not in _MODES.values():
             raise BadArgument(
                 f"{modes.path}: these are no mode parameters; remove the file to give up those of"
                 " its LUN"

@@ -1,0 +1,101 @@
+"""What comes on a connection of the target, and what is to leave: plain calls, in no task."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from iserblk.errors import TransportError
+from iserblk.target.iscsi.connection import TargetConnection
+from iserblk.waiting.busy_polling import Pace
+from iserblk.waiting.multiplexing import multiplexer
+from iserblk.waiting.watching import Watch
+
+
+class Pump:
+    """Calls ``progress`` of a connection whenever data comes, and when a socket that was full takes
+    more.
+
+    ``logged_in`` is called once, at the end of login, and ``over`` when the connection has ended;
+    then ``problem`` is what ``progress`` has raised, if anything.
+    """
+
+    def __init__(
+        self,
+        connection: TargetConnection,
+        busy_poll_us: int,
+        logged_in: Callable[[], None],
+        over: Callable[[], None],
+    ) -> None:
+        self.problem: BaseException | None = None
+        self._connection = connection
+        self._fd = connection.fileno()
+        self._pace = Pace(busy_poll_us)
+        self._watch = Watch()
+        self._shared = multiplexer()
+        self._full = False  # the socket takes no more: output waits
+        self._in_login = True
+        self._stopped = False
+        self._logged_in = logged_in
+        self._over = over
+
+    def begin(self) -> None:
+        """Raises TransportError when the system cannot wait for the descriptor."""
+        try:
+            self._shared.add(self._fd, self._come)
+        except OSError as error:
+            raise TransportError(f"cannot wait for the initiator: {error.strerror}") from None
+        self._connection.on_done = self._stop
+        self._connection.on_output = self._look_at_output
+
+    def end(self) -> None:
+        """To be called before the descriptor is closed."""
+        self._stopped = True
+        self._watch.close()
+        self._shared.remove(self._fd)
+
+    def _stop(self) -> None:
+        self._stopped = True
+        self._over()
+
+    def _come(self) -> None:
+        """Data has come, or the end of the connection; or the socket takes more."""
+        if self._stopped:
+            return
+        connection = self._connection
+        connection.silent = False
+        pace = self._pace
+        try:
+            connection.progress(pace.work())
+        except BaseException as error:
+            self.problem = error
+            self._stop()
+            return
+        if connection.done:
+            self._stop()
+            return
+        self._look_at_output()
+        pace.rest(connection.answered)
+        if self._in_login:
+            if connection.parameters is None:
+                return
+            self._in_login = False
+            self._logged_in()
+        if pace.near:
+            self._watch.attend(self._fd, pace.until, self._ready)
+
+    def _look_at_output(self) -> None:
+        full = self._connection.wants_write()
+        if full is not self._full and not self._stopped:
+            self._full = full
+            self._shared.watch_output(self._fd, full)
+
+    def _ready(self) -> bool:
+        """See Watch: before the multiplexer has its turn."""
+        if self._connection.done:
+            return False
+        self._come()
+        return not self._has_stopped()
+
+    def _has_stopped(self) -> bool:
+        # A call, because compiled code takes a field that was just looked at as unchanged.
+        return self._stopped
