@@ -134,6 +134,12 @@ echo "debootstrap $1" >>"$CALLS"
 mkdir -p "$2/bin" "$2/usr/bin" "$2/etc" "$2/home" "$2/tmp"
 for name in sh cat sleep touch; do cp "$BUSYBOX" "$2/bin/$name"; done
 cp "$BUSYBOX" "$2/usr/bin/env"
+cat >"$2/usr/bin/python3" <<'END'
+#!/bin/sh
+cat "$1" >/dev/null && echo "$@" && cd / && echo home/*
+END
+printf '#!/bin/sh\n' >"$2/usr/bin/apt-get"
+chmod 755 "$2/usr/bin/python3" "$2/usr/bin/apt-get"
 """
 
 
@@ -184,6 +190,10 @@ def distros(tmp_path: Path) -> Distros:
         (["--without", "nbdkit*"], "no name of a package: nbdkit*"),
         (["--mirror", "somewhere"], "no URL: somewhere"),
         (["--keep", ""], "--keep needs a directory"),
+        (["--built", "/nonexistent"], "no such directory: /nonexistent"),
+        (["--built", "/"], "--built is for --installed"),
+        (["--installed", "true"], "--installed takes no command: true"),
+        (["--installed", "--without", "fio"], "--installed and --without do not go together"),
         (["--frobnicate"], "no such option: --frobnicate"),
     ],
 )
@@ -262,6 +272,38 @@ def test_distros_without_packages(distros: Distros) -> None:
     assert "\n  trixie without nbdkit without fio: cat " in done.stderr
     roots = sorted(path.name for path in (distros.place / "kept").iterdir() if path.is_dir())
     assert roots == ["trixie", "trixie-without-nbdkit-without-fio"]
+
+
+def test_distros_carries_what_was_built_into_a_root_without_a_clone(
+    distros: Distros, tmp_path: Path
+) -> None:
+    """Of each release: what is for its Python."""
+    wheels = {
+        "bookworm": "iserblk-1-cp311-cp311-any.whl",
+        "trixie": "iserblk-1-cp313-cp313-any.whl",
+    }
+    for release in wheels:
+        (tmp_path / "built" / release).mkdir(parents=True)
+        for name in wheels.values():
+            (tmp_path / "built" / release / name).touch()
+    (tmp_path / "built" / "trixie" / "iserblk_1_amd64.deb").touch()
+    done = distros.run("--installed", "--built", str(tmp_path / "built"))
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == [
+        f"installed.py --wheel {wheels['bookworm']}",
+        "home/built",
+        f"installed.py --wheel {wheels['trixie']} --package iserblk_1_amd64.deb",
+        "home/built",
+    ]
+    assert distros.calls.read_text().splitlines() == ["debootstrap bookworm", "debootstrap trixie"]
+    assert left_of_demos(distros.place) == []
+
+
+def test_distros_with_nothing_to_install(distros: Distros, tmp_path: Path) -> None:
+    done = distros.run("--installed", "--built", str(tmp_path), "--release", "trixie")
+    assert done.returncode == 1
+    assert "\n  trixie, installed: FAILED, there is nothing to install in " in done.stderr
+    assert left_of_demos(distros.place) == []
 
 
 def test_distros_of_a_checkout_of_another_user(distros: Distros, tmp_path: Path) -> None:
