@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-OURS = {"iserblk", "fuse_mount", "tests", "benchlib", "lablib", "manlib", "fake_disk"}
+OURS = {"iserblk", "fuse_mount", "tests", "benchlib", "kubeletlib", "lablib", "manlib", "fake_disk"}
 # Debian's packages, which scripts/setup installs: no index of Python packages has them.
 DEBIAN = {"pyverbs", "nbd", "nbdkit"}
 FOR_TYPES = {"_typeshed"}  # no module at all: type checkers know it

@@ -1,0 +1,2 @@
+"""The modules of scripts/kubelet, which tries the CSI plugin with a kubelet. See
+docs/kubernetes.md."""

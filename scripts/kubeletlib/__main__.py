@@ -1,0 +1,90 @@
+"""The command line of scripts/kubelet."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import click
+from lablib.archive import Absent
+from lablib.host import need_host
+from lablib.setups import TOP
+
+from kubeletlib.build import a_kubelet, a_runtime, say
+
+_BAD_ARGUMENT = 7
+_LIMIT_S = 3000  # of the guest: emulated, the kubelet takes minutes where hardware takes seconds
+_TEST_LIMIT_S = 1500
+_MEMORY = "3G"
+
+
+@click.command(
+    context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False},
+    epilog="Exit status: pytest's own; 1, with a message, if there is no kubelet or no virtual "
+    "machine; 7 bad argument.",
+)
+@click.option("--jobs", type=click.IntRange(1), default=os.cpu_count() or 1, metavar="N",
+              help="Programs of the compiler to run at once (all processors).")  # fmt: skip
+@click.option("--only-build", is_flag=True, help="Build, and run nothing.")
+@click.option("--here", is_flag=True, help="Run on this machine, as root, with loop devices.")
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+def kubelet(jobs: int, only_build: bool, here: bool, arguments: tuple[str, ...]) -> int:
+    """Build a kubelet of the distribution's source, and run tests/kubelet with it in a guest.
+
+    ARGUMENTS go to pytest.
+    """
+    if here and os.geteuid() != 0:
+        raise Absent("--here mounts file systems: run it as root")
+    if not here:
+        need_host()
+    program = a_kubelet(jobs)
+    runtime = a_runtime()
+    if only_build:
+        click.echo(program)
+        return 0
+    words = [
+        "-P",
+        "-m",
+        "lablib",
+        "--memory",
+        _MEMORY,
+        "--net",
+        "--timeout",
+        str(_LIMIT_S),
+        "python",
+    ]
+    done = subprocess.run(
+        [
+            *(sys.executable, *([] if here else words)),
+            *("-m", "pytest", "-p", "no:cacheprovider", "-n", "0", "--timeout", str(_TEST_LIMIT_S)),
+            *(*(arguments or ["-v"]), "tests/kubelet"),
+        ],
+        cwd=TOP,
+        env={
+            **os.environ,
+            "KUBELET": str(program),
+            "KUBELET_RUNTIME": str(runtime),
+            "PYTHONPATH": str(TOP / "scripts"),
+        },
+        check=False,
+    )
+    return done.returncode
+
+
+def main() -> int:
+    """Run the command line; returns the exit status."""
+    os.environ.pop("PYTHONPATH", None)  # scripts/kubelet has set it for its modules only
+    try:
+        return int(kubelet.main(prog_name="scripts/kubelet", standalone_mode=False) or 0)
+    except click.ClickException as error:
+        say(error.format_message())
+        return _BAD_ARGUMENT
+    except Absent as error:
+        say(str(error))
+        return 1
+    except (KeyboardInterrupt, click.Abort):
+        return 130
+
+
+sys.exit(main())
