@@ -66,9 +66,9 @@ def prepared(scratch: Path) -> Iterator[Path]:
     try:
         yield place
     finally:
-        run("umount", "--recursive", place)
         for path, text in settings.items():
             path.write_text(text)
+        run("umount", "--recursive", place)
 
 
 def write_image(path: Path) -> None:
