@@ -12,7 +12,7 @@ compile. Then, below DIR:
     bundled.txt             these packages, with their versions and licences
     substvars               iserblk:Depends=, the distribution's packages that are used
 
-Needs only the standard library, and pip in the environment.
+Needs only the standard library, and in the environment pip and Debian's python3-packaging.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def parse(requirement: str) -> tuple[str, str, str]:
 
 
 def _holds(marker: str) -> bool:
-    from pip._vendor.packaging.markers import Marker  # noqa: PLC0415 (only pip's environment)
+    from packaging.markers import Marker  # noqa: PLC0415 (Debian's; not where this is tested)
 
     return not marker or bool(Marker(marker).evaluate({"extra": EXTRA}))
 

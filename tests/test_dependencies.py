@@ -12,8 +12,9 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 OURS = {"iserblk", "fuse_mount", "tests", "benchlib", "kubeletlib", "lablib", "manlib", "fake_disk"}
-# Debian's packages, which scripts/setup installs: no index of Python packages has them.
-DEBIAN = {"pyverbs", "nbd", "nbdkit"}
+# Debian's packages: scripts/setup installs those that no index of Python packages has; the build of
+# the Debian package has packaging.
+DEBIAN = {"pyverbs", "nbd", "nbdkit", "packaging"}
 FOR_TYPES = {"_typeshed"}  # no module at all: type checkers know it
 # Where a package has another name than the module that is imported.
 IMPORTED_AS = {
