@@ -1,0 +1,111 @@
+"""What comes on a connection of the target is handled as it comes, until the connection ends."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from iserblk.errors import ConnectionLost
+from iserblk.target.pump import Pump
+from tests.support.until import until
+
+pytestmark = pytest.mark.plain("stands in for a connection of the target")
+
+
+class Connection:
+    """What the pump needs of a TargetConnection."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self.sock = sock
+        self.heard = b""
+        self.done = False
+        self.silent = True
+        self.answered = 0
+        self.parameters: object = None
+        self.output = False
+        self.fails: Exception | None = None
+        self.on_done: Callable[[], None] | None = None
+        self.on_output: Callable[[], None] | None = None
+
+    def fileno(self) -> int:
+        return self.sock.fileno()
+
+    def progress(self, _now: float) -> None:
+        try:
+            self.heard += self.sock.recv(100)
+        except BlockingIOError:
+            self.output = False  # called because the socket takes more
+        if self.fails is not None:
+            raise self.fails
+
+    def wants_write(self) -> bool:
+        return self.output
+
+
+class Bench:
+    def __init__(self) -> None:
+        here, self.there = socket.socketpair()
+        here.setblocking(False)
+        self.connection = Connection(here)
+        self.calls: list[str] = []
+        given: Any = self.connection
+        self.pump = Pump(
+            given, 0, lambda: self.calls.append("logged in"), lambda: self.calls.append("over")
+        )
+        self.pump.begin()
+
+
+@pytest.fixture
+async def bench() -> Any:
+    made = Bench()
+    yield made
+    made.pump.end()
+    made.connection.sock.close()
+    made.there.close()
+
+
+async def test_login_ends_once(bench: Bench) -> None:
+    connection = bench.connection
+    bench.there.send(b"1")
+    await until(lambda: connection.heard == b"1")
+    assert not connection.silent and bench.calls == []
+    connection.parameters = object()
+    for number in (b"2", b"3"):
+        bench.there.send(number)
+        await until(lambda number=number: connection.heard.endswith(number))  # type: ignore[misc]
+    assert bench.calls == ["logged in"]
+
+
+async def test_what_progress_raises_ends_the_connection(bench: Bench) -> None:
+    bench.connection.fails = ConnectionLost("gone")
+    bench.there.send(b"1")
+    await until(lambda: bool(bench.calls))
+    assert bench.calls == ["over"] and bench.pump.problem is bench.connection.fails
+    bench.there.send(b"2")
+    await until(lambda: True)
+    assert bench.connection.heard == b"1"  # nothing more is taken in
+
+
+async def test_a_connection_that_is_done_is_over(bench: Bench) -> None:
+    bench.connection.done = True
+    bench.there.send(b"1")
+    await until(lambda: bool(bench.calls))
+    assert bench.calls == ["over"] and bench.pump.problem is None
+
+
+async def test_output_that_waits_leaves_when_the_socket_takes_more(bench: Bench) -> None:
+    connection = bench.connection
+    connection.output = True
+    assert connection.on_output is not None
+    connection.on_output()
+    await until(lambda: not connection.output)
+    assert connection.heard == b"" and bench.calls == []
+
+
+async def test_the_end_of_the_connection_is_told_by_it(bench: Bench) -> None:
+    assert bench.connection.on_done is not None
+    bench.connection.on_done()
+    assert bench.calls == ["over"]
