@@ -460,7 +460,7 @@ def with_version(text: str, version: str) -> str:
 KEPT = re.compile(
     rf"/(proc|sys|dev)/|{WORK}/|/var/(cache|log|backups)/"
     r"|/var/lib/(apt|dpkg|systemd|pam|ucf|python)/"
-    r"|/etc/ld\.so\.cache|/etc/(passwd|group|shadow|gshadow|subuid|subgid)-?$|.*/\.cache/"
+    r"|/var/lock$|/etc/ld\.so\.cache|/etc/(passwd|group|shadow|gshadow|subuid|subgid)-?$|.*/\.cache/"
     r"|.*/\.local/(share/)?pipx/(shared|logs|\.cache|py)|.*/\.local/state/|.*/\.local/share/uv/"
     r"|.*/__pycache__/"
 )
@@ -565,8 +565,8 @@ class Steps:
 
     def run(self) -> None:
         """Raises Failed; what was started is ended then, and what was installed is removed."""
-        shutil.rmtree(self._folder, ignore_errors=True)
-        self._folder.mkdir(parents=True)
+        shutil.rmtree(self._folder, ignore_errors=True)  # of a way that has failed
+        self._folder.mkdir(parents=True, exist_ok=True)
         self._account.own(self._folder)
         self._source.write_bytes(os.urandom(SIZE // 2) + bytes(SIZE // 2))
         self._account.own(self._source)
@@ -650,7 +650,7 @@ class Steps:
             self._account.run(*shlex.split(remedy[1]))
             done = self._account.ended(*words)
         check(done.returncode == 0, f"mount: {done.stderr}")
-        self._stack.callback(self._account.ended, "fusermount3", "-uzq", place)
+        self._stack.callback(ROOT.ended, "umount", "-l", place)
 
     def _mount(self) -> None:
         place = self._folder / "luns"
