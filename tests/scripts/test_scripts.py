@@ -337,8 +337,8 @@ def test_distros_cleans_up_when_it_is_stopped(distros: Distros, number: int, sta
     assert left_of_demos(distros.place) == []
 
 
-# A set-up that locks as scripts/setup does, and makes a Python that notes what it is to run, and that
-# looks at an iserblk which is compiled, or not.
+# A set-up that locks as scripts/setup does, and makes a Python that notes what it is to run,
+# and that looks at an iserblk which is compiled, or not.
 SETTING_UP = """#!/usr/bin/env bash
 [ "$1" = --lowest ] || exit 7
 cd "$(dirname "$0")/.." && exec 9<"$PWD"
