@@ -134,7 +134,8 @@ class How(enum.Enum):
 def unmount(mountpoint: str, how: How = How.FLUSHED) -> None:
     """Unmount, and wait until the server has flushed, logged out and ended.
 
-    Flushes first, so that an error of the flush is raised here. Raises UsageError (no LUNs are
+    Flushes first, so that an error of the flush is raised here; but not what another user has
+    mounted without allow_other, which its server flushes at its end. Raises UsageError (no LUNs are
     mounted there) or MountFailed: still mounted if the flush failed or the files are in use;
     unmounted if the server did not end in time.
     """
@@ -146,7 +147,9 @@ def unmount(mountpoint: str, how: How = How.FLUSHED) -> None:
         if how is How.FLUSHED:
             _fsync(mountpoint)
     except OSError as error:
-        if error.errno != errno.ENOTCONN:  # ENOTCONN: the server is dead, so only unmount
+        # The server is dead; or root unmounts what another user has mounted, where root may not
+        # look: then the server alone knows how its last flush went.
+        if error.errno not in (errno.ENOTCONN, errno.EACCES):
             raise MountFailed(f"{mountpoint}: still mounted, flush failed: {error}") from None
     ended = subprocess.run(
         _unmount_command(mountpoint, how), stderr=subprocess.PIPE, text=True, check=False

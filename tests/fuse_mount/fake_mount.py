@@ -1,10 +1,12 @@
 """``python3 -m tests.fuse_mount.fake_mount``: fuse_mount over fake disks.
 
 Stays in the foreground. With --background it returns as ``iserblk mount`` does; then --unmount
-MOUNTPOINT ends the mount, or --umount-helper, with the arguments that umount(8) gives a helper."""
+MOUNTPOINT ends the mount, or --umount-helper, with the arguments that umount(8) gives a helper.
+FAKE_USER in the environment is the number of the user that it becomes first."""
 
 from __future__ import annotations
 
+import os
 import sys
 
 from fuse_mount import umount_helper
@@ -15,6 +17,10 @@ from tests.support import fake_disk
 
 if __name__ == "__main__":
     fake_disk.install()
+    if user := int(os.environ.get("FAKE_USER", "0")):
+        os.setgroups([])
+        os.setgid(user)
+        os.setuid(user)
     try:
         if sys.argv[1] == "--background":
             print(mount_background([sys.argv[2]], sys.argv[3], sys.argv[4:]))

@@ -12,6 +12,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -28,6 +29,7 @@ URL = "iser://127.0.0.1/iqn.2026-11.example:fake/0"
 MODULE = "tests.fuse_mount.fake_mount"
 MIB = 1 << 20
 SIZE = 8 * MIB
+NOBODY = 65534
 
 if not os.path.exists("/dev/fuse"):
     pytest.skip("no /dev/fuse: modprobe fuse", allow_module_level=True)
@@ -352,6 +354,29 @@ def test_umount_force_and_lazy(mounts: Mounts) -> None:
         assert os.listdir(mounts.place) == [] and server.poll() is None
         file.read(1)
     assert ended(server) == (0, "")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="unmounts what another user has mounted: needs root")
+@pytest.mark.skipif(shutil.which("fusermount3") is None, reason="needs fusermount3: install fuse3")
+def test_root_unmounts_what_another_user_has_mounted(
+    mounts: Mounts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As at a shutdown. Root may not look into it, so its server alone flushes."""
+    with tempfile.TemporaryDirectory() as directory:  # pytest's own are root's alone
+        mounts.place, mounts.calls = Path(directory, "a place"), Path(directory, "calls")
+        mounts.place.mkdir()
+        for path in (Path(directory), mounts.place):
+            os.chown(path, NOBODY, NOBODY)
+        with monkeypatch.context() as patch:
+            patch.setenv("FAKE_USER", str(NOBODY))
+            begun = mounts.run("--background", URL, str(mounts.place))
+        assert begun.returncode == 0, begun.stderr
+        with pytest.raises(PermissionError):
+            os.listdir(mounts.place)
+        done = mounts.run("--umount-helper", str(mounts.place))
+        assert (done.returncode, done.stderr) == (0, "")
+        assert mounts.log()[-1] == "close"
+        assert mount.is_mounted(str(mounts.place)) == ("", 0)
 
 
 def test_unmounting_nothing(mounts: Mounts) -> None:
