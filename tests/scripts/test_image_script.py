@@ -130,6 +130,22 @@ def test_what_it_builds(image: Image, tmp_path: Path) -> None:
     assert list(image.scratch.iterdir()) == []
 
 
+@pytest.mark.parametrize("user", ["", "somebody@", "runner:t0p%40secret@", "runner:t0p@secret@"])
+def test_no_secret_of_the_checkout_gets_into_a_label(
+    image: Image, tmp_path: Path, user: str
+) -> None:
+    git = tmp_path / "programs" / "git"
+    git.write_text(
+        f"#!/bin/sh\ncase $* in *' get-url origin') echo 'https://{user}git.example/a/b@1.git' ;;\n"
+        f'*) exec {shutil.which("git")} "$@" ;; esac\n'
+    )
+    git.chmod(0o755)
+    done = image.run("--output", tmp_path / "dist", "--package", package(tmp_path))
+    assert done.returncode == 0, done.stderr
+    (config,) = (line for line in image.calls if " config " in line)
+    assert "image.source=https://git.example/a/b@1 " in config
+
+
 def test_names_releases_and_mirrors(image: Image, tmp_path: Path) -> None:
     words = ("--release", "12", "--name", "registry.example:5000/storage/iserblk")
     mirror = ("--mirror", "http://mirror.example/debian/")
