@@ -113,6 +113,114 @@ def test_maintainer_scripts_are_of_sh() -> None:
         assert "#DEBHELPER#" in path.read_text()
 
 
+class Machine:
+    """What the maintainer scripts find, below ``folder``. ``asked``: the commands of iserblk."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder, self._calls = folder, folder / "calls"
+        self.run, self.mountinfo = folder / "run", folder / "mountinfo"
+        self.bytecode = folder / "lib" / "__pycache__"
+        self.bytecode.mkdir(parents=True)
+        self.mountinfo.touch()
+        self._calls.touch()
+        program = folder / "iserblk"
+        program.write_text(
+            f"#!/bin/sh\nprintf '%s|' \"$@\" >>{self._calls}\n"
+            'case $* in *busy*) echo "$*: in use" >&2; exit 28 ;; esac\n'
+        )
+        program.chmod(0o755)
+
+    def script(self, name: str, *words: str) -> subprocess.CompletedProcess[str]:
+        text = (DEBIAN / f"iserblk.{name}").read_text()
+        for place, here in (
+            ("/run/iserblk", self.run), ("/proc/self/mountinfo", self.mountinfo),
+            ("/run/systemd/system", self._folder / "none"), ("/etc/", f"{self._folder}/etc/"),
+            ("/usr/lib/iserblk", self.bytecode.parent), ("/var/lib", self._folder / "var"),
+            ("getent passwd iserblk", "false"),
+        ):  # fmt: skip
+            text = text.replace(place, str(here))
+        return subprocess.run(
+            ["sh", "-c", text, name, *words], cwd=self._folder,
+            capture_output=True, text=True, check=False,
+            env={"PATH": f"{self._folder}:{os.environ['PATH']}"},
+        )  # fmt: skip
+
+    @property
+    def asked(self) -> str:
+        return self._calls.read_text()
+
+
+def mounted(place: str) -> str:
+    return f"43 27 0:39 / {place} rw,nosuid shared:1 - fuse.iserblk iser://h/iqn.a:b rw,user_id=0\n"
+
+
+def test_a_removal_detaches_and_unmounts(tmp_path: Path) -> None:
+    """Whatever the places are called: as the kernel writes them."""
+    machine = Machine(tmp_path)
+    for name in ("nbd0", "nbd11"):
+        (machine.run / name).mkdir(parents=True)
+        (machine.run / name / "state.json").touch()
+    (machine.run / "nbd2").mkdir()  # of an attach that has failed
+    places = [r"/mnt/a\0401", r"/mnt/b\134n\043", "/run/*", "/mnt/c"]
+    other = "44 27 0:40 / /mnt/d rw - fuse.sshfs host:/fuse.iserblk rw\n"
+    machine.mountinfo.write_text("".join(map(mounted, places)) + other)
+    done = machine.script("prerm", "remove")
+    assert (done.returncode, done.stderr) == (0, "")
+    unmounted = "".join(
+        f"umount|{each}|" for each in ("/mnt/a 1", "/mnt/b\\n#", "/run/*", "/mnt/c")
+    )
+    assert machine.asked == f"detach|/dev/nbd0|detach|/dev/nbd11|{unmounted}"
+    assert not machine.bytecode.exists()
+
+
+def test_a_removal_is_refused_where_something_is_in_use(tmp_path: Path) -> None:
+    machine = Machine(tmp_path)
+    machine.mountinfo.write_text(mounted("/mnt/busy") + mounted("/mnt/idle"))
+    done = machine.script("prerm", "remove")
+    assert done.returncode == 1
+    assert machine.asked == "umount|/mnt/busy|umount|/mnt/idle|"
+    first, last = done.stderr.splitlines()
+    assert first == "umount /mnt/busy: in use" and "is not removed" in last
+    assert machine.bytecode.exists()
+
+
+def test_a_removal_takes_no_volume_from_a_pod(tmp_path: Path) -> None:
+    machine = Machine(tmp_path)
+    for name in ("nbd0/state.json", "csi/0123.lock", "csi/0123.json"):
+        (machine.run / name).parent.mkdir(parents=True, exist_ok=True)
+        (machine.run / name).touch()
+    done = machine.script("prerm", "remove")
+    assert done.returncode == 1 and "pods have volumes" in done.stderr
+    assert machine.asked == ""
+    (machine.run / "csi/0123.json").unlink()
+    assert machine.script("prerm", "remove").returncode == 0
+    assert machine.asked == "detach|/dev/nbd0|"
+
+
+def test_an_upgrade_detaches_nothing(tmp_path: Path) -> None:
+    machine = Machine(tmp_path)
+    (machine.run / "nbd0").mkdir(parents=True)
+    (machine.run / "nbd0" / "state.json").touch()
+    machine.mountinfo.write_text(mounted("/mnt/a"))
+    assert machine.script("prerm", "upgrade", "1").returncode == 0
+    assert machine.script("postrm", "upgrade", "1").returncode == 0
+    assert machine.asked == ""
+    assert (machine.run / "nbd0" / "state.json").exists()
+
+
+def test_a_late_purge_leaves_the_state_of_what_runs(tmp_path: Path) -> None:
+    """Of a wheel or of a checkout, which came after the package."""
+    machine = Machine(tmp_path)
+    machine.run.mkdir()
+    assert machine.script("postrm", "remove").returncode == 0
+    assert not machine.run.exists()
+    (machine.run / "nbd0").mkdir(parents=True)
+    (tmp_path / "etc" / "iserblk").mkdir(parents=True)
+    assert machine.script("postrm", "purge").returncode == 0
+    assert (machine.run / "nbd0").exists()
+    assert not (tmp_path / "etc" / "iserblk").exists()
+
+
 # --- the units of the package ---------------------------------------------------------------------
 
 
