@@ -109,10 +109,11 @@ class Node:
         unfinished = volume is not None and volume.formatting
         try:
             if volume is not None:
-                if volume.kind == BLOCK:
-                    self._host.unmount(volume.place)
-                elif volume.device and self._host.mounted(volume.place) is not None:
+                shown = self._is_shown(volume)
+                if shown and volume.kind == MOUNT:
                     return
+                if volume.kind == BLOCK and (shown or self._host.mounted(volume.place) is None):
+                    self._host.unmount(volume.place)
                 if self._host.is_attached(volume):
                     unfinished = unfinished and not self._erased(volume)
                     self._host.detach(volume.device)
@@ -120,9 +121,20 @@ class Node:
             log.warning("%s: %s", asked.volume_id, error)
         if volume is not None and self._host.is_attached(volume):
             return
-        self._records.remove(asked.volume_id)
-        if volume is not None and unfinished:
-            self._records.put(replace(asked, formatting=True))  # what is there now may be erased
+        if unfinished:  # what is there now may be erased
+            self._records.put_secret(asked, "")
+            self._records.put(replace(asked, formatting=True))
+        else:
+            self._records.remove(asked.volume_id)
+
+    def _is_shown(self, volume: Volume) -> bool:
+        """Whether the device, or its file system, is what is mounted at its place."""
+        mounted = self._host.mounted(volume.place)
+        if mounted is None or not volume.device:
+            return False
+        if volume.kind == MOUNT:
+            return mounted.source == volume.device  # a btrfs has a number of its own
+        return self._host.number(volume.place) == self._host.number(volume.device)
 
     def _erased(self, volume: Volume) -> bool:
         """Erase what a mkfs that failed has left. Whether there is nothing to be erased now."""
@@ -172,17 +184,16 @@ class Node:
         """Mount the device below its staging path, where it is not yet."""
         if self._host.mounted(volume.place) is None:
             self._host.bind(volume, volume.device, volume.place, read_only=False)
-        elif self._host.number(volume.place) != self._host.number(volume.device):
+        elif not self._is_shown(volume):
             raise Refused(
                 Code.FAILED_PRECONDITION, f"{volume.place}: something else is mounted there"
             )
 
     def _mount(self, volume: Volume) -> Volume:
         """Mount it at its staging path, where it is not yet. Returns the record as it is then."""
-        mounted = self._host.mounted(volume.staging)
-        if mounted is not None:
-            if mounted.source == volume.device:  # a btrfs has a number of its own
-                return volume
+        if self._is_shown(volume):
+            return volume
+        if self._host.mounted(volume.staging) is not None:
             raise Refused(
                 Code.FAILED_PRECONDITION, f"{volume.staging}: something else is mounted there"
             )
@@ -250,17 +261,22 @@ class Node:
         return True
 
     def _unstage_unknown(self, volume_id: str, staging: str) -> None:
-        """There is no record, or none that can be read: the mount tells the device."""
-        device = self._host.attached_at(staging)
+        """There is no record, or none that can be read: the mount tells the device. That of a block
+        volume's device, which does not keep it in use, stays until the device is detached."""
         if self._host.mounted(staging) is None:  # else the file there is a user's
-            device = self._host.attached_at(device_below(staging))
-            self._host.unmount(device_below(staging))
-        self._host.unmount(staging)
-        try:
-            if device and device not in [each.device for each in self._records.all()]:
-                self._host.detach(device)
-        finally:
-            self._records.remove(volume_id)
+            shown = device_below(staging)
+            self._detach_unknown(self._host.attached_at(shown))
+            self._host.unmount(shown)
+            self._host.unmount(staging)
+        else:
+            device = self._host.attached_at(staging)
+            self._host.unmount(staging)
+            self._detach_unknown(device)
+        self._records.remove(volume_id)
+
+    def _detach_unknown(self, device: str) -> None:
+        if device and device not in [each.device for each in self._records.all()]:
+            self._host.detach(device)
 
     # --- publishing ---
 
@@ -287,7 +303,12 @@ class Node:
                     f"volume {volume_id}: a block device is read-only for all pods or for none: "
                     "use the access mode ReadOnlyMany",
                 )
-            others = [each for each in volume.targets if each != target]
+            # Not one where binding has failed: the orchestrator may never unpublish it.
+            others = [
+                each
+                for each in volume.targets
+                if each != target and self._host.mounted(each) is not None
+            ]
             alone = mode in messages.OF_ONE_PATH
             if others and (alone or volume.alone):
                 raise Refused(
@@ -311,7 +332,7 @@ class Node:
                         Code.ALREADY_EXISTS,
                         f"{target}: is mounted there {'read-only' if is_read_only else 'writable'}",
                     )
-            readers = [each for each in volume.read_only_at if each != target]
+            readers = [each for each in volume.read_only_at if each in others]
             fresh = replace(
                 volume,
                 targets=(*others, target),

@@ -96,10 +96,14 @@ class Volume:
         said = [parse_url(url).options.get("shared", common) for url in self.urls]
         return all(Options.from_pairs([("shared", each)]).shared for each in said)
 
-    def luns(self) -> set[tuple[str, int | None]]:
-        """Target names and LUNs in its URLs, whatever the portals."""
-        parsed = [parse_url(url) for url in self.urls]
-        return {(url.iqn.lower(), url.lun) for url in parsed}
+    def luns(self) -> set[tuple[str, int | None, str]]:
+        """Target names and LUNs in its URLs, whatever the portals; and the initiator name that was
+        asked for, because a target may have other LUNs for another initiator."""
+        common = self.options.get("initiator-name", "")
+        return {
+            (url.iqn.lower(), url.lun, url.options.get("initiator-name", common).lower())
+            for url in map(parse_url, self.urls)
+        }
 
     def is_as(self, other: Volume) -> bool:
         """Whether both were asked for in the same way."""

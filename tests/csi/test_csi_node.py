@@ -473,6 +473,43 @@ def test_without_its_record_nothing_is_removed_from_a_file_system(
     nothing_left(host, records)
 
 
+def test_unstaged_without_its_record_and_killed(tmp_path: Path) -> None:
+    """The mount of a block volume tells the device until that is detached."""
+    how = capability(None)
+    at, killed = 0, True
+    while killed:
+        host = FakeHost(URL)
+        directory = tmp_path / f"{at}"
+        records = KillableRecords(directory, host)
+        Node("worker-1", host, records).stage(stage(how=how))
+        for record in directory.glob("*.json"):
+            record.unlink()
+        host.left, killed = at, False
+        try:
+            Node("worker-1", host, records).unstage(unstage())
+        except Killed:
+            killed, host.left = True, None
+            Node("worker-1", host, records).unstage(unstage())
+        nothing_left(host, records)
+        at += 1
+    assert at > 6
+
+
+@pytest.mark.parametrize("fs", ["ext4", None])
+def test_what_is_mounted_there_is_that_of_another_volume(
+    fs: str | None, node: Node, host: FakeHost, records: Records
+) -> None:
+    """Or of this one, whose record is lost, by another URL. It stays, and tells its device."""
+    how = capability(fs)
+    node.stage(stage("two", OTHER, how))
+    mounts = dict(host.mounts)
+    place, other = (f"{STAGING}-{name}{'' if fs else '/device'}" for name in ("one", "two"))
+    host.mounts[place] = mounts[place] = mounts[other]
+    refused(Code.FAILED_PRECONDITION, node.stage, stage(how=how))
+    assert host.mounts == mounts and host.attached == {"/dev/nbd0": OTHER}
+    assert [volume.volume_id for volume in records.all()] == ["two"]
+
+
 def test_a_record_of_a_version_that_knew_less(node: Node, records: Records, tmp_path: Path) -> None:
     """The volume is in use while the plugin is replaced by its successor."""
     node.stage(stage())
@@ -542,6 +579,15 @@ def test_two_volumes_on_one_lun(reserve: str, node: Node, host: FakeHost, record
     assert [volume.volume_id for volume in records.all()] == ["one"]
 
 
+def test_another_initiator_may_have_another_lun_of_that_number(node: Node, host: FakeHost) -> None:
+    """Where the target shows each initiator its own; the identifiers tell."""
+    again = URL.replace("array.example", "other.example")
+    host.luns[again], host.sizes[again] = "", 1 << 30
+    node.stage(stage("one", initiator_name="iqn.2026-11.example:one"))
+    node.stage(stage("two", again, initiator_name="iqn.2026-11.example:two"))
+    assert host.attached == {"/dev/nbd0": URL, "/dev/nbd1": again}
+
+
 def test_two_volumes_on_one_lun_that_has_two_names(
     node: Node, host: FakeHost, records: Records
 ) -> None:
@@ -608,6 +654,46 @@ def test_what_mkfs_has_left_cannot_be_erased(
         node.stage(asked)
         node.unstage(unstage())
     nothing_left(host, records)
+
+
+@pytest.mark.logs("what mkfs has left stays")
+def test_killed_before_it_is_remembered_what_mkfs_has_left(tmp_path: Path) -> None:
+    at, killed = 0, True
+    while killed:
+        host = FakeHost(URL)
+        host.failing = host.unwritable = True
+        records = KillableRecords(tmp_path / f"{at}", host)
+        host.left, killed = at, False
+        asked = stage(how=capability("xfs"))
+        try:
+            Node("worker-1", host, records).stage(asked)
+        except Killed:
+            killed = True
+        except Refused:
+            pass
+        host.left, host.failing, host.unwritable = None, False, False
+        Node("worker-1", host, records).stage(asked)
+        assert host.luns[URL] == "xfs"
+        at += 1
+    assert at > 10
+
+
+def test_a_target_path_where_binding_has_failed(
+    node: Node, host: FakeHost, records: Records, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A kubelet takes that for final, and does not unpublish it."""
+
+    def fails(*_: object) -> None:
+        raise Refused(Code.INTERNAL, "mount: failed")
+
+    how = capability("ext4", messages.SINGLE_NODE_SINGLE_WRITER)
+    node.stage(stage(how=how))
+    with monkeypatch.context() as patched:
+        patched.setattr(host, "bind", fails)
+        refused(Code.INTERNAL, node.publish, publish(how=how, readonly=True))
+    node.publish(publish(how=how, path="/other"))
+    (volume,) = records.all()
+    assert (volume.targets, volume.read_only_at) == (("/other",), ())
 
 
 def test_published_from_another_staging_path(node: Node) -> None:
