@@ -27,7 +27,10 @@ _MEMORY = "3G"
 @click.option("--jobs", type=click.IntRange(1), default=os.cpu_count() or 1, metavar="N",
               help="Programs of the compiler to run at once (all processors).")  # fmt: skip
 @click.option("--only-build", is_flag=True, help="Build, and run nothing.")
-@click.option("--here", is_flag=True, help="Run on this machine, as root, with loop devices.")
+@click.option("--here", is_flag=True,
+              help="Run on this machine, as root, with loop devices. Only where no other user can "
+              "log in: the kubelet obeys all of them. It changes settings of the kernel, which are "
+              "set back at the end.")  # fmt: skip
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 def kubelet(jobs: int, only_build: bool, here: bool, arguments: tuple[str, ...]) -> int:
     """Build a kubelet of the distribution's source, and run tests/kubelet with it in a guest.

@@ -35,6 +35,11 @@ def attached(directory: Path) -> list[str]:
     return sorted(name for name, file in found if Path(file).parent == directory)
 
 
+def detach_all(directory: Path) -> None:
+    for name in attached(directory):
+        losetup("--detach", name)
+
+
 class Loops(Machine):
     """Devices have no servers."""
 

@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import ClassVar
 
 from iserblk.csi.server import NAME
 from tests.cli.commands import environment
@@ -52,8 +53,9 @@ _TUNED = (
 @contextmanager
 def prepared(scratch: Path) -> Iterator[Path]:
     """What a machine has before a kubelet runs: control groups, and a disk (a guest's own files are
-    an overlay, in which no container can lie). Yields a directory on the disk. At the end nothing
-    is mounted, and the kernel's settings are what they were."""
+    an overlay, in which no container can lie). Yields a directory on the disk. At the end, however
+    it comes, no process of ours runs, the disk is not mounted, and the kernel's settings are what
+    they were."""
     if not os.path.ismount("/sys/fs/cgroup"):
         run("mount", "-t", "cgroup2", "cgroup2", "/sys/fs/cgroup")
     settings = {path: path.read_text() for path in (Path("/proc/sys", name) for name in _TUNED)}
@@ -66,8 +68,11 @@ def prepared(scratch: Path) -> Iterator[Path]:
     try:
         yield place
     finally:
+        for each in reversed(Process.started):
+            each.end()
         for path, text in settings.items():
-            path.write_text(text)
+            if path.read_text() != text:
+                path.write_text(text)
         run("umount", "--recursive", place)
 
 
@@ -125,6 +130,8 @@ def write_image(path: Path) -> None:
 class Process:
     """A program that runs until it is ended. ``log``: what it has said."""
 
+    started: ClassVar[list[Process]] = []
+
     def __init__(self, words: list[object], log: Path, path: str | None = None) -> None:
         self.log = log
         with log.open("ab") as output:
@@ -135,6 +142,7 @@ class Process:
                 stderr=output,
                 env={**os.environ, "PATH": path or os.environ["PATH"]},
             )
+        Process.started.append(self)
 
     def alive(self) -> bool:
         return self._process.poll() is None
@@ -164,6 +172,7 @@ class Containerd(Process):
     def __init__(self, place: Path) -> None:
         self.socket = place / "containerd.sock"
         programs = Path(os.environ["KUBELET_RUNTIME"])
+        self._ctr = [programs / "usr/bin/ctr", "--address", self.socket, "--namespace", "k8s.io"]
         path = f"{programs}/usr/bin:{programs}/usr/sbin:{os.environ['PATH']}"
         config = place / "containerd.toml"
         config.write_text(
@@ -187,11 +196,17 @@ state = "{place}/containerd.run"
         wait_for(self.socket.is_socket, self)
         image = place / "image.tar"
         write_image(image)
-        self._ctr = [programs / "usr/bin/ctr", "--address", self.socket, "--namespace", "k8s.io"]
         run(*self._ctr, "images", "import", image)
 
     def containers(self) -> list[str]:
         return run(*self._ctr, "containers", "list", "--quiet").split()
+
+    def end(self) -> None:
+        """Containers would outlive it: those that a failure has left end first."""
+        with suppress(AssertionError, subprocess.TimeoutExpired):
+            for name in self.containers() if self.alive() else ():
+                run(*self._ctr, "tasks", "delete", "--force", name, timeout=60)
+        super().end()
 
 
 class Kubelet(Process):

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 from base64 import b64encode
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -71,10 +71,13 @@ class Node:
             records = RUN / "csi"
         assert {path.suffix for path in records.iterdir()} == {".lock"}
 
+    def end_plugin(self) -> None:
+        self.plugin.end()
+
     def start_again(self) -> None:
         """Kubelet and plugin, while pods run."""
         self.kubelet.kill()
-        self.plugin.end()
+        self.end_plugin()
         self.plugin = a_plugin(self.place, self.luns)
         self.kubelet = Kubelet(self.place, self.containerd, self.server)
 
@@ -95,21 +98,23 @@ def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
     declare(cluster)
     http = api.serving(cluster)
     server = f"http://127.0.0.1:{http.server_port}"
-    with a_target(luns, scratch) as url, prepared(scratch) as place:
+    with ExitStack() as stack:
+        for end in (http.server_close, http.shutdown, cluster.end):
+            stack.callback(end)
+        url = stack.enter_context(a_target(luns, scratch))
+        if HERE:
+            stack.callback(loops.detach_all, luns)  # after a failure
+        place = stack.enter_context(prepared(scratch))
         containerd = Containerd(place)
         plugin = a_plugin(place, luns)
         kubelet = Kubelet(place, containerd, server)
         made = Node(place, luns, url, cluster, containerd, kubelet, plugin, server)
+        stack.callback(made.end_plugin)
         yield made
         pods, _ = cluster.all(api.Place("v1", "pods", "", ""))
         for found in pods:  # after a failure
             delete_pod(made, found["metadata"]["name"])
         made.kubelet.end()
-        made.plugin.end()
-        containerd.end()
-        cluster.end()
-        http.shutdown()
-        http.server_close()
 
 
 @contextmanager
