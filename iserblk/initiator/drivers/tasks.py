@@ -102,6 +102,7 @@ class TrioDriver:
         self._answered = 0
         self._came = 0  # answers, the last time
         self._due = 0  # ``_gone_on`` when all woken tasks have run
+        self._late = False  # ``_end_turn`` has waited for them
         self._changed = trio.Event()
         self._shared: Multiplexer | None = None  # the pump counts there
         self._shared_fd = -1  # which the multiplexer watches; -1: none
@@ -209,6 +210,7 @@ class TrioDriver:
                 count, resumed = self._take_answers()
                 if count > 1 and not resumed and self._shared is not None:
                     self._due = self._gone_on() + count
+                    self._late = False
                     self._shared.later(self._end_turn)
                     return
                 self._send_batch()
@@ -223,8 +225,8 @@ class TrioDriver:
     def _end_turn(self) -> None:
         """See Multiplexer.later: tasks that the answers have woken have submitted commands, or do
         so in this turn of the loop."""
-        if self._shared is not None and self._gone_on() < self._due:
-            self._due = 0  # the next time they have
+        if self._shared is not None and not self._late and self._gone_on() < self._due:
+            self._late = True
             self._shared.later(self._end_turn)
             return
         try:

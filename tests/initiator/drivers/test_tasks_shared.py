@@ -198,6 +198,35 @@ async def test_they_leave_together_in_whatever_order_trio_runs_them(
         assert sum(sent) == rounds * tasks
 
 
+async def test_the_number_of_a_command_may_begin_anew() -> None:
+    """CmdSN is a serial number: behind the largest comes 0. The batch around that is sent, too, and
+    so is what comes for the other session."""
+    ends = [End(depth=8), End()]
+    end, other = ends
+    first = (1 << 32) - 6
+    end.session.queue.start(first, first, 1 << 20)
+
+    async def reads() -> None:
+        for _ in range(4):
+            await end.read()
+
+    async with driven(*ends):
+        for each in ends:
+            await each.read()
+        end.silent = True
+        heard = end.peer.heard
+        async with trio.open_nursery() as nursery:
+            for _ in range(4):
+                nursery.start_soon(reads)
+            for count in (5, 9, 13, 17):
+                await end.peer.hears(count)
+                for each_heard in heard[count - 4 : count]:
+                    end.peer.respond(each_heard)
+        numbers = sorted((each_heard.cmd_sn - first) & 0xFFFFFFFF for each_heard in heard)
+        assert numbers == list(range(17)) and 0 in (each_heard.cmd_sn for each_heard in heard)
+        await other.read()
+
+
 async def test_strands_that_always_have_more_hold_up_no_other_session() -> None:
     """As long as its answers are there at once, a session goes on; but not for ever."""
     busy, other = End(depth=8), End()
