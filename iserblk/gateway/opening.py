@@ -109,6 +109,9 @@ class Gateways:
                 async with open_disks(urls, {}) as disks:
                     disk = _only(list(disks.disks.values()))
                     check_way(disk.info, self._iqn)
+                    # Cancelled since the last answer: ``started`` would have no effect, and the
+                    # caller would wait for this task to end, which waits for the caller.
+                    await trio.lowlevel.checkpoint_if_cancelled()
                     scope.shield = True
                     async with open_strands() as group, trio.open_nursery() as nursery:
                         store = DiskStore(disk, group, nursery)
