@@ -188,7 +188,10 @@ async def _load() -> None:
     """Import what ``_text`` needs, when start-up is over. With the first answer it might be too
     late: iserblk may have been removed by then, or be another version."""
     await trio.sleep(START_S)
-    await trio.to_thread.run_sync(_exposition)
+    try:
+        await trio.to_thread.run_sync(_exposition)
+    except Exception:  # it may be so now: half upgraded, for example; the LUNs go on working
+        log.exception("metrics: not to be had")
 
 
 def _exposition() -> tuple[str, Callable[[Look], bytes]]:

@@ -7,6 +7,7 @@ import socket
 import stat
 from contextlib import suppress
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 import trio
@@ -20,6 +21,7 @@ from iserblk.metrics.reading import ProcessReading
 from iserblk.metrics.serving import CLIENTS, Listener, judge_untrusted, serve, serve_document
 from tests.metrics.answerers import connected, said, scraped, served
 from tests.metrics.test_exposition import EXAMPLE
+from tests.support.until import until
 
 
 async def test_a_scrape(address: Address) -> None:
@@ -174,6 +176,23 @@ async def test_a_bug_does_not_end_the_disks(
         assert await said(tmp_path / "socket", b"GET /x HTTP/1.0\r\n\r\n") != b""
         nursery.cancel_scope.cancel()
     assert "ZeroDivisionError" in caplog.text
+
+
+async def test_what_cannot_be_loaded_does_not_end_the_disks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """In the middle of an upgrade, say."""
+
+    def load() -> NoReturn:
+        raise ImportError("of another version")
+
+    monkeypatch.setattr(serving, "START_S", 0.0)
+    monkeypatch.setattr(serving, "_exposition", load)
+    path = tmp_path / "socket"
+    async with served(path):
+        await until(lambda: "of another version" in caplog.text)
+        monkeypatch.undo()
+        assert await scraped(path) == EXAMPLE
 
 
 # --- the client ----------------------------------------------------------------------------------
