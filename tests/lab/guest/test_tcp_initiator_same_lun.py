@@ -49,7 +49,7 @@ def without_chap() -> Iterator[None]:
             file.write_text(value)
 
 
-# tgtd's answers are compared with libiscsi's, too, without a guest (tests/integration/test_tgtd.py).
+# tgtd's answers are compared with libiscsi's, too, and without a guest: integration/test_tgtd.py.
 @pytest.fixture(scope="module", params=["LIO", pytest.param("tgtd", marks=pytest.mark.long)])
 def lun(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lun]:
     address = os.environ["LAB_ADDRESS"]
