@@ -139,6 +139,8 @@ def default_option(place: str, where: Path | None = None, *, taken: bool = False
     try:
         parse_address(str(path), "metrics")
         where.mkdir(mode=0o755, exist_ok=True)
+        if not os.access(where, os.W_OK):  # of a read-only file system, for example, in a unit
+            raise PermissionError(f"{where}: no socket can be made there")
         if not taken:
             make_room(path)
     except (OSError, IserblkError) as error:

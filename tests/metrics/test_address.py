@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import socket
 import stat
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -142,6 +144,22 @@ def test_no_default_is_no_reason_not_to_work(tmp_path: Path) -> None:
         other.listen()
         assert default_option("/mnt", tmp_path) == {}
     assert default_option("/mnt", tmp_path) == {"metrics": str(path)}
+
+
+def test_no_default_in_a_directory_that_cannot_be_written(tmp_path: Path) -> None:
+    """A unit with ProtectSystem=strict, for example, sees /run/iserblk so."""
+    script = "import sys, pathlib, iserblk.metrics.address as address\n"
+    script += "print(address.default_option('/mnt', pathlib.Path(sys.argv[1])))"
+    command = [sys.executable, "-c", script, str(tmp_path)]
+    if os.geteuid() == 0:  # to whom modes say nothing
+        if subprocess.run(["unshare", "--mount", "true"], check=False).returncode:
+            pytest.skip("root has no right to mount here")
+        mount = 'mount --bind "$0" "$0" && mount -o remount,bind,ro "$0" && exec "$@"'
+        command = ["unshare", "--mount", "sh", "-c", mount, str(tmp_path), *command]
+    else:
+        tmp_path.chmod(0o500)
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, "{}\n"), done.stderr
 
 
 # --- sockets that are there already --------------------------------------------------------------
