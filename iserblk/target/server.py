@@ -436,7 +436,8 @@ class TargetServer:
 
     def _serve_luns(self, units: Mapping[int, LogicalUnit]) -> None:
         for lun in units:
-            self._limiters.setdefault(lun, trio.CapacityLimiter(DISK_THREADS))
+            # Not that of a LUN before it: its threads may wait for a target that is away.
+            self._limiters[lun] = trio.CapacityLimiter(DISK_THREADS)
         if units:
             self.device.add_luns(units)
 
@@ -582,6 +583,9 @@ class TargetServer:
         for connection in list(self._connections):
             connection.abandon()
         self.device.hurry()
+        for served in self._closing:  # the device has them no more; their tasks may not be over
+            if served.unit.loop is not None:
+                served.unit.loop.hurry()
 
     async def ask_for_logouts(self, patience_s: int) -> None:
         """Ask the initiator of each session to log out, and wait until all have, but no longer than

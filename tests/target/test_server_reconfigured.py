@@ -21,8 +21,8 @@ from iserblk.target.scsi.unit import LogicalUnit
 from iserblk.target.server import TargetServer
 from iserblk.url import parse_url
 from tests.support.until import until
-from tests.target.fake_store import FakeStore
 from tests.target.iser_client import rw10
+from tests.target.scsi.test_loop import LoopFake
 from tests.target.scsi_client import GOOD, IQN, NO_SUCH_LUN, POWER_ON, Client
 
 MIB = 1 << 20
@@ -200,7 +200,7 @@ async def test_states_of_groups(bench: Bench) -> None:
 class Others:
     """Other targets. That called "away" does not answer before ``back``; ``deaf``: nor is it given
     up before that. ``asked``: the names of those that were asked for a LUN, in order. ``stuck``:
-    closing a unit waits until it is set. ``closed``: units that were."""
+    closing a unit waits until it is set. ``closed``: the names of units that were."""
 
     def __init__(self, bench: Bench) -> None:
         self.back = trio.Event()
@@ -208,7 +208,7 @@ class Others:
         self.asked: list[str] = []
         self.stuck = threading.Event()
         self.stuck.set()
-        self.closed: list[LogicalUnit] = []
+        self.closed: list[str] = []
         bench.luns.open_remote = self.open
 
     @staticmethod
@@ -224,14 +224,21 @@ class Others:
     def open(self, urls: tuple[str, ...], read_only: bool) -> LogicalUnit:
         name = parse_url(urls[0]).host
         trio.from_thread.run(self._answer, name)
-        others = self
+        store = Remote(self, name)
+        return LogicalUnit(store, serial=name, read_only=read_only, loop=store)
 
-        class Unit(LogicalUnit):
-            def close(self) -> None:
-                others.stuck.wait()
-                others.closed.append(self)
 
-        return Unit(FakeStore(MIB), serial=name, read_only=read_only)
+class Remote(LoopFake):
+    """A LUN of ``others``."""
+
+    def __init__(self, others: Others, name: str) -> None:
+        super().__init__(MIB)
+        self._others = others
+        self._name = name
+
+    def close(self) -> None:
+        self._others.stuck.wait()
+        self._others.closed.append(self._name)
 
 
 @pytest.fixture
@@ -282,7 +289,7 @@ async def test_a_lun_is_given_up_that_is_not_wanted_any_more(
         others.back.set()
     await until(lambda: list(bench.luns.units) == [1, 2])
     assert bench.luns.units[1] is file
-    assert [each.serial for each in others.closed] == ["away"] * deaf
+    assert others.closed == ["away"] * deaf
 
 
 async def test_a_lun_that_is_being_closed_keeps_only_luns_of_its_target_waiting(
@@ -300,6 +307,46 @@ async def test_a_lun_that_is_being_closed_keeps_only_luns_of_its_target_waiting(
     others.stuck.set()
     await until(lambda: sorted(bench.luns.units) == [1, 2, 4])
     assert others.asked.count("one") == 2 and not bench.luns.leaving
+
+
+async def test_a_lun_waits_for_no_threads_of_the_one_before_it(
+    bench: Bench, others: Others
+) -> None:
+    """All threads of LUN 1 may wait for its target, which is away; then a file has that number."""
+    await bench.change(n1=others.spec("one"))
+    await until(lambda: bench.luns.units)
+    client = bench.client(1)
+    client.running = 1
+    threads = bench.server._limiters
+    for _ in range(int(threads[1].total_tokens)):
+        threads[1].acquire_on_behalf_of_nowait(object())
+    await bench.change(n1=bench.spec("file"))
+    assert list(bench.luns.units) == [1] and bench.luns.leaving
+    assert threads[1].available_tokens
+    client.tell_ended()
+    await until(lambda: not bench.luns.leaving)
+
+
+async def test_the_end_of_the_target_waits_for_no_lun_that_is_away(
+    bench: Bench, others: Others
+) -> None:
+    """What has ended of its commands waits for an answer of its target, also when the LUN is gone
+    already. (When the process ends that cannot be waited for.)"""
+    one, two = others.spec("one"), others.spec("two")
+    await bench.change(n1=one, n2=two)
+    await until(lambda: len(bench.luns.units) == 2)
+    units = [bench.luns.units[1], bench.luns.units[2]]
+    client = bench.client(1)
+    client.running = 1
+    await bench.change(n1=others.spec("three"), n2=two)
+    await until(lambda: len(bench.luns.units) == 2)
+    units.append(bench.luns.units[1])
+    bench.server.end()
+    stores = [unit.loop for unit in units]
+    hurried = [isinstance(each, Remote) and ("hurry",) in each.calls for each in stores]
+    client.tell_ended()
+    await until(lambda: not bench.luns.leaving)
+    assert hurried == [True, True, True]
 
 
 @pytest.mark.logs("LUN 1 is left out: there is no such LUN")
