@@ -184,6 +184,19 @@ def test_a_removal_is_refused_where_something_is_in_use(tmp_path: Path) -> None:
     assert machine.bytecode.exists()
 
 
+@pytest.mark.parametrize("source", ["/dev/nbd1", "/dev/nbd1p2"])
+def test_a_removal_does_not_try_to_detach_what_is_mounted(source: str, tmp_path: Path) -> None:
+    machine = Machine(tmp_path)
+    for name in ("nbd1", "nbd10"):
+        (machine.run / name).mkdir(parents=True)
+        (machine.run / name / "state.json").touch()
+    machine.mountinfo.write_text(f"45 27 43:0 / /data rw,noatime shared:2 - xfs {source} rw\n")
+    done = machine.script("prerm", "remove")
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[0] == "/dev/nbd1: mounted"
+    assert machine.asked == "detach|/dev/nbd10|"
+
+
 def test_a_removal_takes_no_volume_from_a_pod(tmp_path: Path) -> None:
     machine = Machine(tmp_path)
     for name in ("nbd0/state.json", "csi/0123.lock", "csi/0123.json"):
