@@ -119,12 +119,17 @@ class Copies:
         with self._lock:
             data = change.data
             length = len(data)
+            # First: an interrupt may leave too much counted, but nothing that is not. What does not
+            # count is not dropped by a flush, and would be sent again over what is durable.
+            self.size += length
             try:
                 if length <= CHUNK - self._at:  # nearly always
                     self._append(change.sequence, change.slot.first, data, length)
                 else:
                     self.copy(change.sequence, change.slot.first, data)
-                self.size += length
+            except (MemoryError, OSError):
+                self.size -= length
+                raise
             finally:
                 change.sequence = 0
                 change.data = NO_BYTES

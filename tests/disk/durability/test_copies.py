@@ -9,7 +9,7 @@ from collections.abc import Callable
 import pytest
 
 from iserblk.disk.durability import copies, journal
-from iserblk.disk.durability.copies import CHUNK
+from iserblk.disk.durability.copies import CHUNK, Change, Chunk
 from iserblk.disk.durability.journal import SMALL, Journal
 from iserblk.initiator.session.slots import NO_BYTES, SENT, TAKEN, TaskSlot
 
@@ -258,3 +258,25 @@ def test_threads_that_keep_while_others_flush_and_replay(make: Make) -> None:
     left = journal.begin_replay()
     assert seen | {entry.sequence for entry in left} == {n for each in kept for n in each}
     assert journal.size == len(left) * BLOCK
+
+
+class _Interrupted(list[int]):
+    """The index of a chunk, at which the user interrupts the program."""
+
+    def __setitem__(self, at: object, number: object) -> None:
+        raise KeyboardInterrupt
+
+
+def test_what_an_interrupt_leaves_counts() -> None:
+    """So a flush drops it. Else a write with FUA would find nothing that is kept, and a replay
+    would put older data over it. (The compiled form is not interrupted.)"""
+    chunks = [Chunk(BLOCK), Chunk(BLOCK)]
+    chunks[1].index = _Interrupted()  # type: ignore[assignment]
+    given = iter(chunks)
+    form = copies.Copies(BLOCK, lambda: next(given))
+    change = Change(TaskSlot(0))
+    change.sequence, change.data = 1, memoryview(bytes(CHUNK + BLOCK))
+    with pytest.raises(KeyboardInterrupt):
+        form.keep(change)
+    assert chunks[0].used and form.size == CHUNK + BLOCK
+    assert not change.sequence
