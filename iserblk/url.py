@@ -29,6 +29,8 @@ _DIRECTORIES = {"isns": ISNS_PORT, "slp": SLP_PORT}  # schemes of what tells whe
 MAXIMUM_LUN = 16383
 _EXAMPLE = "iser://HOST/iqn.2026-11.example:disk/0"
 _MEANT = re.compile(r"(iser|iscsi|isns|slp):", re.ASCII | re.IGNORECASE)
+# A URL without its scheme: its user may have a secret.
+_NO_SCHEME = re.compile(r"[^/]*@[^/]+/(?:iqn|eui|naa)\.", re.IGNORECASE)
 _HOST = re.compile(r"[^\W_]([\w.-]*[^\W_])?\.?")  # letters of any script, because of IDNA
 
 
@@ -66,6 +68,11 @@ _DIGEST = (
 def is_url(text: str) -> bool:
     """Whether ``text`` is meant as a URL, and not as a path. It may be wrong, and have a secret."""
     return "://" in text or _MEANT.match(text) is not None
+
+
+def may_be_url(text: str) -> bool:
+    """Whether ``text`` is meant as a URL, perhaps without its scheme, and not as a path."""
+    return is_url(text) or _NO_SCHEME.match(text) is not None
 
 
 def parse_url(text: str) -> Url:

@@ -26,7 +26,7 @@ from pathlib import Path
 from iserblk.errors import BadArgument, IserblkError, PermissionDenied
 from iserblk.names import shown
 from iserblk.secret import Secret
-from iserblk.url import is_url
+from iserblk.url import may_be_url
 
 SYSTEM = Path("/etc/iserblk")  # the directory that the units read
 VARIABLE = "ISERBLK_CONFIG_DIR"
@@ -85,7 +85,7 @@ def may_be_name(text: str) -> bool:
 def check_name(name: str) -> None:
     """Raises BadArgument unless ``name`` has the form of a name. A URL, which may have a secret, is
     not shown."""
-    if is_url(name):
+    if may_be_url(name):
         raise BadArgument("this is a URL, and the name of a LUN is missing in front of it")
     if not may_be_name(name):
         raise BadArgument(

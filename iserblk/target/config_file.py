@@ -32,9 +32,9 @@ from iserblk.target.config import (
     Slp,
     TargetConfig,
 )
-from iserblk.target.lunspec import KEYS, LunSpec, file_spec, may_be_url, remote_spec
+from iserblk.target.lunspec import KEYS, LunSpec, file_spec, remote_spec
 from iserblk.target.ports import MAXIMUM_TAG, STATES, TRANSPORTS, AccessStates, Listen
-from iserblk.url import ISNS_PORT, MAXIMUM_LUN, SLP_PORT, is_url, parse_portal
+from iserblk.url import ISNS_PORT, MAXIMUM_LUN, SLP_PORT, may_be_url, parse_portal
 
 _BARE = re.compile(r"[A-Za-z0-9_-]{1,60}", re.ASCII)
 _NUMBER = re.compile(r"0|[1-9][0-9]{0,4}", re.ASCII)
@@ -73,7 +73,7 @@ class _Table:
     def at(self, key: str) -> str:
         """The key as the file has it, with the names of its tables. A URL is not shown: it may have
         a secret."""
-        if is_url(key):
+        if may_be_url(key):
             key = "(a URL)"
         shown = key if _BARE.fullmatch(key) else json.dumps(key[:_SHOWN], ensure_ascii=False)
         return f"{self.name}.{shown}" if self.name else shown

@@ -25,7 +25,7 @@ from iserblk.target.store.lunfile import open_file
 from iserblk.target.store.statefile import MODES_SUFFIX, SUFFIX, StateFile
 from iserblk.target.store.store import Store
 from iserblk.target.store.volatile import VolatileStore
-from iserblk.url import is_url, parse_url
+from iserblk.url import may_be_url, parse_url
 
 BLOCK_SIZES = (512, 4096)
 MAXIMUM_SIZE = 1 << 62  # bytes
@@ -34,8 +34,6 @@ _UNITS = {"": 0, "K": 10, "M": 20, "G": 30, "T": 40}
 _SIZE = re.compile(r"([0-9]{1,19})([KMGT]?)", re.ASCII | re.IGNORECASE)
 _LOOKS_LIKE_OPTION = re.compile(r"ro|[a-z][a-z-]*=[^/]*", re.ASCII)
 _REMOTE_READ_ONLY = re.compile(r"(.*(?:/[0-9]+|\?[^ ]*)):ro", re.DOTALL)
-# A URL without its scheme: its user may have a secret.
-_NO_SCHEME = re.compile(r"[^/]*@[^/]+/(?:iqn|eui|naa)\.", re.IGNORECASE)
 KEYS = ("block", "size", "serial", "wce", "volatile-cache", "soft-threshold")
 
 
@@ -61,11 +59,6 @@ OpenRemote = Callable[[tuple[str, ...], bool], LogicalUnit]  # its URLs, and whe
 
 def no_remote(_urls: tuple[str, ...], _read_only: bool) -> LogicalUnit:
     raise BadArgument("LUNs of other targets cannot be served here; name a file")
-
-
-def may_be_url(text: str) -> bool:
-    """Whether ``text`` is meant as a URL, perhaps without its scheme, and not as a path."""
-    return is_url(text) or _NO_SCHEME.match(text) is not None
 
 
 def parse_lun_spec(text: str) -> LunSpec:

@@ -250,9 +250,10 @@ def test_what_is_no_name(name: str) -> None:
             call(name)
 
 
-def test_a_url_in_place_of_a_name_is_not_shown() -> None:
+@pytest.mark.parametrize("scheme", ["iser://", "iser:", ""])
+def test_a_url_in_place_of_a_name_is_not_shown(scheme: str) -> None:
     with pytest.raises(BadArgument, match="the name of a LUN is missing") as caught:
-        find(f"iser://alice%{SECRET}@host/iqn.x")
+        find(f"{scheme}alice%{SECRET}@host/iqn.x")
     assert SECRET not in str(caught.value)
 
 

@@ -187,6 +187,7 @@ WRONG = [
     (f'{HEAD}[lun.07]\nfile = "x"', "lun.07: a LUN has a number"),
     (f'{HEAD}[lun."1.5"]\nfile = "x"', 'lun."1.5": a LUN has a number'),
     (f'{HEAD}[lun."iser://alice%{SECRET}@h/{IQN}/0"]', r'lun."\(a URL\)": a LUN has a number'),
+    (f'{HEAD}[lun."alice%{SECRET}@h/{IQN}/0"]', r'lun."\(a URL\)": a LUN has a number'),
     (f'{HEAD}{LUN}["iscsi:alice%{SECRET}@h/"]', r'"\(a URL\)": unknown key'),
     (f"{HEAD}[lun.0]", "lun.0: write either file = or url ="),
     (f'{LUN}url = "iser://h/{IQN}x/0"\n[x]\n{HEAD}', "iqn: is missing"),
