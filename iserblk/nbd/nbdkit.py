@@ -93,8 +93,9 @@ def _run(
         told = number
         child.terminate()
 
-    with tempfile.TemporaryDirectory(prefix="iserblk-") as scratch:
-        pid_file = Path(scratch) / "pid"
+    scratch = tempfile.TemporaryDirectory(prefix="iserblk-")
+    with scratch:
+        pid_file = Path(scratch.name) / "pid"
         child = subprocess.Popen(
             ["/bin/sh", "-c", _HAND_OVER, "sh", *program, "--pidfile", str(pid_file), *plugin],
             stdin=sock.fileno(),
@@ -109,6 +110,7 @@ def _run(
         try:
             started = _wait_for(pid_file, child)
             if started:
+                scratch.cleanup()  # so that SIGKILL does not leave it
                 said.pass_on()
                 ready()
             child.wait()

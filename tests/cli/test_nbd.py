@@ -112,15 +112,19 @@ def test_nbd_with_what_nbdkit_does_not_take(url: str, tmp_path: Path) -> None:
 
 
 def test_nbd_passes_on_what_nbdkit_says(tmp_path: Path) -> None:
+    """Until it is killed; nothing is left in /tmp then."""
     need("nbdkit", "nbdinfo")
-    log = tmp_path / "log"
+    log, scratch = tmp_path / "log", tmp_path / "scratch"
+    scratch.mkdir()
+    words = ("--socket", tmp_path / "s", "--nbdkit")
     with (
         running_target([f"{tmp_path}/lun:size=1M"], tmp_path / "target.log") as own,
-        serving("nbd", own.url, "--socket", tmp_path / "s", "--nbdkit", log=log) as server,
+        serving("nbd", own.url, *words, log=log, TMPDIR=str(scratch)) as server,
     ):
         assert run("nbdinfo", "--size", server.url).strip() == str(MIB)
         own.kill()
         until_blocking(lambda: "connection lost" in log.read_text())
+    assert not list(scratch.iterdir())
 
 
 def test_nbd_without_nbdkit(url: str, tmp_path: Path) -> None:
