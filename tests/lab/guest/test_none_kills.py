@@ -103,8 +103,15 @@ def _until_successors(server: Server, count: int) -> None:
     until_blocking(lambda: server.log.read_text().count(words) >= count)
 
 
-@pytest.mark.parametrize("what", ["server", "server and target"])
-@pytest.mark.parametrize("length", ["short", pytest.param("long", marks=pytest.mark.long)])
+@pytest.mark.parametrize(
+    ("length", "what"),
+    [
+        ("short", "server and target"),
+        pytest.param("short", "server", marks=pytest.mark.long),
+        pytest.param("long", "server and target", marks=pytest.mark.long),
+        pytest.param("long", "server", marks=pytest.mark.long),
+    ],
+)
 def test_kills_under_a_file_system(
     length: str, what: str, target: Mortal, tmp_path: Path, record: Record
 ) -> None:
