@@ -57,7 +57,6 @@ ELSEWHERE: dict[str, str] = {
     "iserblk/disk/multipath/failback.py": "tests/integration/test_fail_back.py",
     "iserblk/disk/seam.py": "Protocols; tests/integration/test_disk_data.py runs both faces",
     "iserblk/doctor/finding.py": "a record; tests/doctor/test_report.py",
-    "iserblk/gateway/opening.py": "tests/integration/test_gateway.py",
     "iserblk/gateway/store.py": "tests/integration/test_gateway.py",
     "iserblk/initiator/connecting/reach.py": (
         "tests/initiator/connecting/test_verbs.py and tests/integration/test_portals.py"

@@ -189,12 +189,12 @@ async def _load() -> None:
     late: iserblk may have been removed by then, or be another version."""
     await trio.sleep(START_S)
     try:
-        await trio.to_thread.run_sync(_exposition)
+        await trio.to_thread.run_sync(load_exposition)
     except Exception:  # it may be so now: half upgraded, for example; the LUNs go on working
         log.exception("metrics: not to be had")
 
 
-def _exposition() -> tuple[str, Callable[[Look], bytes]]:
+def load_exposition() -> tuple[str, Callable[[Look], bytes]]:
     """The import is here, so that start-up does not wait for it."""
     from iserblk.metrics.exposition import CONTENT_TYPE, expose  # noqa: PLC0415
 
@@ -204,7 +204,7 @@ def _exposition() -> tuple[str, Callable[[Look], bytes]]:
 def _text(look: Look) -> tuple[str, bytes]:
     """Content type and body of the answer. Runs in a thread: with many LUNs it takes long, and the
     event loop may have requests of LUNs to process."""
-    kind, expose = _exposition()
+    kind, expose = load_exposition()
     return kind, expose(look)
 
 

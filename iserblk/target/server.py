@@ -146,7 +146,7 @@ class TargetServer:
         self._arrival.ended.set()
         self._closing: dict[Served, trio.Event] = {}  # of other targets; set when they are closed
         # One for each LUN: a disk that does not answer takes no threads from the other LUNs.
-        self._limiters = {lun: trio.CapacityLimiter(DISK_THREADS) for lun in luns}
+        self.limiters = {lun: trio.CapacityLimiter(DISK_THREADS) for lun in luns}
 
     async def serve_tcp(self, sock: trio.socket.SocketType, port: TargetPort = ONLY_PORT) -> None:
         """Serve one connection by TCP or SCTP from accept to end. Closes ``sock``. Raises only
@@ -351,7 +351,7 @@ class TargetServer:
         OWNER.set(nexus)
         with trio.CancelScope(shield=True):  # the buffer is used until the write has ended
             await trio.to_thread.run_sync(
-                self.device.run, slot.task, slot.buffer, limiter=self._limiters[slot.lun]
+                self.device.run, slot.task, slot.buffer, limiter=self.limiters[slot.lun]
             )
             if slot.task.cancelled and slot.task.in_loop:
                 settled = trio.Event()
@@ -437,7 +437,7 @@ class TargetServer:
     def _serve_luns(self, units: Mapping[int, LogicalUnit]) -> None:
         for lun in units:
             # Not that of a LUN before it: its threads may wait for a target that is away.
-            self._limiters[lun] = trio.CapacityLimiter(DISK_THREADS)
+            self.limiters[lun] = trio.CapacityLimiter(DISK_THREADS)
         if units:
             self.device.add_luns(units)
 

@@ -187,7 +187,7 @@ async def test_what_cannot_be_loaded_does_not_end_the_disks(
         raise ImportError("of another version")
 
     monkeypatch.setattr(serving, "START_S", 0.0)
-    monkeypatch.setattr(serving, "_exposition", load)
+    monkeypatch.setattr(serving, "load_exposition", load)
     path = tmp_path / "socket"
     async with served(path):
         await until(lambda: "of another version" in caplog.text)

@@ -317,7 +317,7 @@ async def test_a_lun_waits_for_no_threads_of_the_one_before_it(
     await until(lambda: bench.luns.units)
     client = bench.client(1)
     client.running = 1
-    threads = bench.server._limiters
+    threads = bench.server.limiters
     for _ in range(int(threads[1].total_tokens)):
         threads[1].acquire_on_behalf_of_nowait(object())
     await bench.change(n1=bench.spec("file"))
