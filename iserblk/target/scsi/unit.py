@@ -54,6 +54,17 @@ _MODES: Final = {True: b"wce=1\n", False: b"wce=0\n"}  # a state file with mode 
 _PAGE: Final = 4096  # bytes; files are allocated and cached in pages
 
 
+def _restored(modes: StateFile) -> bool | None:
+    """WCE as it was saved; None: it was not. Raises BadArgument."""
+    content = modes.load()
+    if content is not None and content not in _MODES.values():
+        raise BadArgument(
+            f"{modes.path}: these are no mode parameters; remove the file to give up those of"
+            " its LUN"
+        )
+    return next((on for on, text in _MODES.items() if text == content), None)
+
+
 class LogicalUnit:
     """One disk. The unit owns ``store``, and closes it.
 
@@ -100,12 +111,11 @@ class LogicalUnit:
         self.blocks = store.size // block
         self.read_only = read_only
         self._modes = modes
-        self._saved_write_cache: bool | None = None
-        if modes is not None:
-            self._restore_modes(modes)
+        saved = None if modes is None else _restored(modes)
+        self._saved_write_cache: bool | None = saved
         self.default_write_cache = write_cache is not False
         if write_cache is None:
-            write_cache = self._saved_write_cache is not False
+            write_cache = saved is not False
         self._mode_lock = threading.Lock()
         self._write_cache = write_cache
         self.write_through = not write_cache
@@ -171,15 +181,6 @@ class LogicalUnit:
                 f"{state.path}: these are no reservations ({error}); remove the file to give up"
                 " the reservations of its LUN"
             ) from None
-
-    def _restore_modes(self, modes: StateFile) -> None:
-        content = modes.load()
-        if content is not None and content not in _MODES.values():
-            raise BadArgument(
-                f"{modes.path}: these are no mode parameters; remove the file to give up those of"
-                " its LUN"
-            )
-        self._saved_write_cache = next((on for on, text in _MODES.items() if text == content), None)
 
     @property
     def can_save_modes(self) -> bool:
