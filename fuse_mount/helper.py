@@ -11,7 +11,7 @@ from __future__ import annotations
 import getopt
 import logging
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NoReturn
 
 from fuse_mount.errors import MountError, MountFailed, UsageError
@@ -23,11 +23,19 @@ SHORT_OPTIONS = "sfnvN:o:t:"  # those that mount(8) gives its helpers
 
 def main(arguments: Sequence[str]) -> int:
     """Mount in the background. Returns the exit status of mount(8)."""
-    logging.basicConfig(level=logging.WARNING, format="mount.iserblk: %(message)s")
+    return exit_status("mount.iserblk", _mount, arguments)
+
+
+def exit_status(
+    program: str, work: Callable[[Sequence[str]], None], arguments: Sequence[str]
+) -> int:
+    """Do ``work`` as ``program``, which mount(8) or umount(8) runs; errors go to stderr. Returns
+    the exit status of mount(8)."""
+    logging.basicConfig(level=logging.WARNING, format=f"{program}: %(message)s")
     try:
-        _mount(arguments)
+        work(arguments)
     except MountError as error:
-        print(f"mount.iserblk: {error}", file=sys.stderr)
+        print(f"{program}: {error}", file=sys.stderr)
         return error.exit_status
     except KeyboardInterrupt:
         return MountFailed.exit_status

@@ -11,12 +11,12 @@ those of mount(8).
 from __future__ import annotations
 
 import getopt
-import logging
 import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
-from fuse_mount.errors import MountError, MountFailed, UsageError
+from fuse_mount.errors import UsageError
+from fuse_mount.helper import exit_status
 from fuse_mount.mount import How, unmount
 
 SHORT_OPTIONS = "flnrvN:t:"  # those that umount(8) gives its helpers
@@ -24,15 +24,7 @@ SHORT_OPTIONS = "flnrvN:t:"  # those that umount(8) gives its helpers
 
 def main(arguments: Sequence[str]) -> int:
     """Unmount. Returns the exit status of mount(8)."""
-    logging.basicConfig(level=logging.WARNING, format="umount.fuse.iserblk: %(message)s")
-    try:
-        _unmount(arguments)
-    except MountError as error:
-        print(f"umount.fuse.iserblk: {error}", file=sys.stderr)
-        return error.exit_status
-    except KeyboardInterrupt:
-        return MountFailed.exit_status
-    return 0
+    return exit_status("umount.fuse.iserblk", _unmount, arguments)
 
 
 def _unmount(arguments: Sequence[str]) -> None:
