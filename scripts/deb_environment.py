@@ -8,7 +8,7 @@ pip itself decides: what the distribution has in a version that pyproject.toml a
 there; what it lacks, or has in an older version, comes from the package index, as do the tools that
 compile. Then, below DIR:
 
-    root/usr/lib/iserblk    the environment as it is installed, with what came from the index alone
+    tree/usr/lib/iserblk    the environment as it is installed, with what came from the index alone
     bundled.txt             these packages, with their versions and licences
     substvars               iserblk:Depends=, the distribution's packages that are used
 
@@ -176,7 +176,7 @@ def install(output: Path) -> None:
     """Write what the module's head says."""
     purelib = Path(sysconfig.get_path("purelib"))
     bundled, system = sort(purelib)
-    home = output / "root" / HOME
+    home = output / "tree" / HOME
     shutil.rmtree(home, ignore_errors=True)
     inner = home / purelib.relative_to(sys.prefix)
     for distribution in bundled:

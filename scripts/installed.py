@@ -45,6 +45,7 @@ import threading
 import time
 import traceback
 import zipfile
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -266,7 +267,7 @@ class Witness:
 # --- the ways to install --------------------------------------------------------------------------
 
 
-class Way:
+class Way(ABC):
     """A way to install iserblk. ``bin``: the directory of its programs."""
 
     def __init__(self, name: str, account: Account, folder: Path) -> None:
@@ -280,14 +281,14 @@ class Way:
     def mount_helper(self) -> Path:
         return self.bin / "mount.iserblk"
 
-    def install(self, file: Path) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def install(self, file: Path) -> None: ...
 
-    def upgrade(self, file: Path) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def upgrade(self, file: Path) -> None: ...
 
-    def remove(self) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def remove(self) -> None: ...
 
 
 class Venv(Way):
