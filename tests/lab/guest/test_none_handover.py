@@ -24,7 +24,9 @@ from tests.support.target import TargetProcess, running_target
 from tests.support.until import until_blocking
 
 LAB_OWN_GUEST = True  # the guest of the others has enough to do in its time
-IO_TIMEOUT_S = 60
+# The kernel's limit follows from it, and only what waits beyond that was lost. In an emulated guest
+# with a busy host a request has waited for 164 s while three servers took over from each other.
+IO_TIMEOUT_S = 120
 CONNECTIONS = 4  # the kernel sends again what takes longer than its limit
 DEPTH = 16
 LEAST = 3  # replacements
