@@ -11,11 +11,13 @@ import tarfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import ClassVar
 
 from iserblk.csi.server import NAME
 from tests.cli.commands import environment
+from tests.lab.guest import attached
 from tests.support.forking import Forked
 
 HOSTNAME = "worker-1"
@@ -25,19 +27,7 @@ IMAGE = "localhost/pod:1"
 _DISK = "2G"
 _SLOW_S = 600
 
-
-def run(*words: object, timeout: float = _SLOW_S) -> str:
-    done = subprocess.run(
-        [str(word) for word in words],
-        capture_output=True,
-        text=True,
-        check=False,
-        stdin=subprocess.DEVNULL,
-        timeout=timeout,
-    )
-    assert done.returncode == 0, done
-    return done.stdout
-
+run = partial(attached.run, timeout=_SLOW_S)
 
 # What a kubelet sets, of the whole machine.
 _TUNED = (
