@@ -76,11 +76,13 @@ class Nexus:
     ``end_tasks(lun, ended)``: end the session's tasks of a LUN, as after a reset by another
     session. A task that a thread is running cannot be ended: it completes, and ``ended`` is called
     then, once for each. Returns the number of those tasks. Only the thread that begins commands
-    calls it. ``port``: the target port to which the initiator connected. ``tasks_of(lun)``: the
-    session's tasks of a LUN that have begun or may begin, for TaskSets.
+    calls it. ``lose_lun``: the same for a LUN that is gone. What it has counted is no task of
+    another LUN that gets the number: neither of the other two knows it any more. ``port``: the
+    target port to which the initiator connected. ``tasks_of(lun)``: the session's tasks of a LUN
+    that have begun or may begin, for TaskSets.
     """
 
-    __slots__ = ("end_tasks", "name", "port", "tasks_of")
+    __slots__ = ("end_tasks", "lose_lun", "name", "port", "tasks_of")
 
     def __init__(
         self,
@@ -89,11 +91,14 @@ class Nexus:
         end_tasks: EndTasks = lambda _lun, _ended: 0,
         port: TargetPort = ONLY_PORT,
         tasks_of: TasksOf = lambda _lun: (),
+        lose_lun: EndTasks | None = None,
     ) -> None:
+        """``lose_lun``: None: there is nothing to it but ``end_tasks``."""
         self.port = port
         self.tasks_of = tasks_of
         self.name = NexusName(TransportId(initiator.lower(), isid), port.relative)
         self.end_tasks = end_tasks
+        self.lose_lun = lose_lun or end_tasks
 
 
 class DeviceServer(Protocol):

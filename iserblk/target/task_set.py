@@ -114,6 +114,11 @@ class TaskSets:
         if not self.ready:
             self._retire(lun, task_set)
 
+    def forget(self, lun: int) -> None:
+        """The LUN has gone, and none of its tasks is dormant: those that have not ended hold up no
+        task of another LUN that gets the number. ``present`` must not return them any more."""
+        self.active.pop(lun, None)
+
     def _retire(self, lun: int, task_set: _TaskSet) -> None:
         """Forget a set whose order does not matter any more. No member of it is in ``ready``."""
         if not (task_set.heads or task_set.ordered):

@@ -144,6 +144,24 @@ def test_luns_have_sets_of_their_own(lun: Lun) -> None:
     assert lun.enabled == [1] and list(lun.sets.active) == [LUN]
 
 
+def test_a_lun_that_is_gone_leaves_nothing_to_the_next_one(lun: Lun) -> None:
+    """Its tasks may run on for long."""
+    running = lun.arrive(SIMPLE)
+    lun.end(lun.arrive(ORDERED))
+    head = lun.arrive(HEAD_OF_QUEUE)
+    lun.present.clear()
+    lun.sets.forget(LUN)
+    lun.sets.forget(LUN)
+    assert not lun.sets.active
+    new = lun.arrive(ORDERED)
+    assert lun.enabled[-1] == new
+    for old in (running, head):
+        lun.sets.leave(LUN, old)
+    assert list(lun.sets.active) == [LUN]
+    lun.end(new)
+    assert not lun.sets.active and not lun.sets.ready
+
+
 def test_strangers_may_leave(lun: Lun) -> None:
     lun.sets.leave(LUN, "nobody")
     lun.arrive(ORDERED)

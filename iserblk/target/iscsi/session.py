@@ -12,6 +12,7 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from typing import Final, NamedTuple
 
 from iserblk.errors import TransportError
@@ -88,6 +89,7 @@ class TargetSession:
         self.lost: list[Allegiance] = []
         self._waiting: dict[int, _Waiting] = {}  # by CmdSN
         self._fences: list[_Fence] = []
+        self._orphans: set[TargetTask] = set()  # in threads, of LUNs that are gone
         self._draining = False
         self.nexus: Nexus  # while ``attached``, and afterwards
         self.attached = False
@@ -121,7 +123,7 @@ class TargetSession:
         self.depth = depth
         self.parameters = parameters
         self.recovers = parameters.error_recovery_level == RECOVERY
-        self.nexus = Nexus(initiator, isid, self.end_tasks, port, self._tasks_of)
+        self.nexus = Nexus(initiator, isid, self.end_tasks, port, self._tasks_of, self.lose_lun)
         self._device.attach(self.nexus)
         self.attached = True
 
@@ -565,7 +567,7 @@ class TargetSession:
     def end_tasks(self, lun: int, ended: Callable[[], None]) -> int:
         """Implements Nexus.end_tasks: after a reset or PREEMPT AND ABORT by another session."""
         tasks = self.tasks_on(lun)
-        running = [slot for slot in tasks if slot.state == RUNNING]
+        running = [slot for slot in tasks if slot.state == RUNNING and slot not in self._orphans]
         for slot in running:
             slot.task.cancel()
             slot.on_ended.append(ended)
@@ -585,6 +587,16 @@ class TargetSession:
             connection.flush_quietly()
         return len(running)
 
+    def lose_lun(self, lun: int, ended: Callable[[], None]) -> int:
+        """Implements Nexus.lose_lun. For the initiator they stay tasks of that LUN: what it aborts
+        of them must have ended when it is told so."""
+        running = self.end_tasks(lun, ended)
+        for slot in self.tasks_on(lun):
+            if slot.state == RUNNING and slot not in self._orphans:
+                self._orphans.add(slot)
+                slot.on_ended.append(partial(self._orphans.discard, slot))
+        return running
+
     def tasks_on(self, *luns: int) -> list[TargetTask]:
         """The tasks of these LUNs that have been delivered."""
         return [slot for slot in self.tasks.values() if slot.lun in luns and slot.state != WAITING]
@@ -594,8 +606,11 @@ class TargetSession:
         return [
             slot
             for slot in self.tasks_on(lun)
-            if slot.state == RUNNING
-            or not (slot.state == COMPLETED or slot.aborted or slot.task.status)
+            if (
+                slot not in self._orphans
+                if slot.state == RUNNING
+                else not (slot.state == COMPLETED or slot.aborted or slot.task.status)
+            )
         ]
 
     def tasks_allegiant_to(self, connection: Allegiance) -> list[TargetTask]:

@@ -134,7 +134,8 @@ class DeviceServer:
         running = 0
         for lun in luns:
             del self._units[lun]
-            running += sum(nexus.end_tasks(lun, ended) for nexus in self._nexuses)
+            running += sum(nexus.lose_lun(lun, ended) for nexus in self._nexuses)
+            self.task_sets.forget(lun)
             with self._attending:
                 for nexus in self._nexuses:  # also where it has no access to the LUN
                     self._attentions.pop((nexus, lun), None)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
+from contextlib import closing
 
 import pytest
 
@@ -14,6 +16,7 @@ from iserblk.target.iscsi.slot import TargetTask
 from tests.support import logs
 from tests.target.iscsi.test_connection import READ_10, WRITE_10, Client, cdb10
 from tests.target.iser_client import IserClient, rw10
+from tests.target.scsi_client import make_unit
 
 pytestmark = pytest.mark.logs(logs.IGNORED)
 
@@ -288,6 +291,39 @@ def test_an_aborted_command_is_not_waited_for_while_its_data_is(host: Host, othe
     host.client.heard.clear()
     host.manage(pdu.TMF_ABORT_TASK_SET)
     assert host.client.opcodes() == [] and other.begun == [ordered]
+
+
+def test_a_lun_waits_for_no_command_of_the_one_before_it(host: Host, other: Host) -> None:
+    """Threads may run those for long, e.g. as another target is away whose LUN this was."""
+    old, waiting = host.flush(), host.flush(ORDERED)
+    device = host.client.device
+    ended: list[str] = []
+    with closing(make_unit(os.memfd_create("second"), 1 << 20)) as second:
+        assert device.remove_luns([0], lambda: ended.append("first")) == 1
+        assert host.answers == [(waiting, sam.TASK_ABORTED)]
+        device.add_luns({0: second})
+        while other.say(READY, SIMPLE) and other.answers[-1][1]:
+            pass  # unit attentions
+        orders = [other.flush(ORDERED), other.flush(ORDERED)]
+        assert other.begun == orders[:1] and host.begun == [old]
+        other.end(orders[0])
+        assert other.begun == orders[1:]
+        third = Host(beside=host)
+        third.manage(pdu.TMF_LOGICAL_UNIT_RESET)
+        other.end(orders[1])
+        third.client.run()
+        assert third.client.opcodes() == [bhs.TASK_MANAGEMENT_RESPONSE] and host.begun == [old]
+        # Nor does the removal of the new one wait for it. Its own initiator does.
+        assert device.remove_luns([0], lambda: ended.append("second")) == 0
+        device.add_luns({0: second})
+        host.client.heard.clear()
+        host.manage(pdu.TMF_LOGICAL_UNIT_RESET)
+        assert host.client.opcodes() == []
+        host.end(old)
+        host.client.run()
+        assert host.client.opcodes() == [bhs.TASK_MANAGEMENT_RESPONSE]
+        assert ended == ["first"] and not device.task_sets.active
+        device.remove_luns([0], lambda: None)
 
 
 def test_a_head_of_queue_command_is_the_first_of_those_that_wait_for_memory(host: Host) -> None:
