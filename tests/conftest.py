@@ -28,6 +28,7 @@ hypothesis.settings.register_profile("ci", deadline=None, derandomize=True, prin
 hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "default")
 
 _rows = interop.Rows()
+_failures: list[tuple[str, str]] = []  # node, and why
 _status = int(pytest.ExitCode.INTERNAL_ERROR)
 
 
@@ -37,6 +38,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--interop", metavar="FILE", help="write what peers passed (scripts/interop.py)"
     )
+    parser.addoption("--failures", metavar="FILE", help="append a line for each test that failed")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -76,7 +78,21 @@ def record(record_property: Callable[[str, object], None]) -> interop.Record:
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    if report.failed:
+        _failures.append((report.nodeid, _crash(report)))
     _rows.take(report.nodeid, report.when or "", report.failed, report.user_properties)
+
+
+def pytest_collectreport(report: pytest.CollectReport) -> None:
+    if report.failed:
+        _failures.append((report.nodeid, _crash(report)))
+
+
+def _crash(report: pytest.TestReport | pytest.CollectReport) -> str:
+    """What was raised, in a line of at most 200 characters; else the report's last line."""
+    crash = getattr(report.longrepr, "reprcrash", None)
+    lines = crash.message.splitlines()[:1] if crash else report.longreprtext.splitlines()[-1:]
+    return "".join(lines)[:200]
 
 
 @pytest.hookimpl(trylast=True)
@@ -98,9 +114,15 @@ def pytest_sessionfinish(session: pytest.Session) -> Iterator[None]:
     global _status  # noqa: PLW0603
     yield
     _status = int(session.exitstatus)
+    if hasattr(session.config, "workerinput"):  # its reports all come to the one that has no such
+        return
     file = session.config.getoption("--interop")
-    if file and not hasattr(session.config, "workerinput"):  # whose reports all come here
+    if file:
         Path(file).write_text(json.dumps(_rows.by_test, indent=1), encoding="utf-8")
+    file = session.config.getoption("--failures")
+    if file:
+        with Path(file).open("a", encoding="utf-8") as lines:
+            lines.writelines(f"{test}: {why}\n" for test, why in _failures)
 
 
 class _Warnings(logging.Handler):
