@@ -34,7 +34,7 @@ class Options:
     isid: bytes = b""  # of the first session; b"": a random one
     io_timeout: float = 30.0
     queue_depth: int = 128
-    journal: int = 64 << 20  # bytes; 0: none
+    journal: int = 56 << 20  # bytes; 0: none. A server then takes less than 110 MiB
     shared: bool = False  # other hosts also write to the LUNs
     connections: int = 1  # of the session, at most
     error_recovery_level: int = 0  # the highest that is asked for
