@@ -1,8 +1,9 @@
-/* The floor of a 4 KiB read through NBD over iSER: the system calls, copies, checksums and wake-ups
- * that it cannot do without, and nothing else.
+/* The floor of a 4 KiB read through NBD, over iSER or over Traditional iSCSI: the system calls,
+ * copies, checksums and wake-ups that it cannot do without, and nothing else.
  *
  *     floor target FILE                    prints "ready PORT"
  *     floor server PORT SIZE SOCKET        prints "ready SOCKET"; SIZE: bytes of the export
+ *     floor iscsi PORT SIZE SOCKET IQN LUN the same, with a LUN of an iSCSI target on this machine
  *
  * Messages are as long as those of iSER on software iWARP, and have their CRC32C, but say no more
  * than the floor needs. The server takes one NBD client after another. What it does for a request:
@@ -10,6 +11,9 @@
  * the data to where it belongs, and sends the reply from there. The target receives the command,
  * checks it, reads the file, and sends the data with the response. Whatever has come meanwhile
  * shares each wait, receive and send. Neither looks on between messages: both sleep.
+ *
+ * Over Traditional iSCSI the target is any that asks for no authentication, and has blocks of 512
+ * bytes. The server logs in (RFC 7143, section 6), and asks no more than it must.
  *
  * Fails, with a line on stderr, at whatever is not as it should be. */
 
@@ -46,6 +50,12 @@ enum {
 	OPTION = 16,
 	NBD_READ = 0,
 	NBD_DISC = 2,
+	BHS = 48,         /* the header of an iSCSI PDU */
+	SCSI_COMMAND = 0x01,
+	LOGIN = 0x03,
+	SCSI_RESPONSE = 0x21,
+	LOGIN_RESPONSE = 0x23,
+	DATA_IN = 0x25,
 };
 
 enum { COMMAND = 1, DATA, RESPONSE };
@@ -225,6 +235,9 @@ static uint64_t size;
 static unsigned char received[MOST * REQUEST];  /* of the NBD client */
 static size_t unparsed;
 static unsigned char commands[MOST][CONTROL_FRAME];
+static int iscsi;                               /* the target speaks Traditional iSCSI */
+static unsigned char lun[8];
+static uint32_t cmd_sn, exp_stat_sn, max_cmd_sn;
 static unsigned char replies[MOST][REPLY + BLOCK];
 static int unused[MOST], free_slots;
 
@@ -286,6 +299,53 @@ static void set_reply(unsigned char *reply, uint32_t error)
 	memcpy(reply + 4, &error, 4);
 }
 
+static void put32(unsigned char *at, uint32_t value)
+{
+	value = htobe32(value);
+	memcpy(at, &value, 4);
+}
+
+static uint32_t get32(const unsigned char *at)
+{
+	uint32_t value;
+	memcpy(&value, at, 4);
+	return be32toh(value);
+}
+
+/* The BHS of a command without its CDB; a read has data to come. */
+static void scsi_command(unsigned char *bhs, uint32_t tag, uint32_t expected)
+{
+	memset(bhs, 0, BHS);
+	bhs[0] = SCSI_COMMAND;
+	bhs[1] = expected ? 0xc1 : 0x81;  /* final, read; a simple task */
+	memcpy(bhs + 8, lun, sizeof lun);
+	put32(bhs + 16, tag);
+	put32(bhs + 20, expected);
+	put32(bhs + 24, cmd_sn++);
+	put32(bhs + 28, exp_stat_sn);
+}
+
+/* READ (16) of a block of ours. */
+static void read_command(unsigned char *bhs, int slot, uint64_t offset)
+{
+	uint64_t lba = htobe64(offset / 512);
+	if ((int32_t)(max_cmd_sn - cmd_sn) < 0)
+		refuse("so many commands at once, for this target");
+	scsi_command(bhs, slot, BLOCK);
+	bhs[32] = 0x88;
+	memcpy(bhs + 34, &lba, 8);
+	put32(bhs + 42, BLOCK / 512);
+}
+
+/* Takes the numbers of an answer; returns the length of its data segment without its padding. */
+static uint32_t answered(const unsigned char *bhs)
+{
+	max_cmd_sn = get32(bhs + 32);
+	if (bhs[4])
+		refuse("an AHS");
+	return get32(bhs + 4) & 0xffffff;
+}
+
 /* A command for each request. 0: the client has gone, or has said so. */
 static int take_requests(int client, int target)
 {
@@ -321,12 +381,18 @@ static int take_requests(int client, int target)
 		} else {
 			if (!free_slots)
 				refuse("so many requests at once");
-			struct head head = {COMMAND, unused[--free_slots], 0, offset};
-			unsigned char *command = commands[head.slot];
-			memcpy(replies[head.slot] + 8, request + 8, 8);  /* the cookie */
-			memcpy(command, &head, sizeof head);
-			seal(command, CONTROL);
-			vectors[count++] = (struct iovec){command, CONTROL_FRAME};
+			int slot = unused[--free_slots];
+			unsigned char *command = commands[slot];
+			memcpy(replies[slot] + 8, request + 8, 8);  /* the cookie */
+			if (iscsi) {
+				read_command(command, slot, offset);
+				vectors[count++] = (struct iovec){command, BHS};
+			} else {
+				struct head head = {COMMAND, slot, 0, offset};
+				memcpy(command, &head, sizeof head);
+				seal(command, CONTROL);
+				vectors[count++] = (struct iovec){command, CONTROL_FRAME};
+			}
 		}
 	}
 	unparsed -= at;
@@ -376,6 +442,107 @@ static void take_answers(int client, int target, size_t *have)
 		send_all(client, vectors, count);
 }
 
+/* As take_answers, of an iSCSI target: Data-Ins, with the status or before a response. */
+static void take_pdus(int client, int target, size_t *have)
+{
+	struct iovec vectors[MOST];
+	int count = 0;
+	size_t at = 0;
+	ssize_t came = recv(target, staging + *have, STAGING - *have, MSG_DONTWAIT);
+	if (came < 0 && errno == EAGAIN)
+		return;
+	if (!came)
+		refuse("the end of the target");
+	*have += check(came, "receive");
+	while (*have - at >= BHS) {
+		unsigned char *bhs = staging + at;
+		uint32_t length = answered(bhs), tag = get32(bhs + 16);
+		size_t whole = BHS + ((length + 3) & ~3U);
+		int kind = bhs[0] & 0x3f, status = kind == SCSI_RESPONSE;
+		if (*have - at < whole)
+			break;
+		if (tag >= MOST || free_slots == MOST)
+			refuse("an answer");
+		if (kind == DATA_IN) {
+			uint32_t place = get32(bhs + 40);
+			if (place > BLOCK || length > BLOCK - place)
+				refuse("so much data");
+			memcpy(replies[tag] + REPLY + place, bhs + BHS, length);
+			status = bhs[1] & 1;
+		} else if (!status) {
+			refuse("a PDU");
+		}
+		if (status) {
+			if (bhs[3] || bhs[1] & 6)
+				refuse("a status, or a residual count");
+			exp_stat_sn = get32(bhs + 24) + 1;
+			set_reply(replies[tag], 0);
+			unused[free_slots++] = tag;
+			vectors[count++] = (struct iovec){replies[tag], REPLY + BLOCK};
+		}
+		at += whole;
+	}
+	*have -= at;
+	memmove(staging, staging + at, *have);
+	if (count && client >= 0)
+		send_all(client, vectors, count);
+}
+
+/* Sends a PDU and receives the one that follows into staging; returns the length of its data. */
+static uint32_t exchange(int target, unsigned char *pdu, size_t length, int kind)
+{
+	struct iovec whole = {pdu, length};
+	send_all(target, &whole, 1);
+	if (!receive_exactly(target, staging, BHS))
+		refuse("the end of the target");
+	uint32_t data = answered(staging), padded = (data + 3) & ~3U;
+	if ((staging[0] & 0x3f) != kind || padded > STAGING - BHS)
+		refuse("an answer of the target");
+	if (!receive_exactly(target, staging + BHS, padded))
+		refuse("the end of the target");
+	exp_stat_sn = get32(staging + 24) + 1;
+	return data;
+}
+
+/* Login in one exchange, and commands until the LUN has told of its start (unit attention). */
+static void log_in(int target, const char *name, int number)
+{
+	static const char wishes[] =
+		"InitiatorName=iqn.2026-11.org.iserblk:floor\0SessionType=Normal\0HeaderDigest=None\0"
+		"DataDigest=None\0MaxRecvDataSegmentLength=262144\0ErrorRecoveryLevel=0\0"
+		"MaxConnections=1\0DataPDUInOrder=Yes\0DataSequenceInOrder=Yes\0";
+	unsigned char pdu[1024] = {0};
+	size_t length = sizeof wishes - 1;
+	memcpy(pdu + BHS, wishes, length);
+	int more = snprintf((char *)pdu + BHS + length, 300, "TargetName=%s", name);
+	if (more < 0 || more >= 300)
+		refuse("so long a name");
+	length += more + 1;
+	pdu[0] = 0x40 | LOGIN;
+	pdu[1] = 0x87;  /* from operational negotiation to the full feature phase */
+	put32(pdu + 4, length);
+	pdu[8] = 0x80;  /* ISID: a random one */
+	put32(pdu + 9, getpid());
+	exchange(target, pdu, BHS + ((length + 3) & ~3), LOGIN_RESPONSE);
+	if (staging[36] || (staging[1] & 0x83) != 0x83)
+		refuse("the answer to the login");
+	lun[1] = number;
+	cmd_sn = get32(staging + 28);
+	for (int tries = 4;;) {
+		scsi_command(pdu, 0, 0);  /* TEST UNIT READY */
+		exchange(target, pdu, BHS, SCSI_RESPONSE);
+		if (!staging[3])
+			return;
+		if (!--tries)
+			refuse("the LUN's status");
+	}
+}
+
+static void take(int client, int target, size_t *have)
+{
+	(iscsi ? take_pdus : take_answers)(client, target, have);
+}
+
 static void serve_client(int client, int target, size_t *have)
 {
 	int poll = waiting_for(target, client);
@@ -385,7 +552,7 @@ static void serve_client(int client, int target, size_t *have)
 		int count = wait_for(poll, events, 2);
 		for (int i = 0; i < count; i++)
 			if (events[i].data.fd == target)
-				take_answers(client, target, have);
+				take(client, target, have);
 			else
 				going_on = take_requests(client, target);
 	}
@@ -394,12 +561,13 @@ static void serve_client(int client, int target, size_t *have)
 	while (free_slots < MOST) {  /* what it has asked for still comes */
 		struct epoll_event event;
 		wait_for(poll, &event, 1);
-		take_answers(-1, target, have);
+		take(-1, target, have);
 	}
 	close(poll);
 }
 
-static void run_server(int port, const char *path)
+/* ``name``: of an iSCSI target, with the number of its LUN; NULL: the target is ours. */
+static void run_server(int port, const char *path, const char *name, int number)
 {
 	int target = tcp_socket(), listener = check(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0), path);
 	struct sockaddr_in there = loopback(port);
@@ -409,6 +577,9 @@ static void run_server(int port, const char *path)
 		refuse("so long a path");
 	strcpy(here.sun_path, path);
 	check(connect(target, (void *)&there, sizeof there), "the target");
+	iscsi = name != NULL;
+	if (iscsi)
+		log_in(target, name, number);
 	check(bind(listener, (void *)&here, sizeof here), path);
 	check(listen(listener, 8), path);
 	for (free_slots = 0; free_slots < MOST; free_slots++)
@@ -429,8 +600,12 @@ int main(int count, char **words)
 		run_target(words[2]);
 	} else if (count == 5 && !strcmp(words[1], "server")) {
 		size = strtoull(words[3], NULL, 10) / BLOCK * BLOCK;
-		run_server(atoi(words[2]), words[4]);
+		run_server(atoi(words[2]), words[4], NULL, 0);
+	} else if (count == 7 && !strcmp(words[1], "iscsi")) {
+		size = strtoull(words[3], NULL, 10) / BLOCK * BLOCK;
+		run_server(atoi(words[2]), words[4], words[5], atoi(words[6]));
 	}
-	fprintf(stderr, "floor target FILE | floor server PORT SIZE SOCKET\n");
+	fprintf(stderr, "floor target FILE | floor server PORT SIZE SOCKET | "
+			"floor iscsi PORT SIZE SOCKET IQN LUN\n");
 	return 2;
 }

@@ -22,6 +22,7 @@ OURS_FLUSHED = "iserblk-flushed"
 OURS_TCP = "iserblk-tcp"
 # A C program that does only what a 4 KiB read cannot do without (floor.c).
 FLOOR = "floor"
+FLOOR_TCP = "floor-tcp"
 OURS_NBDKIT = "iserblk-nbdkit"
 OURS_NBDKIT_TCP = "iserblk-nbdkit-tcp"
 OURS_ISCSI = "iserblk-iscsi"

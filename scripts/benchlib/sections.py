@@ -15,6 +15,7 @@ from benchlib import proc, subjects
 from benchlib.goals import (
     CEILINGS,
     FLOOR,
+    FLOOR_TCP,
     GATEWAY_ISER_ISER,
     GATEWAY_ISER_TCP,
     GATEWAY_TCP_ISER,
@@ -92,10 +93,11 @@ SECTIONS = (
             "python-null": partial(subjects.nbd_null, sleep_us=0),
             CEILINGS["nbd"]: partial(subjects.nbd_null, sleep_us=150),
             FLOOR: subjects.nbd_floor,
+            FLOOR_TCP: subjects.nbd_floor_tcp,
         },
         memory_subjects=(OURS, OURS_NO_CRC, OURS_NBDKIT, PEERS["nbd"]),
         large_writes_only=(OURS_FLUSHED,),
-        some_jobs={FLOOR: ("4k-randread-d1", "4k-randread-d32")},
+        some_jobs={floor: ("4k-randread-d1", "4k-randread-d32") for floor in (FLOOR, FLOOR_TCP)},
     ),
     Section(
         "fuse",

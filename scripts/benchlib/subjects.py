@@ -17,18 +17,20 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar, cast
+from urllib.parse import urlsplit
 
 from benchlib import load, proc
 from benchlib.goals import NBDKIT, SERVER
 from benchlib.load import ClientUse, Job, Measurement
 from benchlib.network import TARGET_ADDRESS, Network
 from benchlib.servers import Absent, Server, run
+from iserblk.options import Options
 
 OUR_IQN = "iqn.2026-11.example:bench"
 PEER_IQN = "iqn.2026-11.example:peer"
 GATE_IQN = "iqn.2026-11.example:gate"
 THREADS = 32  # the greatest depth of the jobs
-_JOURNAL = 64 << 20  # bytes: its default
+_JOURNAL = Options().journal  # bytes
 
 T = TypeVar("T")
 
@@ -283,20 +285,39 @@ def nbd_null(bench: Bench, sleep_us: int) -> Endpoint:
 def nbd_floor(bench: Bench) -> Endpoint:
     """The system calls, copies, checksums and wake-ups of a 4 KiB read over iSER, and nothing
     else."""
-    program = str(_compile_floor(bench))
+    program = _floor_program(bench)
     target = bench.start("floor-target", [program, "target", str(bench.file)], target=True)
     port = target.wait_until(lambda: ready_url(target))
-    socket = bench.path("floor.sock")
-    server = bench.start("floor", [program, "server", port, str(bench.size()), str(socket)])
+    return _floor(bench, "floor", "server", port, [], {"floor target": target})
+
+
+def nbd_floor_tcp(bench: Bench) -> Endpoint:
+    """The same over Traditional iSCSI, on the peers' target."""
+    tgtd, url = bench.tgtd()
+    parts = urlsplit(url)
+    lun = parts.path.strip("/").split("/")
+    return _floor(bench, "floor-tcp", "iscsi", str(parts.port), lun, {"tgtd": tgtd})
+
+
+def _floor(
+    bench: Bench, name: str, command: str, port: str, lun: list[str], target: dict[str, Server]
+) -> Endpoint:
+    program = _floor_program(bench)
+    socket = bench.path(f"{name}.sock")
+    server = bench.start(name, [program, command, port, str(bench.size()), str(socket), *lun])
     server.wait_until(lambda: ready_url(server))
-    return _through_nbd(socket, {"floor": server, "floor target": target})
+    return _through_nbd(socket, {"floor": server, **target})
 
 
-def _compile_floor(bench: Bench) -> Path:
+def _floor_program(bench: Bench) -> str:
+    return bench.once("floor program", lambda: _compile_floor(bench))
+
+
+def _compile_floor(bench: Bench) -> str:
     if not ISAL.exists():
         raise Absent("floor: libisal-dev is not installed")
-    program = bench.path("floor-program")
-    run("gcc", ["gcc", "-O2", "-Wall", "-Werror", "-o", str(program), str(_FLOOR), "-lisal"])
+    program = str(bench.path("floor-program"))
+    run("gcc", ["gcc", "-O2", "-Wall", "-Werror", "-o", program, str(_FLOOR), "-lisal"])
     return program
 
 

@@ -1,11 +1,12 @@
-"""The floor (floor.c) serves what is in the file, to one client after another, and has a row."""
+"""The floor (floor.c) serves what is in the file, to one client after another, and has rows: over
+what is like iSER on its own target, and over Traditional iSCSI on tgtd."""
 
 from __future__ import annotations
 
 import os
 import socket
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -36,10 +37,27 @@ def bench(tmp_path: Path, content: bytes) -> Iterator[Bench]:
         yield Bench(stack, tmp_path, file, file)
 
 
+@pytest.fixture(params=[goals.FLOOR, goals.FLOOR_TCP])
+def name(request: pytest.FixtureRequest) -> str:
+    """Of the subject."""
+    return str(request.param)
+
+
 @pytest.fixture
-def floor(bench: Bench) -> Endpoint:
+def floor(bench: Bench, name: str) -> Endpoint:
     """With both its processes."""
-    return subjects.nbd_floor(bench)
+    return opener(name)(bench)
+
+
+@pytest.fixture
+def path(floor: Endpoint, bench: Bench, name: str) -> str:
+    """Of its socket."""
+    return str(bench.path(f"{name}.sock"))
+
+
+def opener(name: str) -> Callable[[Bench], Endpoint]:
+    section = next(each for each in SECTIONS if each.name == "nbd")
+    return section.openers[name]
 
 
 def requests(*offsets: int, length: int = BLOCK) -> bytes:
@@ -55,11 +73,11 @@ def exchange(sock: socket.socket, said: bytes, length: int) -> bytes:
     return sock.recv(length, socket.MSG_WAITALL)
 
 
-def test_reads_what_is_in_the_file(floor: Endpoint, bench: Bench, content: bytes) -> None:
+def test_reads_what_is_in_the_file(path: str, content: bytes) -> None:
     offsets = [number * 7 % BLOCKS * BLOCK for number in range(BLOCKS)]
     for _ in range(2):  # one client after another
         with socket.socket(socket.AF_UNIX) as sock:
-            sock.connect(str(bench.path("floor.sock")))
+            sock.connect(path)
             Connection(sock, "any")
             reply = nbd.SIMPLE_REPLY.size + BLOCK
             got = exchange(sock, requests(*offsets), reply * len(offsets))
@@ -74,21 +92,19 @@ def test_reads_what_is_in_the_file(floor: Endpoint, bench: Bench, content: bytes
 
 
 @pytest.mark.parametrize(("offset", "length"), [(0, 8192), (512, BLOCK), (BLOCKS * BLOCK, BLOCK)])
-def test_other_requests_are_refused(
-    floor: Endpoint, bench: Bench, offset: int, length: int
-) -> None:
+def test_other_requests_are_refused(path: str, offset: int, length: int) -> None:
     with socket.socket(socket.AF_UNIX) as sock:
-        sock.connect(str(bench.path("floor.sock")))
+        sock.connect(path)
         Connection(sock, "any")
         got = exchange(sock, requests(offset, length=length), nbd.SIMPLE_REPLY.size)
     assert nbd.SIMPLE_REPLY.unpack(got) == (nbd.SIMPLE_REPLY_MAGIC, nbd.EINVAL, offset)
 
 
 def test_connection_that_is_no_nbd_client_ends_the_floor_with_words(
-    floor: Endpoint, bench: Bench
+    floor: Endpoint, path: str
 ) -> None:
     with socket.socket(socket.AF_UNIX) as sock:
-        sock.connect(str(bench.path("floor.sock")))
+        sock.connect(path)
         sock.recv(18, socket.MSG_WAITALL)
         sock.sendall(struct.pack(">I", 3) + bytes(16))
         assert sock.recv(1) == b""
@@ -97,14 +113,14 @@ def test_connection_that_is_no_nbd_client_ends_the_floor_with_words(
     assert server.last_words() == "floor: an option of the client: not understood"
 
 
-def test_it_has_a_row_with_the_clients_of_the_others(bench: Bench) -> None:
+def test_it_has_rows_with_the_clients_of_the_others(bench: Bench, name: str) -> None:
     section = next(each for each in SECTIONS if each.name == "nbd")
-    jobs = [row.job.name for row in section.rows(f"nbd/*/{goals.FLOOR}")]
+    jobs = [row.job.name for row in section.rows(f"nbd/*/{name}")]
     assert jobs == ["4k-randread-d1", "4k-randread-d32"]
-    endpoint = section.openers[goals.FLOOR](bench)
-    sample = measure(endpoint, JOB, 0.2)
+    sample = measure(opener(name)(bench), JOB, 0.2)
     assert sample.measured.ios > 0
-    assert list(sample.cpu_seconds) == ["floor", "floor target", "fio"]
+    target = {goals.FLOOR: "floor target", goals.FLOOR_TCP: "tgtd"}[name]
+    assert list(sample.cpu_seconds) == ["floor", target, "fio"]
 
 
 def test_without_isal_it_is_absent(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -113,10 +129,13 @@ def test_without_isal_it_is_absent(bench: Bench, monkeypatch: pytest.MonkeyPatch
         subjects.nbd_floor(bench)
 
 
-def test_a_file_that_is_smaller_than_told_fails_the_reads(floor: Endpoint, bench: Bench) -> None:
+@pytest.mark.parametrize("name", [goals.FLOOR])
+def test_a_file_that_is_smaller_than_told_fails_the_reads(
+    floor: Endpoint, path: str, bench: Bench
+) -> None:
     os.truncate(bench.file, BLOCK)
     with socket.socket(socket.AF_UNIX) as sock:
-        sock.connect(str(bench.path("floor.sock")))
+        sock.connect(path)
         connection = Connection(sock, "any")
         for _ in range(BLOCKS):
             connection.request()
@@ -127,3 +146,20 @@ def test_a_file_that_is_smaller_than_told_fails_the_reads(floor: Endpoint, bench
     target = floor.servers["floor target"]
     target.wait_until(lambda: not target.running())
     assert target.last_words().startswith("floor: the file")
+
+
+@pytest.mark.parametrize(
+    ("path", "words"),
+    [
+        (f"{subjects.PEER_IQN}/7", "the LUN's status"),
+        (f"{subjects.PEER_IQN}-other/1", "the answer to the login"),
+    ],
+)
+def test_what_the_target_does_not_have_ends_the_floor_with_words(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, path: str, words: str
+) -> None:
+    tgtd, url = bench.tgtd()
+    portal = url.partition(subjects.PEER_IQN)[0]
+    monkeypatch.setattr(bench, "tgtd", lambda: (tgtd, portal + path))
+    with pytest.raises(Absent, match=f"ended with status 1: floor: {words}"):
+        subjects.nbd_floor_tcp(bench)
