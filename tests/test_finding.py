@@ -100,10 +100,10 @@ PRIVATE: dict[str, set[str]] = {
     "tests/disk/lun/test_reservation.py": {"_look", "_unlock"},
     "tests/initiator/drivers/test_threads.py": {
         "_followers",
-        "_hand_on",
         "_heir",
         "_led",
         "_mutex",
+        "_wake_next",
     },
     "tests/initiator/session/test_races.py": {"_free"},
     "tests/integration/test_asyncio.py": {"_disk"},

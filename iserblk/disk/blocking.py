@@ -26,7 +26,7 @@ from iserblk.disk.opening import find_disks, give_up, name_disks, open_session, 
 from iserblk.disk.seam import BlockingLun, CommandResult, Extent, LunInfo
 from iserblk.initiator.drivers.threads import BlockingDriver
 from iserblk.initiator.session.driving import TICK_S
-from iserblk.initiator.session.slots import Operation, TaskSlot
+from iserblk.initiator.session.slots import Operation
 
 T = TypeVar("T")
 
@@ -54,41 +54,42 @@ class ThreadDisk:
         core = self.core
         driver = self.driver
         slot = None
+        deadline = 0.0
         try:
             waiter = driver.new_waiter()
             slot = core.begin_read(buffer, offset, waiter)
             if slot is not None:
                 driver.wait(waiter)
+                deadline = core.ended(slot)
         except BaseException:
-            self._interrupted(slot)
+            self._take_back()
             raise
-        deadline = 0.0
-        if slot is None or (deadline := core.ended(slot)):
+        if slot is None or deadline:
             self._run(core.read(buffer, offset, deadline))
 
     def write(self, buffer: memoryview, offset: int, fua: bool = False) -> None:
         core = self.core
         driver = self.driver
         slot = None
+        deadline = 0.0
         try:
             if not fua:
                 waiter = driver.new_waiter()
                 slot = core.begin_write(buffer, offset, waiter)
                 if slot is not None:
                     driver.wait(waiter)
+                    deadline = core.ended_write(slot)
         except BaseException:
-            self._interrupted(slot)
+            self._take_back()
             raise
-        deadline = 0.0
-        if slot is None or (deadline := core.ended_write(slot)):
+        if slot is None or deadline:
             self._run(core.write(buffer, offset, fua, deadline))
 
-    def _interrupted(self, slot: TaskSlot | None) -> None:
-        left = self.driver.abandon()
-        if slot is not None and slot not in left:
-            left.append(slot)  # it had ended already
-        for each in left:
-            self.core.dropped(each)
+    def _take_back(self) -> None:
+        """After an exception: give back what an interrupt, at whatever moment, has left of this
+        thread's commands."""
+        for slot in self.driver.abandon():
+            self.core.dropped(slot)
 
     def _run(self, operation: Operation[T]) -> T:
         return self.driver.run(operation, self.core.dropped)

@@ -376,10 +376,10 @@ class DiskCore:
         slot = self.queue.take_now()
         if slot is None:
             return None
+        slot.waiter = waiter  # first: a thread that is interrupted finds its slots by it
         fill_read(slot, self.lun, buffer)
         self.pack_read(slot.cdb, offset // block, length // block, 0)
         self._epochs[slot.index] = self.durability.epoch
-        slot.waiter = waiter
         waiter.pending = 1
         self.queue.submit(slot)
         return slot
@@ -410,6 +410,7 @@ class DiskCore:
         slot = self.queue.take_now()
         if slot is None:
             return None
+        slot.waiter = waiter  # as in ``begin_read``
         lba = offset // block
         blocks = length // block
         if not self.ranges.claim(slot, lba, lba + blocks - 1, None):
@@ -422,7 +423,6 @@ class DiskCore:
             change = journal.changes[slot.index]  # as ``Journal.add``, without its call
             change.data = buffer
             change.sequence = next(journal.numbers)
-        slot.waiter = waiter
         waiter.pending = 1
         self.queue.submit(slot)
         return slot

@@ -16,12 +16,12 @@ from contextlib import suppress
 from time import monotonic, sleep
 from typing import TypeVar
 
-from iserblk.errors import ConnectionLost
+from iserblk.errors import ConnectionLost, IserblkError
 from iserblk.initiator.session.deadlines import Ladder
 from iserblk.initiator.session.driving import LOGOUT_S, TICK_S
 from iserblk.initiator.session.logout import PARTING_S, fill_logout
 from iserblk.initiator.session.session import Session
-from iserblk.initiator.session.slots import QUEUED, Operation, TaskSlot
+from iserblk.initiator.session.slots import QUEUED, TAKEN, Operation, TaskSlot
 from iserblk.waiting.busy_polling import FEW, Pace, Turns
 
 T = TypeVar("T")
@@ -131,78 +131,80 @@ class BlockingDriver:
             return result
         except BaseException:
             waiter = self.new_waiter()
-            if waiter.pending:
-                left = self.abandon()
-                # An operation that was interrupted while it waited gives back its slots now. One
-                # that was interrupted itself has ended, and left those that were in flight.
-                operation.close()
-                for slot in left:
-                    if slot.waiter is waiter:
-                        dropped(slot)
+            left = self.abandon()
+            # An operation that was interrupted while it waited gives back its slots now. One that
+            # was interrupted itself has ended, and may have left some.
+            operation.close()
+            for slot in left:
+                if slot.waiter is waiter:
+                    dropped(slot)
             raise
         finally:
             operation.close()
 
     def abandon(self) -> list[TaskSlot]:
-        """After an exception, most likely KeyboardInterrupt: take back what this thread has in
-        flight. On return none of it is in flight, its buffers are free, and its slots belong to the
-        caller.
+        """After an exception: take back what this thread has taken, if anything: that is so where
+        it was an interrupt (KeyboardInterrupt), at whatever moment. On return none of it is in
+        flight, its buffers are free, and its slots belong to the caller.
 
         Takes as long as the target needs to abort the commands; a second interrupt cuts the
         connection instead.
         """
         session = self.session
         waiter = self.new_waiter()
+        mine = [slot for slot in session.queue.tasks if slot.waiter is waiter]
+        if not mine and not waiter.pending:
+            return mine
         del self._local.waiter  # late calls of its ``task_done`` must not disturb the next wait
         session.queue.forget(waiter)
         with self._mutex:
             self._followers.pop(waiter, None)
-        mine = [
-            slot for slot in session.queue.tasks if slot.waiter is waiter and slot.state >= QUEUED
-        ]
+        for slot in mine:
+            if slot.state == TAKEN and (waiter.pending or not slot.deadline):
+                # Perhaps it was not sent. What is in the slot is the result of the one before.
+                slot.error = IserblkError("interrupted")
         while True:
             try:
-                for slot in mine:
-                    slot.deadline = 0.0  # the next tick aborts it
-                self._next_tick = 0.0
-                self.idle()
                 while any(slot.state >= QUEUED for slot in mine):
-                    sleep(ABANDON_S)
+                    for slot in mine:
+                        slot.deadline = 0.0  # the next tick aborts it
+                    self._next_tick = 0.0
                     self.idle()
+                    while any(slot.state >= QUEUED for slot in mine):
+                        sleep(ABANDON_S)
+                        self.idle()
                 return mine
             except BaseException:
                 session.disconnect()
 
     def wait(self, waiter: ThreadWaiter) -> None:
         """Wait until ``waiter.pending`` is 0. The GIL is free while nothing happens."""
-        if not waiter.pending:
-            return
-        while True:
-            with self._mutex:
-                if not waiter.pending:
-                    break
-                if self._led:
-                    self._followers[waiter] = None
-                    leader = False
-                else:
-                    self._led = leader = True
-                    self._followers.pop(waiter, None)
-            if not leader:
-                waiter.sleep()
-                if not waiter.pending:
-                    break
-                continue
+        leader = False
+        while waiter.pending:
             try:
-                self._lead(waiter)
+                with self._mutex:
+                    if not waiter.pending:
+                        break
+                    if self._led:
+                        self._followers[waiter] = None
+                    else:
+                        self._followers.pop(waiter, None)
+                        self._led = leader = True
+                if leader:
+                    self._lead(waiter)
+                else:
+                    waiter.sleep()
             except BaseException:
-                if not waiter.polling:
+                if leader and not waiter.polling:
                     self.session.disconnect()  # interrupted in ``progress``: answers may be lost
                 raise
             finally:
-                waiter.polling = False  # poll may have been interrupted
-                self._hand_on()
-            if not waiter.pending:
-                return
+                if leader:
+                    waiter.polling = False  # poll may have been interrupted
+                    # Not in a method: an interrupt may come before each call, and then no thread
+                    # would ever lead again.
+                    self._led = leader = False
+                    self._wake_next()
         if self._heir is waiter:
             self._wake_next()  # this thread was woken to lead, but is done
 
@@ -242,12 +244,8 @@ class BlockingDriver:
             now = self._turns.give_way()
         poll(1000)
 
-    def _hand_on(self) -> None:
-        """Step down as leader; wake a follower that still waits, to lead."""
-        self._led = False
-        self._wake_next()
-
     def _wake_next(self) -> None:
+        """Wake a follower that still waits, to lead, where no thread leads any more."""
         with self._mutex:
             followers = self._followers
             self._heir = None
@@ -270,17 +268,20 @@ class BlockingDriver:
     def idle(self) -> None:
         """Lead for a moment if no thread leads, so that pings are answered, deadlines are kept and
         a lost connection is noticed while no thread waits. Call it about once a second."""
-        with self._mutex:
-            if self._led or self.session.error is not None:
-                return
-            self._led = True
+        leader = False
         try:
+            with self._mutex:
+                if self._led or self.session.error is not None:
+                    return
+                self._led = leader = True
             now = monotonic()
             self.session.progress(now)
             self._next_tick = now + TICK_S
             self._ladder.tick(now)
         finally:
-            self._hand_on()
+            if leader:
+                self._led = False  # as in ``wait``
+                self._wake_next()
 
     def kick(self) -> None:
         """See ``iserblk.initiator.reconnecting``: it also wakes a leader that sleeps."""

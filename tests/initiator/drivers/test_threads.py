@@ -5,22 +5,28 @@ from __future__ import annotations
 import os
 import select
 import signal
+import sys
 import threading
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+from itertools import count
 from typing import Any
 
 import pytest
 
 from iserblk.disk.blocking import ThreadDisk
+from iserblk.disk.lun.operations import DiskCore
 from iserblk.errors import ConnectionLost
 from iserblk.initiator.commands import fill_read, release_ended
 from iserblk.initiator.drivers.threads import BlockingDriver, ThreadWaiter
 from iserblk.initiator.session.session import Session
-from iserblk.initiator.session.slots import Operation, TaskSlot
+from iserblk.initiator.session.slots import TAKEN, Operation, TaskSlot
 from iserblk.iscsi import bhs
 from iserblk.waiting import busy_polling
 from iserblk.waiting.busy_polling import HITS
 from tests.initiator import fake
-from tests.initiator.peer import Heard, answering, answering_slowly, disk_of, linked
+from tests.initiator.peer import Heard, Peer, answering, answering_slowly, disk_of, linked
 from tests.support import logs
 
 pytestmark = pytest.mark.logs(logs.DEADLINES, logs.RECONNECTED)
@@ -148,6 +154,130 @@ def test_second_interrupt_does_not_wait_for_the_target() -> None:
     thread.join(60)
     peer.close()
     assert not thread.is_alive()
+
+
+def _serving(peer: Peer) -> threading.Thread:
+    """A target that does whatever it is asked."""
+
+    def act(heard: Heard) -> None:
+        if heard.opcode == bhs.TASK_MANAGEMENT_REQUEST:
+            peer.complete(heard)
+        elif heard.opcode == bhs.LOGOUT_REQUEST:
+            peer.goodbye(heard)
+        else:
+            peer.respond(heard)
+
+    return answering(peer, act)
+
+
+class _Core:
+    """A LUN with an interrupt right behind a command that has ended: before its caller has its
+    slot, or before the caller gives that back."""
+
+    def __init__(self, core: DiskCore, when: str) -> None:
+        self.core, self.when = core, when
+        self.info, self.dropped = core.info, core.dropped
+
+    def _begin(self, slot: TaskSlot | None) -> TaskSlot | None:
+        assert slot is not None
+        if self.when == "behind":
+            self.driver.wait(self.driver.new_waiter())
+            assert slot.state == TAKEN
+            raise KeyboardInterrupt
+        return slot
+
+    def begin_read(self, *arguments: Any) -> TaskSlot | None:
+        return self._begin(self.core.begin_read(*arguments))
+
+    def begin_write(self, *arguments: Any) -> TaskSlot | None:
+        return self._begin(self.core.begin_write(*arguments))
+
+    def ended(self, slot: TaskSlot) -> float:
+        raise KeyboardInterrupt
+
+    ended_write = ended
+    driver: BlockingDriver
+
+
+@pytest.mark.parametrize("when", ["behind", "before its end"])
+@pytest.mark.parametrize("change", [True, False], ids=["write", "read"])
+def test_an_interrupt_leaves_no_slot_taken_for_good(when: str, change: bool) -> None:
+    """Another thread may have taken in the answer before this one has its slot."""
+    session, peer = linked()
+    driver = BlockingDriver(session)
+    core = disk_of(session)
+    core.keep_journal(1 << 20)
+    odd: Any = _Core(core, when)
+    odd.driver = driver
+    disk = ThreadDisk(odd, driver)
+    buffer = bytearray(4096)
+    thread = _serving(peer)
+    with pytest.raises(KeyboardInterrupt):
+        (disk.write if change else disk.read_into)(memoryview(buffer), 0)
+    assert session.error is None and session.queue.busy == 0
+    assert core.durability.wants_flush() == change
+    buffer.clear()  # BufferError while a view of it exists
+    ThreadDisk(core, driver).write(memoryview(bytes(4096)), 0)
+    driver.log_out()
+    thread.join(60)
+    peer.close()
+    assert not thread.is_alive()
+
+
+@pytest.mark.plain("calls inside of the compiled form cannot be interrupted")
+@pytest.mark.parametrize("change", [True, False], ids=["write", "read"])
+def test_an_interrupt_before_any_call_leaves_nothing_taken(change: bool) -> None:
+    """Python raises KeyboardInterrupt where a function begins. What was never sent is in no
+    journal; the session goes on, or has ended."""
+    outcomes = set()
+    for moment in count(1):
+        session, peer = linked()
+        driver = BlockingDriver(session)
+        core = disk_of(session)
+        core.keep_journal(1 << 20)
+        disk = ThreadDisk(core, driver)
+        thread = _serving(peer)
+        buffer = memoryview(bytearray(4096))
+        interrupted = _interrupt_at(
+            moment, partial(disk.write if change else disk.read_into, buffer, 0)
+        )
+        assert session.queue.busy == 0 and session.queue.in_flight == 0
+        kept = core.durability.journal is not None and core.durability.journal.size
+        sent = any(heard.opcode == bhs.SCSI_COMMAND for heard in peer.heard)
+        assert sent or not kept
+        outcomes.add((sent, session.error is None))
+        if session.error is None:
+            with suppress(ConnectionLost):  # the interrupt has cut it
+                disk.write(memoryview(bytes(4096)), 0)
+        session.fail(ConnectionLost("end of test"))
+        thread.join(60)
+        peer.close()
+        assert not thread.is_alive()
+        if not interrupted:
+            break
+    assert outcomes >= {(False, True), (True, True), (True, False)}
+
+
+def _interrupt_at(moment: int, work: Callable[[], None]) -> bool:
+    """Interrupt ``work`` where its function call of this number begins. False: it has no more."""
+    left = moment
+
+    def trace(_frame: object, _event: str, _argument: object) -> None:
+        nonlocal left
+        left -= 1
+        if not left:
+            sys.settrace(None)
+            raise KeyboardInterrupt
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        work()
+    except KeyboardInterrupt:
+        return True
+    finally:
+        sys.settrace(before)
+    return False
 
 
 class _Interrupted:
@@ -341,7 +471,8 @@ def test_an_heir_that_is_done_at_any_moment_wakes_the_next(when: str) -> None:
         os.sched_yield()
     driver._followers[second] = None
     first.looked_at = when == "as it is chosen"
-    driver._hand_on()
+    driver._led = False
+    driver._wake_next()
     assert second.woken.wait(20)
     assert done.wait(20)
     thread.join(20)
