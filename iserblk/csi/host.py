@@ -14,13 +14,13 @@ import stat
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
 from iserblk.csi.refusals import OF_STATUS, Code, Refused
-from iserblk.csi.volumes import BLOCK, Volume, lock_of_call
+from iserblk.csi.volumes import BLOCK, MOUNT, Volume, lock_of_call
 from iserblk.errors import Busy, IserblkError
 from iserblk.nbd.kernel import device
 from iserblk.nbd.kernel.device import Device, Places
@@ -93,6 +93,14 @@ class Host(Protocol):
 
     def mounted(self, path: str) -> Mounted | None:
         """What is mounted at ``path``, the uppermost."""
+
+    def shown(self, volume: Volume) -> list[Mounted]:
+        """Where else the device, or all of its file system, is mounted: the target paths of its
+        pods. (Not what a kubelet makes of these itself.)"""
+
+    def url(self, path: str) -> str:
+        """The URL of the LUN that iserblk has attached at the device ``path``, without user and
+        options."""
 
     def number(self, path: str) -> str:
         """major:minor of a block device; of a file or directory, that of its file system."""
@@ -225,9 +233,7 @@ class Machine:
         return each.size
 
     def number(self, path: str) -> str:
-        status = os.stat(path)
-        number = status.st_rdev or status.st_dev
-        return f"{os.major(number)}:{os.minor(number)}"
+        return number_of(path)
 
     def _device(self, path: str) -> Device:
         return Device(os.path.basename(path), self._places)
@@ -310,14 +316,32 @@ class Machine:
     def mounted(self, path: str) -> Mounted | None:
         found = None
         real = os.path.realpath(path)
-        with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as file:
-            for line in file:
-                _, _, number, root, place, options, *_ = line.split(" ")
-                if _unescaped(place) == real:
-                    source = _unescaped(line.partition(" - ")[2].split(" ")[1])
-                    read_only = "ro" in options.split(",")
-                    found = Mounted(real, number, _unescaped(root), read_only, source)
+        for each in mounts():
+            if each.place == real:
+                found = each
         return found
+
+    def shown(self, volume: Volume) -> list[Mounted]:
+        found: dict[str, Mounted] = {}
+        own = self.mounted(volume.place)
+        for each in mounts():
+            if own is None or each.place == own.place:
+                continue
+            if volume.kind == MOUNT:
+                is_it = (each.source, each.root) == (own.source, own.root)
+            else:
+                # A kubelet binds a pod's device once more, at dev/UID-OF-POD.
+                is_it = (
+                    each.root == own.root
+                    and os.path.basename(os.path.dirname(each.place)) != "dev"
+                    and is_device(each.place, self.number(volume.device))
+                )
+            if is_it:
+                found[each.place] = each
+        return list(found.values())
+
+    def url(self, path: str) -> str:
+        return Home(self._device(path)).state().url
 
     def bind(self, volume: Volume, source: str, path: str, read_only: bool) -> None:
         if self.mounted(path) is None:
@@ -338,6 +362,31 @@ class Machine:
                 os.rmdir(path)  # never what is in it
             else:
                 os.unlink(path)
+
+
+def number_of(path: str) -> str:
+    """See Host."""
+    status = os.stat(path)
+    number = status.st_rdev or status.st_dev
+    return f"{os.major(number)}:{os.minor(number)}"
+
+
+def is_device(path: str, number: str) -> bool:
+    """Whether the file is the block device of this number."""
+    try:
+        return stat.S_ISBLK(os.stat(path).st_mode) and number_of(path) == number
+    except OSError:
+        return False
+
+
+def mounts() -> Iterator[Mounted]:
+    """All mounts, the uppermost of a place last."""
+    with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as file:
+        for line in file:
+            _, _, number, root, place, options, *_ = line.split(" ")
+            source = _unescaped(line.partition(" - ")[2].split(" ")[1])
+            read_only = "ro" in options.split(",")
+            yield Mounted(_unescaped(place), number, _unescaped(root), read_only, source)
 
 
 def _redacted(text: str) -> str:

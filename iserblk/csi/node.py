@@ -70,6 +70,8 @@ class Node:
             if volume is not None and not volume.device:  # nothing is attached: it may be another
                 formatting = volume.formatting and volume.luns() == asked.luns()
                 volume = self._records.put(replace(asked, formatting=formatting))
+            if volume is not None and volume.is_remnant:
+                volume = self._taken_up(volume, asked)
             if volume is not None and not volume.is_as(asked):
                 raise Refused(
                     Code.ALREADY_EXISTS,
@@ -101,7 +103,30 @@ class Node:
         others = [each.device for each in self._others(asked)]
         if device in others or not self._host.is_attached(found):
             return None
-        return self._records.put(found)
+        return self._records.put(self._with_targets(found))
+
+    def _with_targets(self, volume: Volume) -> Volume:
+        """Where it is published, as its mounts tell."""
+        shown = self._host.shown(volume)
+        readers = tuple(each.place for each in shown if each.read_only and not volume.read_only)
+        targets = tuple(each.place for each in shown)
+        return replace(volume, targets=targets, read_only_at=readers)
+
+    def _taken_up(self, remnant: Volume, asked: Volume) -> Volume:
+        """What has been found without a record, and could not be unstaged, as it is asked for now:
+        the LUN may be attached with other options. Raises Refused."""
+        if not self._host.is_attached(remnant):
+            return self._records.put(asked)
+        volume = replace(
+            asked, device=remnant.device, targets=remnant.targets, read_only_at=remnant.read_only_at
+        )
+        if remnant.staging != asked.staging or not self._host.is_attached(volume):
+            raise Refused(
+                Code.FAILED_PRECONDITION,
+                f"volume {asked.volume_id}: what is attached at {remnant.device} for it is another "
+                f"LUN, or staged at another path: `iserblk detach {remnant.device}` first",
+            )
+        return self._records.put(volume)
 
     def _undo(self, asked: Volume) -> None:
         """After a refusal, the orchestrator takes nothing for staged."""
@@ -263,20 +288,25 @@ class Node:
     def _unstage_unknown(self, volume_id: str, staging: str) -> None:
         """There is no record, or none that can be read: the mount tells the device. That of a block
         volume's device, which does not keep it in use, stays until the device is detached."""
+        others = [each.device for each in self._records.all()]
         if self._host.mounted(staging) is None:  # else the file there is a user's
             shown = device_below(staging)
-            self._detach_unknown(self._host.attached_at(shown))
+            device = self._host.attached_at(shown)
+            if device and device not in others:
+                self._host.detach(device)
             self._host.unmount(shown)
             self._host.unmount(staging)
-        else:
-            device = self._host.attached_at(staging)
+            self._records.remove(volume_id)
+            return
+        device = self._host.attached_at(staging)
+        if not device or device in others:
             self._host.unmount(staging)
-            self._detach_unknown(device)
-        self._records.remove(volume_id)
-
-    def _detach_unknown(self, device: str) -> None:
-        if device and device not in [each.device for each in self._records.all()]:
-            self._host.detach(device)
+            self._records.remove(volume_id)
+            return
+        # From here on the record tells: without it no later call would find the device.
+        urls = (self._host.url(device),)
+        volume = Volume(volume_id, urls, {}, staging, MOUNT, device=device, staged=True)
+        self._unstage(self._records.put(self._with_targets(volume)))
 
     # --- publishing ---
 

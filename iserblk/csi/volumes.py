@@ -89,6 +89,12 @@ class Volume:
         return self.staging if self.kind == MOUNT else device_below(self.staging)
 
     @property
+    def is_remnant(self) -> bool:
+        """Whether it was found by its mount when it was to be unstaged, and its record was lost:
+        what is known of it is its device, and the LUN's URL without user and options."""
+        return self.kind == MOUNT and not self.fs
+
+    @property
     def shared(self) -> bool:
         """Whether several programs may write to the LUN at once, which pods agree on. Raises
         BadArgument when the option has no value of its kind."""

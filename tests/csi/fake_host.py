@@ -145,6 +145,17 @@ class FakeHost:
     def mounted(self, path: str) -> Mounted | None:
         return self.mounts[path][-1] if path in self.mounts else None
 
+    def shown(self, volume: Volume) -> list[Mounted]:
+        own = self.mounted(volume.place)
+        return [
+            mounts[-1]
+            for place, mounts in self.mounts.items()
+            if own is not None and place != volume.place and mounts[-1].number == own.number
+        ]
+
+    def url(self, path: str) -> str:
+        return self.attached[path]
+
     def number(self, path: str) -> str:
         if path.startswith("/dev/nbd"):
             return f"43:{path.removeprefix('/dev/nbd')}"

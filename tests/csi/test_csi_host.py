@@ -13,9 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from iserblk.csi.host import Machine
+from iserblk.csi import host
+from iserblk.csi.host import Machine, Mounted
 from iserblk.csi.refusals import Code, Refused
-from iserblk.csi.volumes import MOUNT, Records, Volume
+from iserblk.csi.volumes import BLOCK, MOUNT, Records, Volume
 from iserblk.nbd.kernel.device import Device, Places
 from iserblk.nbd.kernel.state import Home, State
 
@@ -139,8 +140,9 @@ def program(directory: Path, name: str, script: str, patched: pytest.MonkeyPatch
 _FORMATTING = """
 import sys
 from pathlib import Path
-from iserblk.csi.host import Machine
-from iserblk.csi.volumes import MOUNT, Records, Volume
+from iserblk.csi import host
+from iserblk.csi.host import Machine, Mounted
+from iserblk.csi.volumes import BLOCK, MOUNT, Records, Volume
 from iserblk.nbd.kernel.device import Places
 with Records(Path(sys.argv[1])).locked("one"):
     Machine(Places()).format(Volume("one", (), {}, "/s", MOUNT, "ext4", device="/nothing"))
@@ -243,3 +245,41 @@ def test_numbers_of_devices(machine: Machine) -> None:
     device = os.stat("/dev/null")
     assert stat.S_ISCHR(device.st_mode)
     assert machine.number("/dev/null") == f"{os.major(device.st_rdev)}:{os.minor(device.st_rdev)}"
+
+
+MOUNTS = (
+    Mounted("/staging/one", "43:0", "/", False, "/dev/nbd0"),
+    Mounted("/pods/a/mount", "43:0", "/", False, "/dev/nbd0"),
+    Mounted("/pods/b/mount", "43:0", "/", True, "/dev/nbd0"),
+    Mounted("/pods/a/volume-subpaths/1", "43:0", "/data", False, "/dev/nbd0"),
+    Mounted("/pods/c/mount", "43:1", "/", False, "/dev/nbd1"),
+)
+
+
+def test_where_a_file_system_is_shown(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not a part of it, which a kubelet binds for a container."""
+    monkeypatch.setattr(host, "mounts", lambda: iter(MOUNTS))
+    volume = Volume(
+        "one",
+        ("iser://h/iqn.2026-11.x:y/0",),
+        {},
+        "/staging/one",
+        MOUNT,
+        "ext4",
+        device="/dev/nbd0",
+    )
+    assert machine.shown(volume) == list(MOUNTS[1:3])
+    assert machine.shown(replace(volume, staging="/nowhere")) == []
+
+
+def test_where_a_device_is_shown(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not what a kubelet binds of a pod's device itself, nor another file of devtmpfs."""
+    places = ("/staging/one/device", "/publish/one/pod", "/one/dev/pod", "/null")
+    mounts = [Mounted(each, "0:6", "/nbd0", False, "udev") for each in places]
+    monkeypatch.setattr(host, "mounts", lambda: iter(mounts))
+    monkeypatch.setattr(machine, "number", lambda _path: "43:0")
+    monkeypatch.setattr(host, "is_device", lambda path, _number: path != "/null")
+    volume = Volume(
+        "one", ("iser://h/iqn.2026-11.x:y/0",), {}, "/staging/one", BLOCK, device="/dev/nbd0"
+    )
+    assert machine.shown(volume) == [mounts[1]]

@@ -473,9 +473,11 @@ def test_without_its_record_nothing_is_removed_from_a_file_system(
     nothing_left(host, records)
 
 
-def test_unstaged_without_its_record_and_killed(tmp_path: Path) -> None:
-    """The mount of a block volume tells the device until that is detached."""
-    how = capability(None)
+@pytest.mark.parametrize("fs", ["ext4", None])
+def test_unstaged_without_its_record_and_killed(fs: str | None, tmp_path: Path) -> None:
+    """The mount of a block volume tells the device until that is detached; of a file system, which
+    keeps the device in use, a new record does."""
+    how = capability(fs)
     at, killed = 0, True
     while killed:
         host = FakeHost(URL)
@@ -508,6 +510,74 @@ def test_what_is_mounted_there_is_that_of_another_volume(
     refused(Code.FAILED_PRECONDITION, node.stage, stage(how=how))
     assert host.mounts == mounts and host.attached == {"/dev/nbd0": OTHER}
     assert [volume.volume_id for volume in records.all()] == ["two"]
+
+
+def lose_record(tmp_path: Path) -> None:
+    (record,) = (tmp_path / "csi").glob("*.json")
+    record.unlink()
+
+
+def test_a_detach_that_fails_without_a_record(
+    node: Node, host: FakeHost, records: Records, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The volume can be unstaged again, or staged again, by whatever options: no device is left
+    over, nor attached a second time."""
+
+    def fails(_path: str) -> None:
+        raise Refused(Code.INTERNAL, "iserblk detach: killed")
+
+    for again in ("unstage", "stage", "by hand"):
+        node.stage(stage())
+        lose_record(tmp_path)
+        with monkeypatch.context() as patched:
+            patched.setattr(host, "detach", fails)
+            refused(Code.INTERNAL, node.unstage, unstage())
+        assert host.attached == {"/dev/nbd0": URL} and not host.mounts
+        if again == "by hand":
+            host.attached.clear()
+            host.served.clear()
+            node.stage(stage())
+        elif again == "stage":
+            other = stage(staging="/elsewhere")
+            assert "iserblk detach /dev/nbd0" in refused(
+                Code.FAILED_PRECONDITION, node.stage, other
+            )
+            node.stage(stage(reserve="none"))
+            assert host.attached == {"/dev/nbd0": URL} and host.mounts
+            (volume,) = records.all()
+            assert volume.options["reserve"] == "none" and volume.fs == "ext4"
+        node.unstage(unstage())
+        nothing_left(host, records)
+
+
+def test_unstaged_without_its_record_while_it_is_published(
+    node: Node, host: FakeHost, records: Records, tmp_path: Path
+) -> None:
+    node.stage(stage())
+    node.publish(publish())
+    lose_record(tmp_path)
+    assert f"{TARGET}-one" in refused(Code.FAILED_PRECONDITION, node.unstage, unstage())
+    assert f"{STAGING}-one" in host.mounts
+    node.unpublish(unpublish())
+    node.unstage(unstage())
+    nothing_left(host, records)
+
+
+@pytest.mark.parametrize("fs", ["ext4", None])
+def test_a_second_target_path_without_the_record_of_the_first(
+    fs: str | None, node: Node, host: FakeHost, records: Records, tmp_path: Path
+) -> None:
+    """The mounts tell where it is published."""
+    how = capability(fs, messages.SINGLE_NODE_SINGLE_WRITER)
+    node.stage(stage(how=how))
+    node.publish(publish(how=how))
+    lose_record(tmp_path)
+    node.stage(stage(how=how))
+    refused(Code.FAILED_PRECONDITION, node.publish, publish(how=how, path="/other"))
+    node.publish(publish(how=how))
+    node.unpublish(unpublish())
+    node.publish(publish(how=how, path="/other"))
+    assert [volume.targets for volume in records.all()] == [("/other",)]
 
 
 def test_a_record_of_a_version_that_knew_less(node: Node, records: Records, tmp_path: Path) -> None:
