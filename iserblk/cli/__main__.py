@@ -16,6 +16,11 @@ _HEARD = signal.getsignal(signal.SIGINT) is signal.default_int_handler
 if _HEARD:
     signal.signal(signal.SIGINT, _end)
 
+# Its modules take a while to load, and the last of them says what SIGHUP does to it; a signal that
+# comes before is kept until then. No option before the command has a value of its own.
+if next((word for word in sys.argv[1:] if not word.startswith("-")), "") == "target":
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
+
 try:
     from iserblk.cli.main import main
 except ModuleNotFoundError as missing:

@@ -71,13 +71,6 @@ class _Commands(click.Group):
         assert isinstance(command, click.Command)
         return command
 
-    def resolve_command(
-        self, ctx: click.Context, args: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
-        if args[:1] == ["target"]:  # its module takes a while, and says what SIGHUP does to it
-            signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
-        return super().resolve_command(ctx, args)
-
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Lists the commands without importing them, so that `iserblk --help` is quick."""
         with formatter.section("Commands"):

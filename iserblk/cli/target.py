@@ -276,7 +276,7 @@ def serve_config(read: Callable[[], TargetConfig], rereads: bool) -> None:
     hangups: list[int] = []
     if rereads:
         signal.signal(signal.SIGHUP, lambda number, _frame: hangups.append(number))
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGHUP})  # see ``cli.main``
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGHUP})  # see ``cli.__main__``
     try:
         _serve(read, rereads, hangups)
     finally:

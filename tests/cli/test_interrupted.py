@@ -150,6 +150,27 @@ def test_a_signal_among_the_imports(tmp_path: Path) -> None:
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
 
 
+@pytest.mark.parametrize(
+    ("words", "status"),
+    [(["target"], 3), (["-v", "-q", "target", "info"], 3), (["info", "target"], -signal.SIGHUP)],
+)
+def test_a_target_is_told_to_read_its_files_again_as_it_begins(
+    words: list[str], status: int, tmp_path: Path
+) -> None:
+    """The signal comes during the imports. It is kept for a target, and ends other commands: these
+    do nothing with it."""
+    kill = "import os, signal\nos.kill(os.getpid(), signal.SIGHUP)\nraise SystemExit(3)\n"
+    (tmp_path / "click.py").write_text(kill)
+    done = subprocess.run(
+        [*COMMAND, *words],
+        check=False,
+        cwd=tmp_path,
+        env=environment(PYTHONPATH=f"{tmp_path}:{ROOT}"),
+        timeout=END_S,
+    )
+    assert done.returncode == status
+
+
 # --- streams that are full or closed -----------------------------------------------------------
 
 
