@@ -402,10 +402,16 @@ class LoginInitiator:
         if "AuthMethod" not in given:
             return chap_initiator.receive([pair for pair in pairs if chap.is_key(pair[0])])
         method = given["AuthMethod"]
-        if method in ("None", *keys.ANSWER_WORDS):
+        if method == "None":
             raise AuthenticationError(
-                f"the target does not authenticate initiators (AuthMethod={method}), but a user "
-                "and a secret were given; turn CHAP on at the target, or leave them out"
+                "the target wants no CHAP, it does not authenticate initiators (AuthMethod=None), "
+                "but a user and a secret were given; turn CHAP on at the target, or leave them out"
+            )
+        if method in keys.ANSWER_WORDS:
+            raise AuthenticationError(
+                f"the target refuses CHAP as a method (AuthMethod={method}), and a user and a "
+                "secret were given; turn CHAP on at the target, or leave them out where it lets "
+                "this initiator in without"
             )
         if method != "CHAP":
             raise RemoteProtocolError("iSCSI", f"AuthMethod={method[:40]} was not offered")
@@ -487,22 +493,40 @@ class LoginInitiator:
             "of CHAP only and wants MD5 (an old LIO or Synology) needs auth=md5 in the URL"
         )
 
+    def _why_no_entry(self) -> str:
+        """What an authentication failure means at this point of the login."""
+        credentials = self._config.credentials
+        if self._chap is None:
+            return (
+                "the target wants a user name and a secret, and none were given: write USER@ and "
+                "chap-secret-file="
+            )
+        if "AuthMethod" not in self._settled:
+            return (
+                "the target refused when it was offered CHAP, before it had asked for a user name: "
+                "if it wants no CHAP of this initiator, leave out user and secret, else turn CHAP "
+                "on for it there"
+            )
+        if not self._chap.responded:
+            return f"the target agreed to CHAP{self.hint or ', and ended the login'}"
+        if credentials is not None and credentials.target_secret:
+            return (
+                "check user name and secret; for mutual CHAP the target needs a secret of its own"
+            )
+        return "check user name and secret"
+
     def _refused(self, status: int, data: bytes | memoryview) -> LoginError:
         words = reasons.login_status(status)
-        name, credentials = self._config.target_name, self._config.credentials
+        name = self._config.target_name
         if status >> 8 == 1:
             self._collector.add(data)
             pairs = self._collector.take()
             address = next((value for key, value in pairs if key == "TargetAddress"), "")[:256]
             where = f", to {address}" if address else ""
             return LoginError(f"{words}{where}", status, address)
-        words += self.hint
         if status == _AUTHENTICATION_FAILURE:
-            if not self._chap:
-                words += "; none were given: write USER@ and chap-secret-file="
-            elif credentials is not None and credentials.target_secret:
-                words += "; for mutual CHAP the target needs a secret of its own"
-            return AuthenticationError(f"login refused: {words}", status)
+            return AuthenticationError(f"login refused: {words}: {self._why_no_entry()}", status)
+        words += self.hint
         if status in _NOT_FOUND:
             return TargetNotFound(f"no target {name}: {words}", status)
         if status == _INITIATOR_ERROR and not self._config.rdma:

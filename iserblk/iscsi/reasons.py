@@ -44,7 +44,7 @@ _LOGIN = {
     0x0101: "the target has moved temporarily",
     0x0102: "the target has moved permanently",
     0x0200: "the target found an error in the login",
-    0x0201: "authentication failed: check user name and secret",
+    0x0201: "authentication failed",
     0x0202: "not authorized: the target's access rules do not admit this initiator name",
     0x0203: "the target does not have this target name; check it in the URL",
     0x0204: "the target was removed",

@@ -147,6 +147,25 @@ def test_one_side_alone_wants_chap() -> None:
     assert error.value.status == 0x0201 and other.failed
 
 
+@pytest.mark.parametrize(
+    ("steps", "words"),
+    [
+        (0, "refused when it was offered CHAP, before it had asked"),
+        (1, "agreed to CHAP; it ended the login before its challenge"),
+        (2, "check user name and secret"),
+    ],
+)
+def test_an_authentication_failure_says_how_far_the_login_came(steps: int, words: str) -> None:
+    """Only behind our response it can be the user name or the secret."""
+    one = started()
+    for pairs in (CHAP, CHALLENGE)[:steps]:
+        one.receive(*response(pairs, SECURITY, None))
+    with pytest.raises(AuthenticationError, match=f"authentication failed: .*{words}") as error:
+        one.receive(*response(status=0x0201))
+    assert ("check user name" in str(error.value)) == (steps == 2)
+    assert error.value.status == 0x0201
+
+
 def test_not_admitted() -> None:
     """0202, which our own target never says."""
     with pytest.raises(LoginError, match="access rules do not admit") as error:
@@ -189,12 +208,20 @@ def test_a_challenge_in_parts() -> None:
     assert said(proof) == {"CHAP_N": "host", "CHAP_R": f"0x{expected}"}
 
 
-@pytest.mark.parametrize("method", ["None", "Reject", "NotUnderstood", "Irrelevant"])
+@pytest.mark.parametrize(
+    ("method", "words"),
+    [
+        ("None", "does not authenticate initiators"),
+        ("Reject", "refuses CHAP as a method"),
+        ("NotUnderstood", "refuses CHAP as a method"),
+        ("Irrelevant", "refuses CHAP as a method"),
+    ],
+)
 @pytest.mark.parametrize("following", [None, OPERATIONAL])
-def test_target_without_authentication(method: str, following: int | None) -> None:
-    """With credentials given, AuthMethod=None is refused."""
+def test_target_without_authentication(method: str, words: str, following: int | None) -> None:
+    """With credentials given, AuthMethod=None is refused. Which of the two it is, is said."""
     one = started()
-    with pytest.raises(AuthenticationError, match="does not authenticate initiators") as error:
+    with pytest.raises(AuthenticationError, match=rf"{words} \(AuthMethod={method}\)") as error:
         one.receive(*response([("AuthMethod", method)], SECURITY, following))
     assert error.value.exit_status == 24
 
