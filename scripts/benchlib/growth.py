@@ -1,8 +1,8 @@
-"""Shows how the cost of a request grows with requests in flight, connections and exports.
+"""Shows how the cost of a request grows with requests in flight, connections, exports and length.
 
     scripts/bench growth [--seconds S] [--rounds N]
 
-4 KiB random reads through the built-in NBD server, over iSER. Each row's requests go to one process
+Random reads through the built-in NBD server, over iSER. Each row's requests go to one process
 of the server, which exports all LUNs of one target, in one session; rows with the same number of
 exports share both. All rows have the same client (nbd_load.py).
 """
@@ -26,6 +26,7 @@ from benchlib import machine, proc
 from benchlib.command import run_command
 from benchlib.goals import SERVER
 from benchlib.load import Job, JobFailed, Measurement
+from benchlib.nbd_load import BLOCK
 from benchlib.report import by_process, rate_text
 from benchlib.results import Row, Spread
 from benchlib.sections import explain, measure
@@ -40,16 +41,17 @@ _PIPE_WIDTH = 140
 
 class Load(NamedTuple):
     """The load of one row. Each export has the same number of ``connections``, which are counted
-    over all exports, as are the requests in flight."""
+    over all exports, as are the requests in flight. ``block``: bytes of a request."""
 
     in_flight: int
     connections: int
     exports: int
+    block: int = BLOCK
 
     @property
     def job(self) -> Job:
-        name = f"4k-randread-d{self.in_flight}-c{self.connections}"
-        return Job(name, "randread", 4096, self.in_flight, self.connections)
+        name = f"{size_text(self.block)}-randread-d{self.in_flight}-c{self.connections}"
+        return Job(name, "randread", self.block, self.in_flight, self.connections)
 
     @property
     def row(self) -> Row:
@@ -57,16 +59,26 @@ class Load(NamedTuple):
 
 
 LOADS = (
-    *(Load(in_flight, 1, 1) for in_flight in (1, 8, 32, 128)),
+    *(Load(in_flight, 1, 1) for in_flight in (1, 8, 32, 128, 256)),
     *(Load(32, connections, 1) for connections in (4, 16)),
     *(Load(32, exports, exports) for exports in (16, 64)),
+    *(Load(32, 1, 1, block) for block in (512, 16 << 10, 64 << 10)),
+    *(Load(8, 1, 1, block) for block in (256 << 10, 1 << 20, 8 << 20)),
 )
+
+
+def size_text(size: int) -> str:
+    """Of so many bytes: a whole number, with k or m where it can be."""
+    for unit, bytes_of in (("m", 1 << 20), ("k", 1 << 10)):
+        if size % bytes_of == 0:
+            return f"{size // bytes_of}{unit}"
+    return str(size)
 
 
 @dataclass(slots=True)
 class Growth:
-    """Rows by load. ``stretch``: by depth, the CPU time of the server for a request in the dearest
-    row of that depth, divided by that in the cheapest; only for depths of several rows."""
+    """Rows by load. ``stretch``: by depth, the CPU time of the server for a 4 KiB request in the
+    dearest row of that depth, divided by that in the cheapest; only for depths of several rows."""
 
     rows: dict[Load, Row]
 
@@ -76,8 +88,9 @@ class Growth:
 
     def stretch(self) -> dict[int, float]:
         found = {}
-        for depth in dict.fromkeys(load.in_flight for load in self.rows):
-            costs = [self.server_us(load).median for load in self.rows if load.in_flight == depth]
+        alike = [load for load in self.rows if load.block == BLOCK]
+        for depth in dict.fromkeys(load.in_flight for load in alike):
+            costs = [self.server_us(load).median for load in alike if load.in_flight == depth]
             if len(costs) > 1:
                 found[depth] = max(costs) / min(costs)
         return found
@@ -86,7 +99,7 @@ class Growth:
 def client_command(socket: Path, exports: int, job: Job, seconds: float) -> list[str]:
     """A command line of the client: its connections take the exports in turn."""
     names = [f"lun{number % exports}" for number in range(job.connections)]
-    words = [str(socket), str(seconds), str(job.depth), *names]
+    words = [str(socket), str(seconds), str(job.block), str(job.depth), *names]
     return [sys.executable, "-P", str(_CLIENT), *words]
 
 
@@ -143,15 +156,19 @@ def measure_growth(
 
 
 def print_growth(console: Console, growth: Growth) -> None:
-    table = Table(title="4 KiB random reads, built-in NBD server over iSER", title_justify="left")
-    for heading in ("in flight", "connections", "exports", "median (low–high)", "server µs"):
+    table = Table(title="random reads, built-in NBD server over iSER", title_justify="left")
+    for heading in (
+        "in flight", "connections", "exports", "bytes", "median (low–high)", "MiB/s", "server µs"
+    ):  # fmt: skip
         table.add_column(heading, justify="right", no_wrap=True)
     table.add_column("CPU time per request")
     for load, row in growth.rows.items():
         cost = growth.server_us(load)
         table.add_row(
-            *(str(number) for number in load),
+            *(str(number) for number in load[:3]),
+            size_text(load.block),
             rate_text(row.rate(), large=False),
+            f"{row.rate().median * load.block / (1 << 20):,.0f}",
             f"{cost.median:.1f} ({cost.low:.1f}–{cost.high:.1f})",
             by_process(row.cpu_us_per_io(), "µs"),
         )
@@ -169,7 +186,8 @@ def print_growth(console: Console, growth: Growth) -> None:
 @click.option("--rounds", type=click.IntRange(1), default=3,
               help="Rounds of each row (default 3), after one that does not count.")  # fmt: skip
 def growth(seconds: float, rounds: int) -> None:
-    """Show how the cost of a request grows with requests in flight, connections and exports."""
+    """Show how the cost of a request grows with requests in flight, connections, exports and
+    length."""
     console = Console(width=None if sys.stdout.isatty() else _PIPE_WIDTH)
     about = machine.describe()
     console.print(", ".join(f"{name} {value}" for name, value in about.items()), highlight=False)

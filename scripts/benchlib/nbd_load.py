@@ -1,10 +1,11 @@
-"""An NBD client that reads 4 KiB at random places, over one or many connections.
+"""An NBD client that reads at random places, over one or many connections.
 
-    python nbd_load.py SOCKET SECONDS IN_FLIGHT EXPORT…
+    python nbd_load.py SOCKET SECONDS BLOCK IN_FLIGHT EXPORT…
 
 Opens a connection for each EXPORT that is named (one may be named several times) and keeps
-IN_FLIGHT requests open, counted over all of them. fio cannot do that: each of its connections has a
-depth of its own. Each answer makes room for one request, which goes to the next connection in turn.
+IN_FLIGHT requests open, counted over all of them, each of BLOCK bytes. fio cannot do that: each of
+its connections has a depth of its own. Each answer makes room for one request, which goes to the
+next connection in turn.
 Prints the requests that were answered, and the seconds, as JSON. Exit status 1: a read failed.
 
 Replies are simple ones (not structured), as those of the kernel's client.
@@ -24,7 +25,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 
 BLOCK = 4096
-_BUFFER = 256 << 10
+_BUFFER = 256 << 10  # bytes, at least; twice as long as a reply
 
 _GREETING = struct.Struct(">8s8sH")  # NBDMAGIC, IHAVEOPT, flags
 _FLAGS_AND_OPTION = struct.Struct(">I8sII")  # the client's flags; IHAVEOPT, option, length
@@ -36,7 +37,6 @@ _REQUEST_MAGIC = 0x25609513
 _READ, _DISCONNECT = 0, 2
 _REPLY = struct.Struct(">IIQ")  # magic, error, cookie
 _REPLY_MAGIC = 0x67446698
-_REPLY_SIZE = _REPLY.size + BLOCK
 
 
 class LoadFailed(Exception):
@@ -46,12 +46,15 @@ class LoadFailed(Exception):
 class Connection:
     """One connection to one export."""
 
-    def __init__(self, sock: socket.socket, export: str) -> None:
-        """Shakes hands over ``sock``, which the caller closes. Raises OSError, LoadFailed."""
+    def __init__(self, sock: socket.socket, export: str, block: int = BLOCK) -> None:
+        """Shakes hands over ``sock``, which the caller closes. ``block``: bytes of each read.
+        Raises OSError, LoadFailed."""
         self._name = export
         self._sock = sock
         self._have = 0  # bytes of replies that are in the buffer
-        self._buffer = bytearray(_BUFFER)
+        self._block = block
+        self._reply = _REPLY.size + block
+        self._buffer = bytearray(max(_BUFFER, 2 * self._reply))
         self._view = memoryview(self._buffer)
         self._requests: list[bytes] = []
         _GREETING.unpack(self._receive(_GREETING.size))
@@ -61,7 +64,7 @@ class Connection:
             + name
         )
         size, _flags = _EXPORT.unpack(self._receive(_EXPORT.size))
-        self._blocks = size // BLOCK
+        self._blocks = size // block
 
     def fileno(self) -> int:
         return self._sock.fileno()
@@ -74,8 +77,9 @@ class Connection:
 
     def request(self) -> None:
         """A read of a random place; ``send`` sends it."""
-        offset = int(random.random() * self._blocks) * BLOCK  # several times cheaper than randrange
-        self._requests.append(_REQUEST.pack(_REQUEST_MAGIC, 0, _READ, 0, offset, BLOCK))
+        # Several times cheaper than randrange.
+        offset = int(random.random() * self._blocks) * self._block
+        self._requests.append(_REQUEST.pack(_REQUEST_MAGIC, 0, _READ, 0, offset, self._block))
 
     def send(self) -> None:
         # Not more than a few KiB at any time, which a socket always takes.
@@ -89,13 +93,14 @@ class Connection:
         if not count:
             raise LoadFailed(f"{self._name}: the server closed the connection")
         end = self._have + count
-        replies, rest = divmod(end, _REPLY_SIZE)
+        replies, rest = divmod(end, self._reply)
         # Also the header of a reply whose data is still to come: an error has no data.
-        for at in range(0, end - _REPLY.size + 1, _REPLY_SIZE):
+        for at in range(0, end - _REPLY.size + 1, self._reply):
             magic, error, _cookie = _REPLY.unpack_from(self._buffer, at)
             if magic != _REPLY_MAGIC or error:
                 raise LoadFailed(f"{self._name}: a read failed: magic {magic:#x}, error {error}")
-        self._buffer[:rest] = self._view[end - rest : end].tobytes()
+        if replies:
+            self._buffer[:rest] = self._view[end - rest : end].tobytes()
         self._have = rest
         return replies
 
@@ -103,14 +108,16 @@ class Connection:
         self._sock.sendall(_REQUEST.pack(_REQUEST_MAGIC, 0, _DISCONNECT, 0, 0, 0))
 
 
-def run(path: str, seconds: float, in_flight: int, exports: Sequence[str]) -> tuple[int, float]:
+def run(
+    path: str, seconds: float, block: int, in_flight: int, exports: Sequence[str]
+) -> tuple[int, float]:
     """The answered requests, and the seconds that they took. Raises OSError, LoadFailed."""
     with ExitStack() as stack:
         connections = []
         for export in exports:
             sock = stack.enter_context(socket.socket(socket.AF_UNIX))
             sock.connect(path)
-            connections.append(Connection(sock, export))
+            connections.append(Connection(sock, export, block))
         counted = _keep_busy(connections, seconds, in_flight)
         for connection in connections:
             connection.disconnect()
@@ -143,9 +150,9 @@ def _keep_busy(
 
 
 def main() -> int:
-    path, seconds, in_flight, *exports = sys.argv[1:]
+    path, seconds, block, in_flight, *exports = sys.argv[1:]
     try:
-        ios, took = run(path, float(seconds), int(in_flight), exports)
+        ios, took = run(path, float(seconds), int(block), int(in_flight), exports)
     except (OSError, LoadFailed) as error:
         print(error, file=sys.stderr)
         return 1

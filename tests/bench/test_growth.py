@@ -13,6 +13,7 @@ from benchlib import growth
 from benchlib.goals import SERVER
 from benchlib.growth import LOADS, Growth, Load
 from benchlib.load import JobFailed, Measurement
+from benchlib.nbd_load import BLOCK
 from benchlib.results import Sample
 from benchlib.subjects import Bench, Endpoint
 from click.testing import CliRunner
@@ -22,17 +23,23 @@ SIZE = 1 << 20
 
 
 def test_rows_vary_one_thing_at_a_time() -> None:
-    assert [load.in_flight for load in LOADS if load[1:] == (1, 1)] == [1, 8, 32, 128]
-    at_32 = [load for load in LOADS if load.in_flight == 32]
+    small = [load for load in LOADS if load.block == BLOCK]
+    assert [load.in_flight for load in small if load[1:3] == (1, 1)] == [1, 8, 32, 128, 256]
+    at_32 = [load for load in small if load.in_flight == 32]
     assert {load.connections for load in at_32 if load.exports == 1} == {1, 4, 16}
     assert {load.exports for load in at_32} == {1, 16, 64}
     assert all(load.connections % load.exports == 0 for load in LOADS)
+    lengths = [load for load in LOADS if load.block != BLOCK]
+    assert {load[1:3] for load in lengths} == {(1, 1)}
+    assert [growth.size_text(load.block) for load in lengths] == [
+        "512", "16k", "64k", "256k", "1m", "8m"
+    ]  # fmt: skip
     assert len({load.row.name for load in LOADS}) == len(LOADS)
 
 
 def test_connections_take_the_exports_in_turn() -> None:
     command = growth.client_command(Path("/x/nbd.sock"), 2, Load(32, 4, 2).job, 2.5)
-    assert command[-7:] == ["/x/nbd.sock", "2.5", "32", "lun0", "lun1", "lun0", "lun1"]
+    assert command[-7:] == ["2.5", "4096", "32", "lun0", "lun1", "lun0", "lun1"]
 
 
 def test_client_prints_what_is_parsed() -> None:
@@ -64,6 +71,7 @@ def test_dearest_is_compared_with_cheapest_at_equal_depth() -> None:
         Load(32, 1, 1): [10.0, 30.0, 20.0],
         Load(32, 4, 1): [40.0],
         Load(32, 16, 16): [25.0],
+        Load(32, 1, 1, 1 << 20): [99.0],
     })  # fmt: skip
     cost = found.server_us(Load(32, 1, 1))
     assert (cost.median, cost.low, cost.high) == pytest.approx((20, 10, 30))
@@ -75,7 +83,8 @@ def test_table_has_a_line_for_each_row() -> None:
     found = measured({Load(32, 1, 1): [10.0], Load(32, 16, 1): [15.0, 16.0, 17.0]})
     growth.print_growth(Console(file=text, width=140), found)
     printed = " ".join(text.getvalue().split())
-    assert "│ 32 │ 16 │ 1 │ 10.0 K/s (10.0–10.0) │ 16.0 (15.0–17.0) │" in printed
+    line = "│ 32 │ 16 │ 1 │ 4k │ 10.0 K/s (10.0–10.0) │ 39 │ 16.0 (15.0–17.0) │"
+    assert line in printed
     assert "iserblk nbd 16 + client 3 µs" in printed
     assert "32 in flight: a request takes 1.60 times" in printed
 
@@ -107,7 +116,7 @@ def test_run_that_fails_names_its_row() -> None:
 def test_server_and_client_and_target_work_together(tmp_path: Path) -> None:
     file = tmp_path / "lun"
     file.write_bytes(os.urandom(SIZE))
-    loads = [Load(4, 2, 1), Load(3, 4, 2)]
+    loads = [Load(4, 2, 1), Load(3, 4, 2), Load(4, 1, 1, 512), Load(2, 2, 1, SIZE // 2)]
     with ExitStack() as stack:
         bench = Bench(stack, tmp_path, file, file)
         endpoints = growth.open_servers(bench, file, [load.exports for load in loads])
@@ -122,7 +131,7 @@ def test_server_and_client_and_target_work_together(tmp_path: Path) -> None:
         assert set(sample.cpu_seconds) == {SERVER, "target", "client"}
     text = io.StringIO()
     growth.print_growth(Console(file=text, width=140), found)
-    assert "│ 3 │ 4 │ 2 │" in " ".join(text.getvalue().split())
+    assert "│ 3 │ 4 │ 2 │ 4k │" in " ".join(text.getvalue().split())
 
 
 @pytest.mark.parametrize("arguments", [["--rounds", "0"], ["--seconds", "0"], ["more"]])

@@ -160,7 +160,7 @@ class Program:
 
 
 def test_program_prints_what_it_counted(stack: ExitStack, tmp_path: Path) -> None:
-    program = Program(stack, tmp_path, "0.1", "3", "lun0")
+    program = Program(stack, tmp_path, "0.1", "4096", "3", "lun0")
     peer = program.accept(b"lun0")
     answers = 0
     while peer.request()[0] != DISCONNECT:
@@ -174,7 +174,7 @@ def test_program_prints_what_it_counted(stack: ExitStack, tmp_path: Path) -> Non
 
 
 def test_requests_in_flight_are_those_of_all_connections(stack: ExitStack, tmp_path: Path) -> None:
-    program = Program(stack, tmp_path, "600", "3", "lun0", "lun1", "lun0", "lun1")
+    program = Program(stack, tmp_path, "600", "4096", "3", "lun0", "lun1", "lun0", "lun1")
     peers = [program.accept(b"lun%d" % (number % 2)) for number in range(4)]
     for peer in peers[:3]:
         peer.request()
@@ -191,7 +191,16 @@ def test_requests_in_flight_are_those_of_all_connections(stack: ExitStack, tmp_p
 
 
 def test_program_without_a_server_says_so(tmp_path: Path) -> None:
-    words = [sys.executable, "-P", nbd_load.__file__, str(tmp_path / "none"), "1", "1", "lun0"]
+    words = [
+        sys.executable,
+        "-P",
+        nbd_load.__file__,
+        str(tmp_path / "none"),
+        "1",
+        "4096",
+        "1",
+        "lun0",
+    ]
     done = subprocess.run(words, capture_output=True, text=True, check=False, timeout=WAIT_S)
     assert (done.returncode, done.stdout) == (1, "")
     assert "No such file" in done.stderr
