@@ -11,7 +11,17 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-OURS = {"iserblk", "fuse_mount", "tests", "benchlib", "kubeletlib", "lablib", "manlib", "fake_disk"}
+OURS = {
+    "iserblk",
+    "fuse_mount",
+    "tests",
+    "benchlib",
+    "bootlib",
+    "kubeletlib",
+    "lablib",
+    "manlib",
+    "fake_disk",
+}
 # Debian's packages: scripts/setup installs those that no index of Python packages has; the build of
 # the Debian package has packaging.
 DEBIAN = {"pyverbs", "nbd", "nbdkit", "packaging"}
