@@ -20,8 +20,9 @@ _MAXIMUM_NAME = 223
 
 
 def shown(text: str) -> str:
-    """The beginning of a user's text, quoted for error texts."""
-    return repr(text[:60])
+    """The beginning of a user's text, quoted for error texts. One with an @ is not shown: on either
+    side there may be a secret, where it was meant for a URL."""
+    return "(not shown, for its @)" if "@" in text else repr(text[:60])
 
 
 def check_name(text: str, what: str, quote: Callable[[str], str] = shown) -> str:

@@ -169,7 +169,7 @@ def split_url(text: str, needs_target: bool = True) -> Url:
 def parse_portal(text: str, default: int = DEFAULT_PORT) -> tuple[str, int]:
     """Host and port of ``HOST[:PORT]``, ``[IPv6 address][:PORT]``. Raises BadArgument."""
     if "/" in text or "@" in text:
-        raise BadArgument(f"portal {text.rpartition('@')[2][:60]!r}: write HOST[:PORT], or a URL")
+        raise BadArgument(f"portal {shown(text)}: write HOST[:PORT], or a URL")
     return _host_port(text, default)
 
 

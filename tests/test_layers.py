@@ -25,7 +25,7 @@ ALLOWED: dict[str, set[str]] = {
     "secret": set(),
     "waiting": set(),
     "names": {"errors"},
-    "metrics": {"errors"},
+    "metrics": {"errors", "names"},
     "options": {"errors", "secret", "metrics", "names"},
     "url": {"errors", "secret", "names", "options"},
     "sockets": {"errors"},
@@ -132,7 +132,7 @@ ALLOWED: dict[str, set[str]] = {
     "nbd.nbdkit": {"errors", "credentials", "disk.blocking", "nbd.kernel"},
     "csi": {"errors", "options", "url", "nbd.kernel"},
     "target.store": {"errors", "files"},
-    "target.ports": {"errors", "scsi"},
+    "target.ports": {"errors", "names", "scsi"},
     "target.task_set": {"scsi"},
     "target.seam": {"scsi", "target.ports", "target.task_set"},
     "target.scsi": {

@@ -56,6 +56,8 @@ _MODULES = {"import": "importing"}  # a word of Python's is no name of a module
 
 _OF_CSI = ("grpc", "google")  # the first parts of names of modules
 
+_words: Sequence[str] = ()  # of the command line
+
 _USER_INFO = re.compile(r"\b(iser|iscsi):.*@", re.DOTALL | re.IGNORECASE)
 
 
@@ -136,6 +138,8 @@ def _end(number: int, _frame: FrameType | None) -> None:
 
 
 def _run(arguments: Sequence[str] | None) -> int:
+    global _words  # noqa: PLW0603
+    _words = sys.argv[1:] if arguments is None else arguments
     try:
         cli.main(args=arguments, prog_name="iserblk", standalone_mode=False)
     except click.UsageError as error:
@@ -167,10 +171,26 @@ def _run(arguments: Sequence[str] | None) -> int:
     return 0
 
 
+def without_user_info(text: str, words: Sequence[str]) -> str:
+    """An error text without what it quotes of ``words``, of a command line, that has an @: out of
+    place it may be user info, with a secret on either side. Whole paths are quoted."""
+    parts = {
+        part
+        for word in words
+        for value in (word, word.partition("=")[2])
+        for part in (value, *value.split(","))
+        if "@" in part and not part.startswith("/")
+    }
+    for part in sorted(parts, key=len, reverse=True):
+        text = text.replace(part, "…@…")
+    return text
+
+
 def _complain(text: str) -> None:
     """Print ``text`` as one line on stderr. If that fails, the exit status stays as it is."""
+    line = " ".join(without_user_info(text, _words).split())
     try:
-        print(f"iserblk: {' '.join(text.split())}", file=sys.stderr, flush=True)
+        print(f"iserblk: {line}", file=sys.stderr, flush=True)
     except OSError:
         # So that Python's own flush at exit does not fail again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())

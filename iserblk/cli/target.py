@@ -19,7 +19,7 @@ from iserblk.credentials import read_accounts
 from iserblk.errors import BadArgument, IserblkError
 from iserblk.gateway.opening import open_gateways
 from iserblk.named.resolving import names_lun_not_file, resolve
-from iserblk.names import check_name
+from iserblk.names import check_name, shown
 from iserblk.options import BUSY_POLL_US
 from iserblk.target.access import read_access
 from iserblk.target.announcing.isns import Registration
@@ -235,7 +235,7 @@ def _of_options(
     elif chap_user or chap_secret_file:
         raise BadArgument("--chap-user and --chap-secret-file need --chap-accounts FILE")
     if rcap not in PROVIDERS:
-        raise BadArgument(f"--rcap {rcap[:60]!r}: say iwarp or verbs")
+        raise BadArgument(f"--rcap {shown(rcap)}: say iwarp or verbs")
     if not specs and not luns:
         raise BadArgument("a target needs --lun FILE, or --luns FILE")
     scopes = [each.strip() for each in slp_scopes.split(",") if each.strip()]
@@ -267,7 +267,7 @@ def _place(option: str, text: str, default: int) -> tuple[str, int]:
     try:
         return parse_portal(text, default)
     except BadArgument:
-        raise BadArgument(f"{option} {text[:60]!r}: give HOST[:PORT]") from None
+        raise BadArgument(f"{option} {shown(text)}: give HOST[:PORT]") from None
 
 
 def serve_config(read: Callable[[], TargetConfig], rereads: bool) -> None:

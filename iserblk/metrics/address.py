@@ -17,6 +17,7 @@ from pathlib import Path
 from urllib.parse import quote, unquote_to_bytes
 
 from iserblk.errors import BadArgument, Busy, IserblkError
+from iserblk.names import shown
 
 log = logging.getLogger(__name__)
 
@@ -43,7 +44,7 @@ def parse_address(text: str, what: str) -> Address:
     host = host.removeprefix("[").removesuffix("]")
     if not colon or not (port.isascii() and port.isdigit() and 1 <= int(port[:6]) <= 0xFFFF):
         raise BadArgument(
-            f"{what} {text[:60]!r}: give the whole path of a Unix socket (from / on), or a port "
+            f"{what} {shown(text)}: give the whole path of a Unix socket (from / on), or a port "
             "of the loopback interface (127.0.0.1:9100)"
         )
     if host == "localhost":
@@ -54,7 +55,7 @@ def parse_address(text: str, what: str) -> Address:
         loopback = False
     if not loopback:
         raise BadArgument(
-            f"{what} {text[:60]!r}: metrics are served on the loopback interface only, as clients "
+            f"{what} {shown(text)}: metrics are served on the loopback interface only, as clients "
             "do not have to log in; give 127.0.0.1:PORT, [::1]:PORT or a Unix socket"
         )
     return host, int(port)

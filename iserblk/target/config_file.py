@@ -16,7 +16,7 @@ from pathlib import Path
 from iserblk.credentials import has_secret, read_guarded, read_secret
 from iserblk.errors import BadArgument
 from iserblk.iscsi.chap import Accounts
-from iserblk.names import check_name
+from iserblk.names import check_name, shown
 from iserblk.options import BUSY_POLL_US
 from iserblk.secret import Secret
 from iserblk.target.access import ANY, Access, Grant, parse_luns
@@ -409,4 +409,4 @@ def _host_port(what: str, text: str, default: int) -> tuple[str, int]:
     try:
         return parse_portal(text, default)
     except BadArgument:
-        raise BadArgument(f"{what}: {text[:60]!r}: write HOST[:PORT]") from None
+        raise BadArgument(f"{what}: {shown(text)}: write HOST[:PORT]") from None

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from iserblk.errors import BadArgument
+from iserblk.names import shown
 from iserblk.scsi import alua
 
 MAXIMUM_TAG = 65535
@@ -192,9 +193,14 @@ class Listen:
     transports: frozenset[str] = frozenset()
 
 
+def _said(text: str) -> str:
+    return shown(text) if "@" in text else text
+
+
 def parse_listen(text: str) -> Listen:
     """Parse ``HOST:PORT[,GROUP][,transport=NAME[+NAME…]]``; the group may also be written
     ``group=GROUP``. Raises BadArgument."""
+    said = _said(text)
     place, *words = text.split(",")
     given: dict[str, str] = {}
     for word in words:
@@ -202,17 +208,17 @@ def parse_listen(text: str) -> Listen:
         if not equals:
             name, value = "group", word
         if name not in ("group", "transport"):
-            raise BadArgument(f"--listen {text}: {name[:60]!r} is neither group nor transport")
+            raise BadArgument(f"--listen {said}: {shown(name)} is neither group nor transport")
         if name in given:
-            raise BadArgument(f"--listen {text}: {name} is given twice")
+            raise BadArgument(f"--listen {said}: {name} is given twice")
         given[name] = value
     tag = given.get("group", "1")
     if not (tag.isascii() and tag.isdigit() and int(tag[:6]) <= MAXIMUM_TAG):
-        raise BadArgument(f"--listen {text}: a portal group is a number from 0 to {MAXIMUM_TAG}")
+        raise BadArgument(f"--listen {said}: a portal group is a number from 0 to {MAXIMUM_TAG}")
     transports = frozenset(given["transport"].split("+")) if "transport" in given else frozenset()
     if not transports <= frozenset(TRANSPORTS):
         raise BadArgument(
-            f"--listen {text}: the transports are {', '.join(TRANSPORTS)}; several are joined by +"
+            f"--listen {said}: the transports are {', '.join(TRANSPORTS)}; several are joined by +"
         )
     return Listen(place, int(tag), transports)
 
@@ -225,8 +231,8 @@ def transports_of(listens: Sequence[Listen], default: frozenset[str]) -> dict[in
         known = found.setdefault(each.group, each.transports)
         if each.transports and known and known != each.transports:
             raise BadArgument(
-                f"--listen {each.place}: group {each.group} has portals of other transports; all"
-                " portals of a group take the same: give it another group"
+                f"--listen {_said(each.place)}: group {each.group} has portals of other transports;"
+                " all portals of a group take the same: give it another group"
             )
         found[each.group] = known or each.transports
     return {group: transports or default for group, transports in found.items()}
