@@ -44,7 +44,7 @@ _READ_ONLY = re.compile(r"(.*(?:/[0-9]+|\?[^ ]*))(:ro)", re.DOTALL)  # as target
 _MAXIMUM_FILE = 1 << 20
 _MAXIMUM_SECRETS = 4096  # bytes: two lines
 _STDERR = 2
-_FIRST_DESCRIPTOR = 64  # shells use lower descriptors for themselves
+FIRST_DESCRIPTOR = 64  # shells use lower descriptors for themselves
 # Options that are a secret or name its source: these are handed on in another way.
 _SECRETS = frozenset(
     {"target-password", "chap-secret-file", "chap-secret-fd", "chap-secret-credential"}
@@ -338,6 +338,6 @@ def _in_memory(content: bytes) -> int:
     fd = os.memfd_create("iserblk-chap")
     try:
         os.write(fd, content)
-        return fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, _FIRST_DESCRIPTOR)
+        return fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, FIRST_DESCRIPTOR)
     finally:
         os.close(fd)

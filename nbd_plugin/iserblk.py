@@ -249,7 +249,20 @@ def after_fork() -> None:
     logger = logging.getLogger("iserblk")
     logger.addHandler(_NbdkitLog())
     logger.setLevel(logging.INFO)
-    _opened.append(open_disks(_urls, _options))
+    try:
+        _opened.append(open_disks(_urls, _options))
+    except IserblkError as error:
+        _tell_parent(f"{type(error).__name__} {error}")
+        raise
+    _tell_parent("ready")
+
+
+def _tell_parent(line: str) -> None:
+    """Where `iserblk nbd` runs nbdkit, it waits for this line (see iserblk/nbd/nbdkit.py)."""
+    number = os.environ.pop("ISERBLK_READY_FD", "")
+    if number:
+        with contextlib.suppress(OSError), os.fdopen(int(number), "w") as parent:
+            parent.write(f"{' '.join(line.split())}\n")
 
 
 def cleanup() -> None:

@@ -8,13 +8,15 @@ process is killed.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import logging
+import os
 import re
+import select
 import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -22,15 +24,19 @@ from pathlib import Path
 from types import FrameType
 from typing import IO
 
-from iserblk.credentials import handed_on
+from iserblk import errors
+from iserblk.credentials import FIRST_DESCRIPTOR, handed_on
 from iserblk.disk.blocking import open_disks
-from iserblk.errors import BadArgument, IserblkError
+from iserblk.errors import BadArgument, IserblkError, RemoteProtocolError, TransportError
 from iserblk.nbd.kernel.programs import PLUGIN, last_line, nbdkit_environment, nbdkit_program
 
 log = logging.getLogger(__name__)
 
 # LISTEN_PID must be nbdkit's pid: the shell has that pid already, because exec keeps it.
 _HAND_OVER = 'exec 3<&0 </dev/null; export LISTEN_FDS=1 LISTEN_PID=$$; exec "$@"'
+# The plugin finds here the number of a descriptor, and writes a line to it: "ready", or the name of
+# an error's class and its text.
+_READY = "ISERBLK_READY_FD"
 _START_TIMEOUT_S = 60.0
 _END_TIMEOUT_S = 60.0
 
@@ -70,8 +76,8 @@ def serve(
     ready: Callable[[], None],
 ) -> int:
     """Run nbdkit with the options ``words`` until it ends, by itself or by a signal; returns the
-    exit status. ``ready`` is called once clients can connect. Raises IserblkError if nbdkit
-    fails."""
+    exit status. ``ready`` is called once the plugin has logged in, and clients are served. Raises
+    IserblkError if nbdkit fails, or the plugin cannot log in."""
     with handed_on(urls, options) as handed:
         plugin = ["python", str(PLUGIN), *(f"uri={url}" for url in handed.urls)]
         plugin += [f"{name}={value}" for name, value in handed.options.items()]
@@ -93,24 +99,23 @@ def _run(
         told = number
         child.terminate()
 
-    scratch = tempfile.TemporaryDirectory(prefix="iserblk-")
-    with scratch:
-        pid_file = Path(scratch.name) / "pid"
-        child = subprocess.Popen(
-            ["/bin/sh", "-c", _HAND_OVER, "sh", *program, "--pidfile", str(pid_file), *plugin],
-            stdin=sock.fileno(),
-            env=nbdkit_environment(),
-            stderr=subprocess.PIPE,
-            pass_fds=descriptors,
-        )
+    heard, tells = _pipe()
+    with heard:
+        with tells:
+            child = subprocess.Popen(
+                ["/bin/sh", "-c", _HAND_OVER, "sh", *program, *plugin],
+                stdin=sock.fileno(),
+                env={**nbdkit_environment(), _READY: str(tells.fileno())},
+                stderr=subprocess.PIPE,
+                pass_fds=[*descriptors, tells.fileno()],
+            )
         assert child.stderr is not None
         said = _Said(child.stderr)
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, end)
         try:
-            started = _wait_for(pid_file, child)
+            started = _wait_for(heard, child)
             if started:
-                scratch.cleanup()  # so that SIGKILL does not leave it
                 said.pass_on()
                 ready()
             child.wait()
@@ -166,17 +171,36 @@ class _Said:
         self._stream.close()
 
 
-def _wait_for(pid_file: Path, child: subprocess.Popen[bytes]) -> bool:
-    """True once nbdkit takes connections, False when it ended before that. Raises IserblkError
-    after ``_START_TIMEOUT_S``."""
+def _pipe() -> tuple[IO[bytes], IO[bytes]]:
+    """One of whose ends a shell leaves alone."""
+    read_end, write_end = os.pipe2(os.O_CLOEXEC)
+    try:
+        high = fcntl.fcntl(write_end, fcntl.F_DUPFD_CLOEXEC, FIRST_DESCRIPTOR)
+    finally:
+        os.close(write_end)
+    return os.fdopen(read_end, "rb", 0), os.fdopen(high, "wb", 0)
+
+
+def _wait_for(heard: IO[bytes], child: subprocess.Popen[bytes]) -> bool:
+    """True once the plugin has logged in, and clients are served; False when nbdkit ended before
+    that. Raises the plugin's error where it could not log in, and IserblkError after
+    ``_START_TIMEOUT_S``."""
     deadline = time.monotonic() + _START_TIMEOUT_S
-    while child.poll() is None:
-        if pid_file.exists():
-            return True
-        if time.monotonic() > deadline:
+    said = b""
+    while not said.endswith(b"\n"):
+        found, _, _ = select.select([heard], [], [], max(deadline - time.monotonic(), 0))
+        if not found:
             raise IserblkError(f"nbdkit is not ready after {_START_TIMEOUT_S:g} s")
-        time.sleep(0.01)
-    return False
+        more = heard.read(1000)
+        if not more:
+            child.wait()
+            return False
+        said += more
+    name, _, text = said.decode(errors="replace").strip().partition(" ")
+    if not text:
+        return True
+    kind = getattr(errors, name)
+    raise (TransportError if kind is RemoteProtocolError else kind)(text)
 
 
 def _end(child: subprocess.Popen[bytes]) -> None:

@@ -7,10 +7,14 @@ import re
 import select
 import shutil
 import signal
+import socket
+import threading
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import pytest
 
+from iserblk.url import parse_url
 from tests.cli.commands import bad, iserblk, serving
 from tests.cli.runs import MIB
 from tests.support.nbdkit import need, run
@@ -125,6 +129,40 @@ def test_nbd_passes_on_what_nbdkit_says(tmp_path: Path) -> None:
         own.kill()
         until_blocking(lambda: "connection lost" in log.read_text())
     assert not list(scratch.iterdir())
+
+
+def test_nbdkit_is_ready_when_its_plugin_has_logged_in(url: str, tmp_path: Path) -> None:
+    """Its login is the third: our command and nbdkit's beginning try it before. If it fails, there
+    is no ready line, but one of the error, and its exit status."""
+    need("nbdkit")
+    host, port = parse_url(url).host, parse_url(url).port
+    with socket.create_server(("127.0.0.1", 0)) as server, ExitStack() as stack:
+
+        def forward() -> None:
+            for _ in range(2):
+                client, _ = server.accept()
+                other = socket.create_connection((host, port))
+                stack.enter_context(client)
+                stack.enter_context(other)
+                for one, two in ((client, other), (other, client)):
+                    threading.Thread(target=copy, args=(one, two), daemon=True).start()
+            server.accept()[0].close()
+
+        thread = threading.Thread(target=forward)
+        thread.start()
+        through = url.replace("iser://", "iscsi://")
+        through = through.replace(f"{host}:{port}", f"127.0.0.1:{server.getsockname()[1]}")
+        done = iserblk("nbd", through, "--socket", tmp_path / "s", "--nbdkit")
+        thread.join(END_S)
+    assert done.returncode == 4 and done.stdout == ""
+    assert len(done.stderr.splitlines()) == 1 and "nbdkit" not in done.stderr
+
+
+def copy(one: socket.socket, two: socket.socket) -> None:
+    with suppress(OSError):
+        while data := one.recv(65536):
+            two.sendall(data)
+        two.shutdown(socket.SHUT_WR)
 
 
 def test_nbd_without_nbdkit(url: str, tmp_path: Path) -> None:
