@@ -23,8 +23,10 @@ from iserblk.metrics.address import (
     place_of,
     served,
     socket_of,
+    unit_directories,
     words,
 )
+from iserblk.metrics.places import in_directory
 from iserblk.metrics.reading import ConnectionReading, OperationReading, together
 from iserblk.metrics.scraping import scrape
 from iserblk.url import is_url
@@ -73,9 +75,17 @@ def _look(what: str | None) -> list[Row]:
         name, address = _find(what)
         return _rows(name, address)
     rows = []
-    for path in served():
+    units = [source for each in unit_directories() if (source := in_directory(each)) is not None]
+    found = [(place_of(path), path) for path in served()]
+    found += [
+        (each.where, each.address)
+        for source in units
+        for each in source.places
+        if isinstance(each.address, Path)
+    ]
+    for where, path in found:
         try:
-            rows += _rows(place_of(path), path)
+            rows += _rows(where, path)
         except IserblkError as error:
             log.info("%s", error)
     return rows
@@ -93,10 +103,11 @@ def _find(what: str) -> tuple[str, Address]:
     """The place that WHAT names, and the address of its metrics. A place with default metrics comes
     before a metrics socket of that path: an NBD socket's path could be either."""
     path = os.path.abspath(what)
-    where = directory()
-    for place in (what, path, f"/dev/{what}"):
-        if where is not None and (there := socket_of(place, where)).exists():
-            return place, there
+    own = directory()
+    for where in [*([own] if own is not None else []), *unit_directories()]:
+        for place in (what, path, f"/dev/{what}"):
+            if (there := socket_of(place, where)).exists():
+                return place, there
     if is_url(what):  # it may have a secret
         raise BadArgument("a URL stands in place of the device, mount point or socket: name that")
     if "/" in what:

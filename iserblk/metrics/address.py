@@ -1,8 +1,8 @@
 """Addresses at which metrics are served: ``metrics=PATH|HOST:PORT``, and the default.
 
 By default, front-ends that run for long (``attach``, ``mount``, ``nbd``) serve at a Unix socket in
-a directory of the user. The name of the socket is the place where the LUNs appear: a device, a
-mount point, an NBD socket. Only one process can use a place, so the names are unique.
+a directory of the user, or else of the unit. The name of the socket is the place where the LUNs
+appear: a device, a mount point, an NBD socket. Only one process can use a place, so the names are unique.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ log = logging.getLogger(__name__)
 _LONGEST = 107  # bytes of a path in sun_path, unix(7)
 _SUFFIX = ".metrics"
 _RUN = Path("/run/iserblk")
+UNITS = Path("/run/iserblk-nbd")  # with a directory for each iserblk-nbd@NAME.service
 
 Address = Path | tuple[str, int]  # a Unix socket, or a loopback address and a port
 
@@ -115,6 +116,26 @@ def directory() -> Path | None:
     return Path(run, "iserblk") if run.startswith("/") else None
 
 
+def unit_directory() -> Path | None:
+    """The directory that systemd has made for this process's unit (RuntimeDirectory=). Such a unit
+    may be able to write nowhere else, and its user has no other directory."""
+    first = os.environ.get("RUNTIME_DIRECTORY", "").partition(":")[0]
+    return Path(first) if first.startswith("/") else None
+
+
+def unit_directories() -> list[Path]:
+    """Those of the units that serve LUNs over NBD: for root of all, for another user its own."""
+    uid = os.geteuid()
+    found = []
+    for each in sorted(UNITS.glob("*")):
+        try:
+            if uid in (0, os.lstat(each).st_uid):
+                found.append(each)
+        except OSError:  # its unit has just ended
+            continue
+    return found
+
+
 def socket_of(place: str, where: Path) -> Path:
     """The path of the socket for ``place``, in the directory ``where``."""
     name = os.fsencode(place)
@@ -131,23 +152,25 @@ def place_of(path: Path) -> str:
 
 def default_option(place: str, where: Path | None = None, *, taken: bool = False) -> dict[str, str]:
     """The option ``metrics=`` for a front-end at ``place``. Empty if metrics cannot be served: the
-    front-end then works without. ``where``: the directory; None: the user's. ``taken``: a process
-    that is about to end serves there."""
-    where = where or directory()
-    if where is None:
-        return {}
-    path = socket_of(place, where)
-    try:
-        parse_address(str(path), "metrics")
-        where.mkdir(mode=0o755, exist_ok=True)
-        if not os.access(where, os.W_OK):  # of a read-only file system, for example, in a unit
-            raise PermissionError(f"{where}: no socket can be made there")
-        if not taken:
-            make_room(path)
-    except (OSError, IserblkError) as error:
-        log.info("no metrics are served: %s", error)
-        return {}
-    return {"metrics": str(path)}
+    front-end then works without. ``where``: the directory; None: the user's, or else that of the
+    unit. ``taken``: a process that is about to end serves there."""
+    tried = [where] if where is not None else [directory(), unit_directory()]
+    for each in tried:
+        if each is None:
+            continue
+        path = socket_of(place, each)
+        try:
+            parse_address(str(path), "metrics")
+            each.mkdir(mode=0o755, exist_ok=True)
+            if not os.access(each, os.W_OK):  # of a read-only file system, for example, in a unit
+                raise PermissionError(f"{each}: no socket can be made there")
+            if not taken:
+                make_room(path)
+        except (OSError, IserblkError) as error:
+            log.info("no metrics are served: %s", error)
+        else:
+            return {"metrics": str(path)}
+    return {}
 
 
 def served(where: Path | None = None) -> list[Path]:

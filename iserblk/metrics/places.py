@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from iserblk.metrics.address import Address, directory, place_of, served, words
+from iserblk.metrics.address import Address, directory, place_of, served, unit_directories, words
 
 log = logging.getLogger(__name__)
 
@@ -61,7 +61,7 @@ def directories() -> list[Path]:
     found = [own] if own is not None else []
     if os.geteuid() == 0:
         found += sorted(USERS.glob("[0-9]*/iserblk"))
-    return found
+    return found + unit_directories()
 
 
 def in_directory(where: Path) -> Source | None:

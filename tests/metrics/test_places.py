@@ -112,3 +112,30 @@ def test_whose_directories(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     assert directories() == [of_users[0]]
     monkeypatch.delenv("XDG_RUNTIME_DIR")
     assert directories() == []
+
+
+def test_of_units(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A user of a unit may have no directory: the unit's own is taken, and found."""
+    monkeypatch.setattr(address, "UNITS", tmp_path)
+    monkeypatch.setattr(address, "directory", lambda: None)
+    monkeypatch.delenv("RUNTIME_DIRECTORY", raising=False)
+    place = "/disk/socket"
+    assert address.default_option(place) == {}
+    (tmp_path / "disk").mkdir()
+    monkeypatch.setenv("RUNTIME_DIRECTORY", f"{tmp_path}/disk:{tmp_path}/other")
+    path = address.default_option(place)["metrics"]
+    assert tmp_path / "disk" in directories() and Path(path).parent == tmp_path / "disk"
+    with socket.socket(socket.AF_UNIX) as sock:
+        sock.bind(path)
+        source = in_directory(tmp_path / "disk")
+        assert source is not None
+        assert [each.where for each in source.places] == [place]
+
+
+def test_a_directory_that_cannot_be_used_gives_way_to_that_of_the_unit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setattr(address, "directory", lambda: tmp_path / "file" / "iserblk")
+    monkeypatch.setenv("RUNTIME_DIRECTORY", str(tmp_path))
+    assert address.default_option("/s") == {"metrics": str(socket_of("/s", tmp_path))}
