@@ -2,7 +2,8 @@
 
 By default, front-ends that run for long (``attach``, ``mount``, ``nbd``) serve at a Unix socket in
 a directory of the user, or else of the unit. The name of the socket is the place where the LUNs
-appear: a device, a mount point, an NBD socket. Only one process can use a place, so the names are unique.
+appear: a device, a mount point, an NBD socket. Only one process can use a place, so the names are
+unique.
 """
 
 from __future__ import annotations

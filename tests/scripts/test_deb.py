@@ -119,9 +119,12 @@ class Machine:
     def __init__(self, folder: Path) -> None:
         self._folder, self._calls = folder, folder / "calls"
         self.run, self.mountinfo = folder / "run", folder / "mountinfo"
+        self.swaps, self.block = folder / "swaps", folder / "block"
+        self.user = "false"  # the command that says whether there is the user iserblk
         self.bytecode = folder / "lib" / "__pycache__"
         self.bytecode.mkdir(parents=True)
         self.mountinfo.touch()
+        self.swaps.touch()
         self._calls.touch()
         program = folder / "iserblk"
         program.write_text(
@@ -136,7 +139,8 @@ class Machine:
             ("/run/iserblk", self.run), ("/proc/self/mountinfo", self.mountinfo),
             ("/run/systemd/system", self._folder / "none"), ("/etc/", f"{self._folder}/etc/"),
             ("/usr/lib/iserblk", self.bytecode.parent), ("/var/lib", self._folder / "var"),
-            ("getent passwd iserblk", "false"),
+            ("/sys/block", self.block), ("/proc/swaps", self.swaps),
+            ("getent passwd iserblk", self.user),
         ):  # fmt: skip
             text = text.replace(place, str(here))
         return subprocess.run(
@@ -195,6 +199,46 @@ def test_a_removal_does_not_try_to_detach_what_is_mounted(source: str, tmp_path:
     assert done.returncode == 1
     assert done.stderr.splitlines()[0] == "/dev/nbd1: mounted"
     assert machine.asked == "detach|/dev/nbd10|"
+
+
+@pytest.mark.parametrize(
+    ("holders", "swap", "words"),
+    [
+        ("nbd1/holders/dm-3", "", "in use by dm-3"),
+        ("nbd1/nbd1p2/holders/md0", "", "in use by md0"),
+        ("", "/dev/nbd1p2                             partition\t8 0 -2\n", "swap"),
+    ],
+)
+def test_a_removal_does_not_try_to_detach_what_is_below_something_else(
+    holders: str, swap: str, words: str, tmp_path: Path
+) -> None:
+    """What lies on LVM or the like is not mounted by the device's own name."""
+    machine = Machine(tmp_path)
+    for name in ("nbd1", "nbd10"):
+        (machine.run / name).mkdir(parents=True)
+        (machine.run / name / "state.json").touch()
+        (machine.block / name / "holders").mkdir(parents=True)
+    if holders:
+        (machine.block / holders).mkdir(parents=True)
+    machine.swaps.write_text(f"Filename Type Size Used Priority\n{swap}")
+    done = machine.script("prerm", "remove")
+    assert done.returncode == 1
+    assert done.stderr.startswith(f"/dev/nbd1: {words}")
+    assert machine.asked == "detach|/dev/nbd10|"
+
+
+@pytest.mark.parametrize("status", [0, 8])
+def test_a_purge_does_not_fail_for_a_process_of_its_user(status: int, tmp_path: Path) -> None:
+    """userdel(8) refuses then, with status 8."""
+    machine = Machine(tmp_path)
+    machine.user = "true"
+    program = tmp_path / "userdel"
+    program.write_text(f'#!/bin/sh\necho "$@" >{tmp_path}/deleted\nexit {status}\n')
+    program.chmod(0o755)
+    done = machine.script("postrm", "purge")
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "deleted").read_text() == "iserblk\n"
+    assert ("`userdel iserblk` when its processes have ended" in done.stdout) == bool(status)
 
 
 def test_a_removal_takes_no_volume_from_a_pod(tmp_path: Path) -> None:
