@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from contextlib import nullcontext
 
 import click
 from lablib.archive import Absent
@@ -12,6 +13,7 @@ from lablib.host import need_host
 from lablib.setups import TOP
 
 from kubeletlib.build import a_kubelet, a_runtime, say
+from kubeletlib.settings import kept
 
 _BAD_ARGUMENT = 7
 _LIMIT_S = 3000  # of the guest: emulated, the kubelet takes minutes where hardware takes seconds
@@ -30,7 +32,7 @@ _MEMORY = "3G"
 @click.option("--here", is_flag=True,
               help="Run on this machine, as root, with loop devices. Only where no other user can "
               "log in: the kubelet obeys all of them. It changes settings of the kernel, which are "
-              "set back at the end.")  # fmt: skip
+              "set back at the end, or at the next start where it was killed.")  # fmt: skip
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 def kubelet(jobs: int, only_build: bool, here: bool, arguments: tuple[str, ...]) -> int:
     """Build a kubelet of the distribution's source, and run tests/kubelet with it in a guest.
@@ -57,21 +59,20 @@ def kubelet(jobs: int, only_build: bool, here: bool, arguments: tuple[str, ...])
         str(_LIMIT_S),
         "python",
     ]
-    done = subprocess.run(
-        [
-            *(sys.executable, *([] if here else words)),
-            *("-m", "pytest", "-p", "no:cacheprovider", "-n", "0", "--timeout", str(_TEST_LIMIT_S)),
-            *(*(arguments or ["-v"]), "tests/kubelet"),
-        ],
-        cwd=TOP,
-        env={
-            **os.environ,
-            "KUBELET": str(program),
-            "KUBELET_RUNTIME": str(runtime),
-            "PYTHONPATH": str(TOP / "scripts"),
-        },
-        check=False,
-    )
+    tests = ["-m", "pytest", "-p", "no:cacheprovider", "-n", "0"]
+    tests += ["--timeout", str(_TEST_LIMIT_S), *(arguments or ["-v"]), "tests/kubelet"]
+    with kept() if here else nullcontext():
+        done = subprocess.run(
+            [sys.executable, *([] if here else words), *tests],
+            cwd=TOP,
+            env={
+                **os.environ,
+                "KUBELET": str(program),
+                "KUBELET_RUNTIME": str(runtime),
+                "PYTHONPATH": str(TOP / "scripts"),
+            },
+            check=False,
+        )
     return done.returncode
 
 

@@ -29,26 +29,15 @@ _SLOW_S = 600
 
 run = partial(attached.run, timeout=_SLOW_S)
 
-# What a kubelet sets, of the whole machine.
-_TUNED = (
-    "vm/overcommit_memory",
-    "vm/panic_on_oom",
-    "kernel/panic",
-    "kernel/panic_on_oops",
-    "kernel/keys/root_maxkeys",
-    "kernel/keys/root_maxbytes",
-)
-
 
 @contextmanager
 def prepared(scratch: Path) -> Iterator[Path]:
     """What a machine has before a kubelet runs: control groups, and a disk (a guest's own files are
     an overlay, in which no container can lie). Yields a directory on the disk. At the end, however
-    it comes, no process of ours runs, the disk is not mounted, and the kernel's settings are what
-    they were."""
+    it comes, no process of ours runs, and the disk is not mounted. (scripts/kubelet sees to the
+    settings of the kernel.)"""
     if not os.path.ismount("/sys/fs/cgroup"):
         run("mount", "-t", "cgroup2", "cgroup2", "/sys/fs/cgroup")
-    settings = {path: path.read_text() for path in (Path("/proc/sys", name) for name in _TUNED)}
     disk = scratch / "disk.img"
     run("truncate", "-s", _DISK, disk)
     run("mkfs.ext4", "-q", "-F", disk)
@@ -60,9 +49,6 @@ def prepared(scratch: Path) -> Iterator[Path]:
     finally:
         for each in reversed(Process.started):
             each.end()
-        for path, text in settings.items():
-            if path.read_text() != text:
-                path.write_text(text)
         run("umount", "--recursive", place)
 
 

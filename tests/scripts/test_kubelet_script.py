@@ -42,3 +42,44 @@ def test_a_program_that_is_missing(tmp_path: Path) -> None:
     assert done.returncode == 1 and done.stdout == ""
     (line,) = done.stderr.splitlines()
     assert line.startswith("kubelet: ")
+
+
+# What a run does to the settings below a directory, with a file that keeps them; and how it ends.
+RUN = """
+import os, signal, sys
+from pathlib import Path
+from kubeletlib.settings import kept
+folder = Path(sys.argv[1])
+with kept(folder / "proc", folder / "kept.json"):
+    (folder / "proc/kernel/panic").write_text("10\\n")
+    if sys.argv[2] == "killed":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if sys.argv[2] == "fails":
+        raise SystemExit(3)
+"""
+
+
+def test_settings_of_the_kernel_are_set_back(tmp_path: Path) -> None:
+    """Behind a run that was killed by the next one, which says so."""
+    setting = tmp_path / "proc" / "kernel" / "panic"
+    setting.parent.mkdir(parents=True)
+    setting.write_text("0\n")
+
+    def run(end: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-P", "-c", RUN, tmp_path, end],
+            capture_output=True,
+            text=True,
+            check=False,
+            env={**os.environ, "PYTHONPATH": str(ROOT / "scripts")},
+        )
+
+    for end, status in (("well", 0), ("fails", 3), ("killed", -9)):
+        done = run(end)
+        assert (done.returncode, done.stderr) == (status, "")
+        assert setting.read_text() == ("10\n" if end == "killed" else "0\n")
+        assert (tmp_path / "kept.json").exists() == (end == "killed")
+    done = run("well")
+    assert done.returncode == 0 and done.stderr.startswith("kubelet: a run before was killed")
+    assert done.stderr.endswith(": kernel.panic=0\n")
+    assert setting.read_text() == "0\n" and not (tmp_path / "kept.json").exists()
