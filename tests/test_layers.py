@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import graphlib
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -241,13 +242,16 @@ def name_of(path: Path) -> str:
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
-def imports_of(path: Path) -> Iterator[str]:
+@cache
+def imports_of(path: Path) -> list[str]:
+    found = []
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
+            found += [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom) and node.module:
-            yield node.module
-            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+            found.append(node.module)
+            found += [f"{node.module}.{alias.name}" for alias in node.names]
+    return found
 
 
 def room_of(name: str) -> str | None:
@@ -259,9 +263,14 @@ def room_of(name: str) -> str | None:
     return None
 
 
+@cache
+def names_of_modules() -> set[str]:
+    return {name_of(path) for path in modules()}
+
+
 def imported(path: Path) -> Iterator[str]:
     """Modules of iserblk that a module imports, for types alone included."""
-    known = {name_of(each) for each in modules()}
+    known = names_of_modules()
     for name in imports_of(path):
         inner = name.removeprefix("iserblk.")
         if inner != name and inner in known:
