@@ -70,7 +70,7 @@ def connect(uri: str) -> Any:
     return client
 
 
-@pytest.mark.parametrize("crc", ["yes", "no"])
+@pytest.mark.parametrize("crc", ["yes", pytest.param("no", marks=pytest.mark.long)])
 def test_512_mib_of_random_data_in_and_out(
     export: Start, tmp_path: Path, crc: str, record: Record
 ) -> None:

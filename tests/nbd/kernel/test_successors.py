@@ -52,7 +52,12 @@ def go_on(loads: list[Load]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("how", "options"), [(TAKE, ""), (TAKE_FIRST, ""), (TAKE_FIRST, "?reserve=exclusive")]
+    ("how", "options"),
+    [
+        (TAKE, ""),
+        pytest.param(TAKE_FIRST, "", marks=pytest.mark.long),  # less than the next
+        (TAKE_FIRST, "?reserve=exclusive"),
+    ],
 )
 def test_ten_servers(how: str, options: str, target: TargetProcess, path: Path) -> None:
     """Every request is answered once."""
