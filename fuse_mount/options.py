@@ -10,6 +10,7 @@ from pathlib import Path
 
 from fuse_mount.errors import UsageError
 from iserblk.errors import BadArgument, NotSupported
+from iserblk.names import shown
 from iserblk.options import OPTION_NAMES, Options
 
 # Options of fstab lines and of mount(8) that are accepted, and have no effect here.
@@ -83,7 +84,7 @@ def parse_options(lists: Iterable[str]) -> MountOptions:
         elif name.replace("_", "-") in OPTION_NAMES:
             raise UsageError(f"-o {name}: has no value; write {name}=VALUE")
         elif name not in _SWALLOWED:
-            raise UsageError(f"-o {name}: unknown option")
+            raise UsageError(f"-o {shown(name) if '@' in name else name}: unknown option")
     if mount.get("allow_other"):
         _check_allow_other()
         mount.setdefault("umask", 0o077)

@@ -81,3 +81,10 @@ def test_allow_other_needs_the_owners_consent(
         parse_options(["allow_other"])
     (tmp_path / "fuse.conf").write_text("mount_max = 9\nuser_allow_other\n")
     assert parse_options(["allow_other"]).allow_other
+
+
+@pytest.mark.parametrize("word", ["alice@loud", "alice%loud@host", "ro,x@loud,uid=7"])
+def test_what_may_be_user_info_is_not_shown(word: str) -> None:
+    with pytest.raises(UsageError, match="unknown option") as caught:
+        parse_options([word])
+    assert "loud" not in str(caught.value)
