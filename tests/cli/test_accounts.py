@@ -4,6 +4,7 @@ in a process list, a log, an error or JSON."""
 from __future__ import annotations
 
 import os
+import secrets
 import signal
 import subprocess
 import sys
@@ -20,7 +21,9 @@ from tests.support.nbdkit import need, run, running_nbdkit
 from tests.support.target import IQN
 
 MIB = 1 << 20
-OWN, THEIRS, WRONG = "hush-hush-hush", "not-a-word-more", "loud-loud-loud"
+# Of this run alone: the tests look at the command lines of all processes of the machine.
+_RUN = secrets.token_hex(4)
+OWN, THEIRS, WRONG = f"hush-hush-{_RUN}", f"not-a-word-{_RUN}", f"loud-loud-{_RUN}"
 SECRETS = (OWN, THEIRS, WRONG)
 BY = [(), ("--nbdkit",)]  # the NBD server: ours, or nbdkit
 
