@@ -126,6 +126,12 @@ class Node:
                 f"volume {asked.volume_id}: what is attached at {remnant.device} for it is another "
                 f"LUN, or staged at another path: `iserblk detach {remnant.device}` first",
             )
+        if asked.kind != remnant.kind and self._is_shown(remnant):
+            raise Refused(
+                Code.FAILED_PRECONDITION,
+                f"volume {asked.volume_id}: its file system is mounted at {remnant.staging}: "
+                "unstage it first",
+            )
         return self._records.put(volume)
 
     def _undo(self, asked: Volume) -> None:
@@ -333,11 +339,15 @@ class Node:
                     f"volume {volume_id}: a block device is read-only for all pods or for none: "
                     "use the access mode ReadOnlyMany",
                 )
-            # Not one where binding has failed: the orchestrator may never unpublish it.
+            mounted = self._host.mounted(target)
+            # Not one where binding has failed: the orchestrator may never unpublish it. Nor the
+            # same by its real path, as its mount has told it.
             others = [
                 each
                 for each in volume.targets
-                if each != target and self._host.mounted(each) is not None
+                if each != target
+                and (there := self._host.mounted(each)) is not None
+                and (mounted is None or there.place != mounted.place)
             ]
             alone = mode in messages.OF_ONE_PATH
             if others and (alone or volume.alone):
@@ -351,7 +361,6 @@ class Node:
                     Code.FAILED_PRECONDITION,
                     f"volume {volume_id}: not mounted at {source}: stage it",
                 )
-            mounted = self._host.mounted(target)
             if mounted is not None and self._host.number(target) != self._host.number(source):
                 raise Refused(Code.ALREADY_EXISTS, f"{target}: something else is mounted there")
             read_only = kind == MOUNT and bool(request.readonly)

@@ -563,6 +563,42 @@ def test_unstaged_without_its_record_while_it_is_published(
     nothing_left(host, records)
 
 
+def test_a_file_system_that_is_in_use_is_no_block_volume(
+    node: Node, host: FakeHost, records: Records, tmp_path: Path
+) -> None:
+    """Its record was lost: what was asked for at first is not known."""
+    node.stage(stage())
+    node.publish(publish())
+    lose_record(tmp_path)
+    refused(Code.FAILED_PRECONDITION, node.unstage, unstage())
+    mounts = {place: list(mounted) for place, mounted in host.mounts.items()}
+    words = refused(Code.FAILED_PRECONDITION, node.stage, stage(how=capability(None)))
+    assert f"mounted at {STAGING}-one" in words and host.mounts == mounts
+    node.unpublish(unpublish())
+    node.unstage(unstage())
+    node.stage(stage(how=capability(None)))
+    node.unstage(unstage())
+    nothing_left(host, records)
+
+
+def test_a_target_path_that_its_mount_has_under_another_name(
+    node: Node, host: FakeHost, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A part of it is a link; the mount has the path that this leads to."""
+    how = capability("ext4", messages.SINGLE_NODE_SINGLE_WRITER)
+    node.stage(stage(how=how))
+    node.publish(publish(how=how))
+    lose_record(tmp_path)
+    node.stage(stage(how=how))
+    mounted = host.mounted
+    link = "/link/pod"
+    monkeypatch.setattr(
+        host, "mounted", lambda path: mounted(f"{TARGET}-one" if path == link else path)
+    )
+    node.publish(publish(how=how, path=link))
+    refused(Code.FAILED_PRECONDITION, node.publish, publish(how=how, path="/other"))
+
+
 @pytest.mark.parametrize("fs", ["ext4", None])
 def test_a_second_target_path_without_the_record_of_the_first(
     fs: str | None, node: Node, host: FakeHost, records: Records, tmp_path: Path
