@@ -26,7 +26,7 @@ from iserblk.metrics.address import (
     unit_directories,
     words,
 )
-from iserblk.metrics.places import in_directory
+from iserblk.metrics.places import Source, in_directory
 from iserblk.metrics.reading import ConnectionReading, OperationReading, together
 from iserblk.metrics.scraping import scrape
 from iserblk.url import is_url
@@ -75,11 +75,10 @@ def _look(what: str | None) -> list[Row]:
         name, address = _find(what)
         return _rows(name, address)
     rows = []
-    units = [source for each in unit_directories() if (source := in_directory(each)) is not None]
     found = [(place_of(path), path) for path in served()]
     found += [
         (each.where, each.address)
-        for source in units
+        for source in _of_units()
         for each in source.places
         if isinstance(each.address, Path)
     ]
@@ -89,6 +88,11 @@ def _look(what: str | None) -> list[Row]:
         except IserblkError as error:
             log.info("%s", error)
     return rows
+
+
+def _of_units() -> list[Source]:
+    """Their users may be others, which could put links to whatever there: these do not count."""
+    return [source for each in unit_directories() if (source := in_directory(each)) is not None]
 
 
 def _rows(where: str, address: Address) -> list[Row]:
@@ -103,11 +107,19 @@ def _find(what: str) -> tuple[str, Address]:
     """The place that WHAT names, and the address of its metrics. A place with default metrics comes
     before a metrics socket of that path: an NBD socket's path could be either."""
     path = os.path.abspath(what)
+    names = (what, path, f"/dev/{what}")
     own = directory()
-    for where in [*([own] if own is not None else []), *unit_directories()]:
-        for place in (what, path, f"/dev/{what}"):
-            if (there := socket_of(place, where)).exists():
+    if own is not None:
+        for place in names:
+            if (there := socket_of(place, own)).exists():
                 return place, there
+    for source in _of_units():
+        for each in source.places:
+            for place in names:
+                if isinstance(each.address, Path) and each.address == socket_of(
+                    place, each.address.parent
+                ):
+                    return place, each.address
     if is_url(what):  # it may have a secret
         raise BadArgument("a URL stands in place of the device, mount point or socket: name that")
     if "/" in what:

@@ -17,9 +17,11 @@ from pathlib import Path
 
 import pytest
 
+from iserblk.cli import main, stats
 from iserblk.disk.blocking import open_disks
 from iserblk.disk.seam import BlockingDisk
 from iserblk.errors import IserblkError
+from iserblk.metrics import address
 from tests.cli.commands import COMMAND, bad, environment, good, good_json, iserblk, serving
 from tests.cli.runs import JSON_DOCUMENT, documented
 from tests.support.fuse import need_fuse
@@ -138,6 +140,29 @@ def test_on_a_terminal(disk: BlockingDisk, place: Path) -> None:
         process.stderr.close()
     for word in ("IOPS", "MiB/s", "p99", "in flight", "retries", "reconnects", "unflushed"):
         assert word.encode() in shown
+
+
+def test_of_the_directory_of_a_unit_only_its_own_sockets_count(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its user could make root speak with any server by a link."""
+    unit = tmp_path / "units" / "disk"
+    unit.mkdir(parents=True)
+    monkeypatch.setattr(address, "UNITS", unit.parent)
+    monkeypatch.setattr(stats, "directory", lambda: None)
+    with socket.socket(socket.AF_UNIX) as sock:
+        sock.bind(str(tmp_path / "s"))  # no process listens
+        address.socket_of("/dev/nbd7", unit).symlink_to(tmp_path / "s")
+        for word in ("/dev/nbd7", "nbd7"):
+            with pytest.raises(SystemExit):
+                main.main(["stats", word])
+            assert "no metrics are served for that" in capsys.readouterr().err
+    address.socket_of("/dev/nbd7", unit).unlink()
+    with socket.socket(socket.AF_UNIX) as sock:
+        sock.bind(str(address.socket_of("/dev/nbd7", unit)))
+        with pytest.raises(SystemExit):
+            main.main(["stats", "nbd7"])
+        assert "no process serves metrics there" in capsys.readouterr().err
 
 
 # --- what is served by default -------------------------------------------------------------------
