@@ -175,15 +175,25 @@ def without_user_info(text: str, words: Sequence[str]) -> str:
     """An error text without what it quotes of ``words``, of a command line, that has an @: out of
     place it may be user info, with a secret on either side. Whole paths are quoted."""
     parts = {
-        part
+        begin
         for word in words
         for value in (word, word.partition("=")[2])
         for part in (value, *value.split(","))
-        if "@" in part and not part.startswith("/")
+        for begin in _begins(part)
+        if "@" in begin and not begin.startswith("/")
     }
     for part in sorted(parts, key=len, reverse=True):
         text = text.replace(part, "…@…")
     return text
+
+
+def _begins(part: str) -> list[str]:
+    """It, and what is in front of each colon: a file in front of its options."""
+    found = [part]
+    while ":" in part:
+        part = part.rpartition(":")[0]
+        found.append(part)
+    return found
 
 
 def _complain(text: str) -> None:

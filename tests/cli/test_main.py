@@ -190,6 +190,8 @@ def test_nobody_reads() -> None:
         "target --iqn iqn.2026-11.example:x --lun /x:size=1M --listen {},x",
         "target --iqn iqn.2026-11.example:x --lun /x:size=1M --header {}",
         "target --iqn {} --lun /x:size=1M",
+        "target --iqn iqn.2026-11.example:x --lun {}/x:ro:block=512",
+        "target --iqn iqn.2026-11.example:x --lun {}/x:size=1M",
         "info iser://127.0.0.1:1/iqn.2026-11.example:x/0 --metrics {}",
         "info iser://127.0.0.1:1/iqn.2026-11.example:x/0 --portals {}",
         "attach iser://127.0.0.1:1/iqn.2026-11.example:x/0 -o {}",
