@@ -252,7 +252,10 @@ def after_fork() -> None:
     try:
         _opened.append(open_disks(_urls, _options))
     except IserblkError as error:
-        _tell_parent(f"{type(error).__name__} {error}")
+        kind = next(
+            each for each in type(error).__mro__ if each.__module__ == IserblkError.__module__
+        )
+        _tell_parent(f"{kind.__name__} {error}")
         raise
     _tell_parent("ready")
 
@@ -261,8 +264,9 @@ def _tell_parent(line: str) -> None:
     """Where `iserblk nbd` runs nbdkit, it waits for this line (see iserblk/nbd/nbdkit.py)."""
     number = os.environ.pop("ISERBLK_READY_FD", "")
     if number:
-        with contextlib.suppress(OSError), os.fdopen(int(number), "w") as parent:
-            parent.write(f"{' '.join(line.split())}\n")
+        # Python's encoding inside of nbdkit may be ASCII.
+        with contextlib.suppress(OSError), os.fdopen(int(number), "wb") as parent:
+            parent.write(f"{' '.join(line.split())}\n".encode(errors="backslashreplace"))
 
 
 def cleanup() -> None:

@@ -69,7 +69,6 @@ ELSEWHERE: dict[str, str] = {
     "iserblk/initiator/session/driving.py": (
         "a Protocol; tests/initiator/drivers/test_threads.py, tests/initiator/drivers/test_tasks.py"
     ),
-    "iserblk/nbd/nbdkit.py": "tests/cli/test_nbd.py, with --nbdkit",
     "iserblk/rcap/iwarp/llp.py": (
         "tests/rcap/iwarp/test_iwarp_queuepair.py, on TCP and on a socket that is not TCP"
     ),

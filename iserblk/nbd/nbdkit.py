@@ -35,7 +35,7 @@ log = logging.getLogger(__name__)
 # LISTEN_PID must be nbdkit's pid: the shell has that pid already, because exec keeps it.
 _HAND_OVER = 'exec 3<&0 </dev/null; export LISTEN_FDS=1 LISTEN_PID=$$; exec "$@"'
 # The plugin finds here the number of a descriptor, and writes a line to it: "ready", or the name of
-# an error's class and its text.
+# an error's class in iserblk.errors and its text.
 _READY = "ISERBLK_READY_FD"
 _START_TIMEOUT_S = 60.0
 _END_TIMEOUT_S = 60.0
@@ -197,7 +197,7 @@ def _wait_for(heard: IO[bytes], child: subprocess.Popen[bytes]) -> bool:
             return False
         said += more
     name, _, text = said.decode(errors="replace").strip().partition(" ")
-    if not text:
+    if name == "ready":
         return True
     kind = getattr(errors, name)
     raise (TransportError if kind is RemoteProtocolError else kind)(text)
