@@ -46,6 +46,8 @@ CASES = {
     "off-target-gone": "it shuts down with the target gone",
     "mounted-again": "after that every LUN is there again",
     "off-network-gone": "it shuts down with the network gone",
+    "late": "it boots without the target; when that comes, the LUNs do",
+    "off-late": "and it shuts down in order",
 }
 
 PATIENT_S = 180  # io-timeout for an absence of _ABSENCE_S, by docs/recovery.md
@@ -64,22 +66,27 @@ _LATE_AT = 32 << 20  # of the raw LUN, for what is written without a flush
 _LATE = 2 << 20
 _HERE = Path(__file__).resolve().parent / "guest"
 _PLACE = "/usr/local/lib/records.py"
-_WRITERS = {  # the path of the records, and the unit that must be there for it
-    "data": ("/data/records", "data.mount"),
-    "archive": ("/archive/records", "archive.mount"),
-    "files": ("/files/lun2", "iserblk-mount@files.service"),
+_WRITERS = {  # the path of the records, what must be there for it, and what it starts with
+    "data": ("/data/records", "data.mount", "data.mount"),
+    "archive": ("/archive/records", "archive.mount", "archive.mount"),
+    "files": ("/files/lun2", "iserblk-mount@files.service", "files.mount"),
 }
-# How long a start may take, for systemd. The units have two minutes, and systemd itself gives a
-# device 90 seconds: emulated, on a busy machine, Python alone takes half of that to start.
+# How long the units may take to start: they have two minutes. Emulated, on a busy machine, Python
+# alone takes half of that.
 _START_S = 600
 _SLOW = f"[Service]\nTimeoutStartSec={_START_S}\n"
 _FSTAB = f"""\
 /dev/nbd0  /data  ext4  _netdev,nofail,x-systemd.requires=iserblk-attach@data.service,\
-x-systemd.wanted-by=iserblk-attach@data.service,x-systemd.device-timeout={_START_S},\
-x-systemd.mount-timeout={_SLOWEST_S}  0  0
+x-systemd.wanted-by=dev-nbd0.device,x-systemd.mount-timeout={_SLOWEST_S}  0  0
 {{archive}}  /luns  iserblk  _netdev,nofail,io-timeout={PATIENT_S},\
 x-systemd.mount-timeout={_SLOWEST_S}  0  0
 /luns/lun1  /archive  ext4  loop,_netdev,nofail,x-systemd.mount-timeout={_SLOWEST_S}  0  0
+"""
+# The line of the type iserblk has been tried, and what starts behind all mounts has started.
+_UP_WITHOUT_IT = """\
+until systemctl -q is-failed luns.mount && systemctl -q is-active multi-user.target &&
+  systemctl -q is-active remote-fs-pre.target && systemctl -q is-active remote-fs.target
+do sleep 2; done
 """
 _DAMAGE = re.compile("I/O error|EXT4-fs error|Remounting filesystem read-only|Aborting journal")
 # What systemd says when it does not wait any longer for something of ours.
@@ -117,10 +124,13 @@ class Cases:
         """Run them all, in their order. Later boots go on after a case that fails."""
         if not self._boot("set up", self._first_boot):
             return
-        if self._wanted - {"off-alive"}:
+        if self._wanted - {"off-alive", "late", "off-late"}:
             self._boot("after a reboot in order", self._second_boot)
         if self._wanted & {"mounted-again", "off-network-gone"}:
             self._boot("after the target had gone", self._third_boot)
+        if self._wanted & {"late", "off-late"}:
+            self._target.kill()
+            self._boot("without the target", self._last_boot)
 
     # --- boots -----------------------------------------------------------------------------
 
@@ -158,15 +168,27 @@ class Cases:
         machine.unplug()
         self._shut_down(machine, "off-network-gone", "poweroff", _DEFAULT_S)
 
+    def _last_boot(self, machine: Machine) -> None:
+        run = machine.agent.run
+        with self._case("late"):
+            # What is tried again and again holds up neither other mounts nor what comes after them.
+            run(_UP_WITHOUT_IT, limit_s=_UP_S)
+            self._target.start()
+            self._writers_go_on(("data", "files"), _UP_S)
+            # mount(8) tries once, as with every other file system of the network.
+            run("systemctl start luns.mount archive.mount", limit_s=_UP_S)
+            self._everything_is_there(machine)
+        self._shut_down(machine, "off-late", "poweroff", orderly=True)
+
     # --- parts of cases --------------------------------------------------------------------
 
     def _set_up(self, machine: Machine) -> None:
         run = machine.agent.run
         machine.agent.write(_PLACE, (_HERE / "records.py").read_text())
-        for name, (path, needs) in _WRITERS.items():
+        for name, (path, needs, wanted_by) in _WRITERS.items():
             text = (_HERE / "records.service").read_text()
             words = {"name": name, "program": _PLACE, "path": path, "needs": needs}
-            text = text.format(at=_RECORDS_AT, limit_s=_SLOWEST_S, **words)
+            text = text.format(at=_RECORDS_AT, limit_s=_SLOWEST_S, wanted_by=wanted_by, **words)
             machine.agent.write(f"/etc/systemd/system/records-{name}.service", text)
         for unit in ("iserblk-attach@", "iserblk-mount@"):
             place = f"/etc/systemd/system/{unit}.service.d"
