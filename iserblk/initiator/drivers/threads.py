@@ -30,13 +30,15 @@ ABANDON_S = 0.005  # between two looks of an interrupted thread whether its comm
 
 class ThreadWaiter:
     """Implements Waiter for the thread that made it. ``polling``: that thread is the leader, and
-    asleep in poll or about to be; only ``ring`` reaches it there."""
+    asleep in poll or about to be; only ``ring`` reaches it there. ``interrupts``: of its driver,
+    when ``pending`` was last set right."""
 
-    __slots__ = ("_ring", "_wake", "pending", "polling", "sleep")
+    __slots__ = ("_ring", "_wake", "interrupts", "pending", "polling", "sleep")
 
     def __init__(self, ring: Callable[[], None]) -> None:
         self.pending = 0
         self.polling = False
+        self.interrupts = 0
         self._ring = ring
         lock = threading.Lock()
         lock.acquire()
@@ -70,6 +72,9 @@ class BlockingDriver:
         self._led = False
         self._heir: ThreadWaiter | None = None  # the follower that was last woken to lead
         self._rung = False
+        # How often ``progress`` was interrupted: perhaps where it was about to tell another thread
+        # that a command has ended.
+        self._interrupts = 0
         self._local = threading.local()
         self._next_tick = 0.0
         self._pace = Pace(session.busy_poll_us)
@@ -152,6 +157,8 @@ class BlockingDriver:
         """
         session = self.session
         waiter = self.new_waiter()
+        if self._heir is waiter:
+            self._wake_next()  # this thread was woken to lead, and does not
         mine = [slot for slot in session.queue.tasks if slot.waiter is waiter]
         if not mine and not waiter.pending:
             return mine
@@ -191,12 +198,15 @@ class BlockingDriver:
                         self._followers.pop(waiter, None)
                         self._led = leader = True
                 if leader:
+                    if waiter.interrupts != self._interrupts:
+                        self._recount(waiter)
                     self._lead(waiter)
                 else:
                     waiter.sleep()
             except BaseException:
                 if leader and not waiter.polling:
                     self.session.disconnect()  # interrupted in ``progress``: answers may be lost
+                    self._interrupted()
                 raise
             finally:
                 if leader:
@@ -207,6 +217,31 @@ class BlockingDriver:
                     self._wake_next()
         if self._heir is waiter:
             self._wake_next()  # this thread was woken to lead, but is done
+
+    def _interrupted(self) -> None:
+        """As the leader, after an interrupt in ``progress``: have all threads look, and each set
+        its ``pending`` right when it leads."""
+        self._interrupts += 1
+        with self._mutex:
+            followers = list(self._followers)
+        for each in followers:
+            each.wake()
+
+    def _recount(self, waiter: ThreadWaiter) -> None:
+        """As the leader, for its own ``waiter``: what was not told to it does not count any more.
+        (Its thread waits: it has submitted all its slots, and waits for them alone, if it has
+        any.)"""
+        queue = self.session.queue
+        while True:
+            with queue.lock:  # the session does not end meanwhile; only the leader ends other tasks
+                mine = [slot for slot in queue.tasks if slot.waiter is waiter]
+                left = sum(slot.state >= QUEUED for slot in mine)
+                if not (left and self.session.error is not None):
+                    waiter.interrupts = self._interrupts
+                    if mine:
+                        waiter.pending = left
+                    return
+            sleep(ABANDON_S)  # another thread is ending them
 
     def _lead(self, waiter: ThreadWaiter) -> None:
         """Poll and progress until ``waiter`` is done, or the session has failed."""
@@ -278,6 +313,10 @@ class BlockingDriver:
             self.session.progress(now)
             self._next_tick = now + TICK_S
             self._ladder.tick(now)
+        except BaseException:
+            if leader:
+                self._interrupted()
+            raise
         finally:
             if leader:
                 self._led = False  # as in ``wait``

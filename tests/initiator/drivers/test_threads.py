@@ -11,6 +11,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from itertools import count
+from types import FrameType
 from typing import Any
 
 import pytest
@@ -278,6 +279,68 @@ def _interrupt_at(moment: int, work: Callable[[], None]) -> bool:
     finally:
         sys.settrace(before)
     return False
+
+
+@pytest.mark.parametrize("reconnects", [True, False], ids=["suspended", "ended"])
+@pytest.mark.parametrize("at", ["task_done", "wake"])
+def test_an_interrupt_before_another_thread_is_told(at: str, reconnects: bool) -> None:
+    """The leader has taken in an answer for it, and was interrupted where a function begins: that
+    thread finds out by itself, as no other answer will come."""
+    session, peer = linked()
+    driver = BlockingDriver(session)
+    if reconnects:
+        driver.reconnect = lambda: None
+    disk = ThreadDisk(disk_of(session), driver)
+    asked: list[Heard] = []
+
+    def act(heard: Heard) -> None:
+        asked.append(heard)
+        if len(asked) == 2:  # the answer for the other thread comes first
+            for each in reversed(asked):
+                peer.respond(each)
+
+    def follow() -> None:
+        while not (asked and driver._led):
+            os.sched_yield()
+        disk.read_into(memoryview(bytearray(4096)), 4096)
+        ended.append(True)
+
+    ended: list[bool] = []
+    serving = answering(peer, act)
+    follower = threading.Thread(target=follow, daemon=True)
+    follower.start()
+    own = driver.new_waiter()
+
+    def trace(frame: FrameType, _event: str, _argument: object) -> None:
+        waiter = frame.f_locals.get("self")
+        if frame.f_code.co_name == at and isinstance(waiter, ThreadWaiter) and waiter is not own:
+            sys.settrace(None)
+            raise KeyboardInterrupt
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            disk.read_into(memoryview(bytearray(4096)), 0)
+    finally:
+        sys.settrace(before)
+    follower.join(20)
+    assert ended == [True] and session.queue.busy == 0
+    session.fail(ConnectionLost("end of test"))
+    peer.close()
+    serving.join(60)
+
+
+def test_an_interrupted_heir_wakes_the_next() -> None:
+    """It was woken to lead, and has nothing in flight any more."""
+    session, _ = fake.session()
+    driver = BlockingDriver(session)
+    second = _Woken()
+    second.pending = 1
+    driver._followers[second] = None
+    driver._heir = driver.new_waiter()
+    assert driver.abandon() == []
+    assert second.woken.is_set()
 
 
 class _Interrupted:
