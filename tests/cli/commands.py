@@ -71,18 +71,37 @@ def bad(status: int, *arguments: object) -> str:
 
 
 class Server:
-    """A command that serves until a signal. ``url``: what it printed behind ``ready``."""
+    """A command that serves until a signal. ``url``: what it printed behind ``ready``.
+    ``namespace``: the name of a network namespace to run it in; "": in ours."""
 
-    def __init__(self, arguments: tuple[object, ...], log: Path, changes: dict[str, str]) -> None:
+    def __init__(
+        self,
+        arguments: tuple[object, ...],
+        log: Path,
+        changes: dict[str, str],
+        namespace: str = "",
+    ) -> None:
         self.log = log
         words, env = [*map(str, arguments)], environment(**changes)
+        within = ["nsenter", f"--net=/run/netns/{namespace}", "--"] if namespace else []
         with log.open("ab") as stderr:
             self.process = (
                 subprocess.Popen(
-                    [*COMMAND, *words], stdout=subprocess.PIPE, stderr=stderr, text=True, env=env
+                    [*within, *COMMAND, *words],
+                    stdout=subprocess.PIPE,
+                    stderr=stderr,
+                    text=True,
+                    env=env,
                 )
                 if STARTED
-                else Forked("iserblk.cli", words, stdout=subprocess.PIPE, stderr=stderr, env=env)
+                else Forked(
+                    "iserblk.cli",
+                    words,
+                    stdout=subprocess.PIPE,
+                    stderr=stderr,
+                    env=env,
+                    namespace=namespace,
+                )
             )
         assert self.process.stdout is not None
         word, _, self.url = self.process.stdout.readline().strip().partition(" ")
@@ -105,8 +124,8 @@ class Server:
 
 
 @contextmanager
-def serving(*arguments: object, log: Path, **changes: str) -> Iterator[Server]:
-    server = Server(arguments, log, changes)
+def serving(*arguments: object, log: Path, namespace: str = "", **changes: str) -> Iterator[Server]:
+    server = Server(arguments, log, changes, namespace)
     try:
         yield server
     finally:

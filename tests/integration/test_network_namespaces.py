@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import os
-import subprocess
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from tests.cli.commands import COMMAND, environment
+from tests.cli.commands import serving
 from tests.support.namespaces import Host, make_host, need, run
 from tests.support.target_elsewhere import our_target
 
@@ -19,22 +18,9 @@ HERE = "127.0.0.1"
 @contextmanager
 def server(host: Host, url: str, socket: Path) -> Iterator[str]:
     """``iserblk nbd`` in the namespace, until it is killed; yields its NBD URI."""
-    log = socket.with_suffix(".log")
-    with log.open("wb") as said:
-        process = subprocess.Popen(
-            [*host.within, *COMMAND, "nbd", url, "--socket", str(socket)],
-            stdout=subprocess.PIPE,
-            stderr=said,
-            text=True,
-            env=environment(),
-        )
-    try:
-        assert process.stdout is not None
-        assert process.stdout.readline().startswith("ready "), log.read_text()
+    words = ("nbd", url, "--socket", socket)
+    with serving(*words, log=socket.with_suffix(".log"), namespace=host.name):
         yield f"nbd+unix:///?socket={socket}"
-    finally:
-        process.kill()
-        process.communicate()
 
 
 def connections(within: list[str]) -> int:

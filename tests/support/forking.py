@@ -8,9 +8,10 @@ what tests say about command lines they have to show with a process of its own.
 
     python3 -m tests.support.forking SOCKET        (a descriptor: SOCK_SEQPACKET)
 
-Each message to SOCKET is a JSON object with ``module``, ``arguments``, ``directory`` and
-``environment``; with it, as SCM_RIGHTS, come the three standard streams and a socket for the
-answers, decimal numbers: the new process, and, when that has ended, its status as of waitpid.
+Each message to SOCKET is a JSON object with ``module``, ``arguments``, ``directory``,
+``environment`` and ``namespace``; with it, as SCM_RIGHTS, come the three standard streams and a
+socket for the answers, decimal numbers: the new process, and, when that has ended, its status as of
+waitpid.
 """
 
 from __future__ import annotations
@@ -32,6 +33,8 @@ from pathlib import Path
 from tempfile import TemporaryFile
 from typing import IO, TypeAlias
 
+from tests.support import setns
+
 ROOT = Path(__file__).resolve().parents[2]
 Output: TypeAlias = IO[bytes] | IO[str] | int
 _MESSAGE = 1 << 18
@@ -40,7 +43,8 @@ _MESSAGE = 1 << 18
 class Forked:
     """As subprocess.Popen, as far as it goes, with text. stdin is /dev/null.
 
-    ``stdout`` and ``stderr`` are there where they were asked for with subprocess.PIPE."""
+    ``stdout`` and ``stderr`` are there where they were asked for with subprocess.PIPE.
+    ``namespace``: the name of a network namespace that it is to run in; "": in ours."""
 
     def __init__(
         self,
@@ -51,12 +55,14 @@ class Forked:
         cwd: Path | None = None,
         stdout: Output,
         stderr: Output,
+        namespace: str = "",
     ) -> None:
         order = {
             "module": module,
             "arguments": [*arguments],
             "directory": str(cwd or Path.cwd()),
             "environment": dict(env),
+            "namespace": namespace,
         }
         self.args = [module, *arguments]
         self.returncode: int | None = None
@@ -224,6 +230,8 @@ def _serve(orders: socket.socket) -> list[str]:
     os.environ.clear()
     os.environ.update(order["environment"])
     os.chdir(order["directory"])
+    if order["namespace"]:
+        setns.enter(order["namespace"])
     return [order["module"], *order["arguments"]]
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import signal
 import subprocess
@@ -15,9 +14,10 @@ from typing import TypeVar
 
 import pytest
 
+from tests.support import setns
+
 T = TypeVar("T")
 
-_CLONE_NEWNET = 0x40000000
 _SLOW_S = 300.0  # for a command where the machine is emulated
 _numbers = count()
 
@@ -42,10 +42,7 @@ class Host:
 
         def enter() -> None:
             try:
-                libc = ctypes.CDLL(None, use_errno=True)
-                with open(f"/run/netns/{self.name}") as namespace:
-                    if libc.setns(namespace.fileno(), _CLONE_NEWNET):
-                        raise OSError(ctypes.get_errno(), "setns")
+                setns.enter(self.name)
                 results.append(function())
             except BaseException as error:
                 errors.append(error)

@@ -7,7 +7,8 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-from tests.cli.commands import COMMAND, environment
+from tests.cli.commands import environment
+from tests.support.forking import Forked
 from tests.support.namespaces import Host
 
 IQN = "iqn.2026-11.example:elsewhere"
@@ -25,13 +26,18 @@ def our_target(
 ) -> Iterator[str]:
     """A target with these LUNs, on port 3260 of an address of the host; yields its URL, without a
     LUN. ``listen``: what follows the address and port in ``--listen``."""
-    words = [*host.within, *COMMAND, "target", "--iqn", iqn]
+    words = ["target", "--iqn", iqn]
     for lun in luns:
         words += ["--lun", str(lun)]
     words += ["--listen", f"{address}:3260{listen}", *options]
     with tempfile.TemporaryFile("w+") as log:
-        process = subprocess.Popen(
-            words, stdout=subprocess.PIPE, stderr=log, text=True, env=environment()
+        process = Forked(
+            "iserblk.cli",
+            words,
+            stdout=subprocess.PIPE,
+            stderr=log,
+            env=environment(),
+            namespace=host.name,
         )
         try:
             assert process.stdout is not None

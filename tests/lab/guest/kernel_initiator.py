@@ -2,32 +2,33 @@
 
 from __future__ import annotations
 
-import os
 import re
 import subprocess
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from tests.cli.commands import COMMAND, environment
+from tests.cli.commands import environment
 from tests.lab.guest.attached import run
+from tests.support.forking import Forked
 
 IQN = "iqn.2026-11.example:lab"
 SLOW_S = 240  # for one step; the machine is emulated
 
 
 @contextmanager
-def our_target(file: Path, listen: str, *options: str, within: Sequence[str] = ()) -> Iterator[str]:
-    """Run ``iserblk target`` with one LUN; yields its URL. ``within``: a command to run it with."""
-    words = [*within, *COMMAND, "target", "--iqn", IQN, "--lun", f"{file}:wce=1"]
+def our_target(file: Path, listen: str, *options: str, namespace: str = "") -> Iterator[str]:
+    """Run ``iserblk target`` with one LUN; yields its URL. ``namespace``: where, if not here."""
+    words = ["target", "--iqn", IQN, "--lun", f"{file}:wce=1", "--listen", f"{listen}:3260"]
     with open(file.with_suffix(".log"), "w+") as log:
-        process = subprocess.Popen(
-            [*words, "--listen", f"{listen}:3260", *options],
+        process = Forked(
+            "iserblk.cli",
+            [*words, *options],
             stdout=subprocess.PIPE,
             stderr=log,
-            text=True,
             env=environment(),
+            namespace=namespace,
         )
         try:
             assert process.stdout is not None
@@ -110,8 +111,3 @@ def file_system(device: Path, mount_point: Path, tree: Path) -> None:
     finally:
         run("umount", mount_point)
     run("fsck.ext4", "-f", "-n", device)
-
-
-def namespace() -> list[str]:
-    """The words that run a command in the namespace of a target without an RDMA device."""
-    return ["nsenter", f"--net=/run/netns/{os.environ['LAB_NETNS']}"]

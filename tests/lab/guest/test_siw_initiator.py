@@ -30,7 +30,7 @@ def test_a_disk_of_the_kernel(
         "node.session.iscsi.InitialR2T": initial_r2t,
         "node.session.iscsi.FirstBurstLength": "65536",
     }
-    with kernel.our_target(file, listen, within=kernel.namespace()):
+    with kernel.our_target(file, listen, namespace=os.environ["LAB_NETNS"]):
         with kernel.logged_in(listen, settings) as device:
             keys = kernel.negotiated()
             assert (keys["ImmediateData"], keys["InitialR2T"]) == (immediate, initial_r2t)

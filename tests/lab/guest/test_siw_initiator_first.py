@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.cli.commands import serving
+
 IQN = "iqn.2026-11.lab:ours"
 MIB = 1 << 20
 PORTAL = f"{os.environ.get('LAB_LISTEN')}:3260"
@@ -26,14 +28,11 @@ def iscsiadm(*arguments: str) -> str:
 @pytest.fixture
 def portal(tmp_path: Path) -> Iterator[str]:
     """Run our target on software iWARP, at the other end of the link; yields its portal."""
-    command = ["nsenter", f"--net=/run/netns/{os.environ['LAB_NETNS']}", "iserblk", "target"]
-    command += ["--listen", PORTAL, "--iqn", IQN, "--lun", f"{tmp_path / 'lun'}:size=32M"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline().startswith("ready")
+    words = ("target", "--listen", PORTAL, "--iqn", IQN, "--lun", f"{tmp_path / 'lun'}:size=32M")
+    with serving(*words, log=tmp_path / "log", namespace=os.environ["LAB_NETNS"]) as target:
         yield PORTAL
-        process.terminate()
-        assert process.wait(START_S) in (0, 143)
+        target.process.terminate()
+        assert target.process.wait(START_S) in (0, 143)
 
 
 def disk() -> Path:
