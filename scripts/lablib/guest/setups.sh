@@ -158,10 +158,10 @@ tgt() {
 # initiator TRANSPORT: loads that module, and puts open-iscsi in place as if it were installed.
 initiator() {
   load "$1" sd_mod
-  # Directory by directory: / itself cannot be written.
+  # Directory by directory: / itself cannot be written. ldconfig would read every library of the
+  # host; these are found without, because they are where libraries are looked for by default.
   (cd "$LAB_OPEN_ISCSI" && tar -c -- *) | tar -C / -x --keep-directory-symlink ||
     fail "open-iscsi could not be put in place"
-  step ldconfig
   step mkdir -p /etc/iscsi /run/lock/iscsi
   printf 'InitiatorName=%s\n' $LAB_INITIATOR >/etc/iscsi/initiatorname.iscsi
   step iscsid
