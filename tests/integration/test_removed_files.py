@@ -113,4 +113,4 @@ def test_the_server_of_a_device_can_speak_to_the_kernel_without_its_files(
     with os.fdopen(read_end, "rb") as pipe, copied.running(words, 0, [write_end]):
         os.close(write_end)
         assert pipe.read() == READY
-        copied.wait_until_found("iserblk.nbd.kernel.netlink_messages")
+        copied.wait_until_found("iserblk.nbd.kernel.netlink")

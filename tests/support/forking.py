@@ -175,8 +175,7 @@ def _forking_process() -> socket.socket:
 
 
 _FUSE = ["fuse_mount.mount", "fuse_mount.operations", "fuse_mount.readers", "iserblk.disk.aio"]
-_NETLINK = "iserblk.nbd.kernel.netlink_messages"
-_ATTACH = ["iserblk.cli.main", "iserblk.cli.attach", "iserblk.cli.detach", _NETLINK]
+_ATTACH = ["iserblk.cli.main", "iserblk.cli.attach", "iserblk.cli.detach"]
 # What is behind a module that is run, and need not be imported more than once.
 _BEHIND = {
     "fuse_mount": _FUSE,
@@ -192,7 +191,6 @@ def _import_what_is_behind(module: str, arguments: Sequence[str]) -> None:
         main = importlib.import_module("iserblk.cli.main")
         names = [f"iserblk.cli.{word}" for word in arguments if word in main.COMMANDS][:1]
         names += _FUSE if "mount" in arguments else []
-        names += [_NETLINK] if {"attach", "detach"} & {*arguments} else []
     for name in names:
         if name not in sys.modules:
             with suppress(ImportError):  # the child says so

@@ -1,17 +1,37 @@
 """The kernel's NBD client by generic netlink: the family ``nbd``.
 
 The kernel is given sockets on which the handshake is over (module ``links``), and keeps them.
-Source: include/uapi/linux/nbd-netlink.h of Linux.
+Sources: include/uapi/linux/nbd-netlink.h, netlink.h and genetlink.h of Linux.
 """
 
 from __future__ import annotations
 
-import importlib
+import os
+import socket
+import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 CONNECT, DISCONNECT, RECONFIGURE = 1, 2, 3  # NBD_CMD_…
+_VERSION = 1  # of the family
+
+# NBD_ATTR_…
+_INDEX, _SIZE_BYTES, _BLOCK_SIZE_BYTES, _TIMEOUT, _SERVER_FLAGS = 1, 2, 3, 4, 5
+_SOCKETS, _DEAD_CONN_TIMEOUT, _BACKEND_IDENTIFIER = 7, 8, 10
+_SOCK_ITEM = _SOCK_FD = 1  # NBD_SOCK_…
+_NESTED = 1 << 15  # NLA_F_NESTED: the kernel's policy wants it
+
+_GENERIC = 16  # NETLINK_GENERIC
+_CONTROLLER, _GET_FAMILY, _FAMILY_ID, _FAMILY_NAME = 16, 3, 1, 2  # GENL_ID_CTRL, CTRL_…
+_REQUEST, _ACK = 1, 4  # NLM_F_…
+_ERROR = 2  # NLMSG_ERROR
+_HEADER = struct.Struct("=IHHII")  # nlmsghdr: length, type, flags, sequence number, port
+_COMMAND = struct.Struct("=BBxx")  # genlmsghdr: command, version
+_ATTRIBUTE = struct.Struct("=HH")  # nlattr: length, without what is added at the end; type
+_CODE = struct.Struct("=i")  # nlmsgerr: an errno, negative; 0 where all is well
+_U16, _U32, _U64 = struct.Struct("=H"), struct.Struct("=I"), struct.Struct("=Q")
+_ROOM = 1 << 16  # bytes of an answer
 
 
 @dataclass(slots=True, frozen=True)
@@ -32,25 +52,25 @@ class Settings:
     backend: str | None = None
     sockets: Sequence[int] = ()
 
-    def attributes(self) -> list[tuple[str, Any]]:
+    def attributes(self) -> bytes:
         """As attributes of a message."""
         numbers = (
-            ("SIZE_BYTES", self.size),
-            ("BLOCK_SIZE_BYTES", self.block_size),
-            ("TIMEOUT", self.timeout),
-            ("DEAD_CONN_TIMEOUT", self.dead_timeout),
-            ("SERVER_FLAGS", self.flags),
-            ("BACKEND_IDENTIFIER", self.backend),
+            (_SIZE_BYTES, self.size),
+            (_BLOCK_SIZE_BYTES, self.block_size),
+            (_TIMEOUT, self.timeout),
+            (_DEAD_CONN_TIMEOUT, self.dead_timeout),
+            (_SERVER_FLAGS, self.flags),
         )
-        found: list[tuple[str, Any]] = [
-            (f"NBD_ATTR_{name}", value) for name, value in numbers if value is not None
-        ]
+        found = [_attribute(kind, _U64.pack(value)) for kind, value in numbers if value is not None]
+        if self.backend is not None:
+            found.append(_attribute(_BACKEND_IDENTIFIER, self.backend.encode() + b"\0"))
         if self.sockets:
-            items = [
-                ("NBD_SOCK_ITEM", {"attrs": [("NBD_SOCK_FD", number)]}) for number in self.sockets
-            ]
-            found.append(("NBD_ATTR_SOCKETS", {"attrs": items}))
-        return found
+            items = (
+                _attribute(_SOCK_ITEM | _NESTED, _attribute(_SOCK_FD, _U32.pack(number)))
+                for number in self.sockets
+            )
+            found.append(_attribute(_SOCKETS | _NESTED, b"".join(items)))
+        return b"".join(found)
 
 
 class KernelClient(Protocol):
@@ -85,13 +105,54 @@ class Netlink:
         self._ask(DISCONNECT, index, Settings())
 
     def _ask(self, command: int, index: int, settings: Settings) -> None:
-        # Loaded here, because it takes as long as the rest of the command.
-        from iserblk.nbd.kernel.netlink_messages import send  # noqa: PLC0415
+        with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, _GENERIC) as sock:
+            sock.bind((0, 0))
+            _exchange(sock, _family(sock, b"nbd"), message(command, index, settings))
 
-        send(command, [("NBD_ATTR_INDEX", index), *settings.attributes()])
+
+def message(command: int, index: int, settings: Settings) -> bytes:
+    """A request of the family, without netlink's own header."""
+    device = _attribute(_INDEX, _U32.pack(index))
+    return _COMMAND.pack(command, _VERSION) + device + settings.attributes()
 
 
-def load() -> None:
-    """Load what the first message would load. A process that runs for long does this early: its
-    first message may be due when iserblk has been removed, or is another version."""
-    importlib.import_module("iserblk.nbd.kernel.netlink_messages")
+def _attribute(kind: int, value: bytes) -> bytes:
+    """With bytes up to a multiple of four."""
+    header = _ATTRIBUTE.pack(_ATTRIBUTE.size + len(value), kind)
+    return header + value + bytes(-len(value) % 4)
+
+
+def _family(sock: socket.socket, name: bytes) -> int:
+    """The number that the kernel has given to a family. Raises OSError: ENOENT if there is none."""
+    asked = _COMMAND.pack(_GET_FAMILY, 1) + _attribute(_FAMILY_NAME, name + b"\0")
+    (answer,) = _exchange(sock, _CONTROLLER, asked)
+    at = _COMMAND.size
+    while True:
+        length, kind = _ATTRIBUTE.unpack_from(answer, at)
+        if kind == _FAMILY_ID:
+            return int(_U16.unpack_from(answer, at + _ATTRIBUTE.size)[0])
+        at += _padded(length)
+
+
+def _exchange(sock: socket.socket, kind: int, request: bytes) -> list[bytes]:
+    """Send a request, and wait until the kernel has done it; its answers, without netlink's own
+    header. Raises OSError with the kernel's reason."""
+    header = _HEADER.pack(_HEADER.size + len(request), kind, _REQUEST | _ACK, 0, 0)
+    sock.send(header + request)
+    answers: list[bytes] = []
+    while True:
+        data = sock.recv(_ROOM)
+        while data:
+            length, kind, *_ = _HEADER.unpack_from(data)
+            answer = data[_HEADER.size : length]
+            if kind == _ERROR:
+                (code,) = _CODE.unpack_from(answer)
+                if code:
+                    raise OSError(-code, os.strerror(-code))
+                return answers
+            answers.append(answer)
+            data = data[_padded(length) :]
+
+
+def _padded(length: int) -> int:
+    return length + -length % 4

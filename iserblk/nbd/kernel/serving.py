@@ -17,14 +17,13 @@ import logging
 import os
 import socket
 import sys
-import threading
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 
 from iserblk.background import log_to_syslog, release_streams
 from iserblk.errors import IserblkError
 from iserblk.nbd.client import Connection
-from iserblk.nbd.kernel import client, netlink
+from iserblk.nbd.kernel import client
 from iserblk.nbd.kernel.device import Device, Places
 from iserblk.nbd.kernel.orders import LISTEN, READY, TAKE_FIRST, NoHandOver, from_words, refusal
 from iserblk.nbd.kernel.state import Home
@@ -112,7 +111,6 @@ def _serve(home: Home, how: str, report: _Report, words: Sequence[str]) -> None:
     def ready() -> None:
         release_streams()
         report.say(READY)
-        threading.Thread(target=netlink.load, name="netlink").start()  # clients do not wait for it
         if not succession.inherits:
             report.close()
 
