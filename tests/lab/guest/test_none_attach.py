@@ -187,7 +187,7 @@ def write_unflushed(device: Path) -> None:
 
 
 def test_detach_after_the_target_has_died(mortal: TargetProcess) -> None:
-    good("attach", f"{mortal.url}/0", DEVICE)
+    good("attach", f"{mortal.url}/0", DEVICE, "--io-timeout", "5")
     with DEVICE.open("rb") as disk:  # so that closing it flushes nothing
         write_unflushed(DEVICE)
         mortal.kill()
@@ -201,7 +201,7 @@ def test_detach_after_the_target_has_died(mortal: TargetProcess) -> None:
 
 
 def test_nothing_is_lost_where_nothing_was_written(mortal: TargetProcess) -> None:
-    good("attach", f"{mortal.url}/0", DEVICE)
+    good("attach", f"{mortal.url}/0", DEVICE, "--io-timeout", "5")
     mortal.kill()
     done = iserblk("detach", DEVICE)
     assert (done.returncode, done.stdout) == (0, "")
