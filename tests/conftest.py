@@ -13,7 +13,6 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import hypothesis
 import pytest
 
 from iserblk import forms
@@ -21,11 +20,16 @@ from iserblk.initiator.connecting import reach
 from iserblk.initiator.connecting.styles import Styles
 from tests.support import interop
 
-# The reference machine is slow and shared: hypothesis must not judge by the clock. In continuous
-# integration the examples are the same in every run.
-hypothesis.settings.register_profile("default", deadline=None, print_blob=True)
-hypothesis.settings.register_profile("ci", deadline=None, derandomize=True, print_blob=True)
-hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "default")
+try:
+    import hypothesis
+except ImportError:
+    pass  # in a guest, because of tests/lab/without_hypothesis.py
+else:
+    # The reference machine is slow and shared: hypothesis must not judge by the clock. In
+    # continuous integration the examples are the same in every run.
+    hypothesis.settings.register_profile("default", deadline=None, print_blob=True)
+    hypothesis.settings.register_profile("ci", deadline=None, derandomize=True, print_blob=True)
+    hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "default")
 
 _rows = interop.Rows()
 _failures: list[tuple[str, str]] = []  # node, and why

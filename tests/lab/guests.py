@@ -20,7 +20,8 @@ from tests.support.target import ROOT
 
 _LIMIT_S = 2400
 _TEST_LIMIT_S = 600
-_STOP_S = 20
+# pytest's plugins that take time to start.
+_NOT_NEEDED = ("cacheprovider", "hypothesispytest", "xdist", "xdist.looponfail", "platformdirs")
 _POLL_S = 0.1
 _TAIL_LINES = 40
 
@@ -82,8 +83,10 @@ class Guest:
                     *(ROOT / "scripts" / "lab", "--setup", self.group.setup),
                     *("--timeout", str(_LIMIT_S), "--results", self.directory),
                     *self.group.options,
-                    *("python", "-m", "pytest", "-p", "tests.lab.reporting"),
-                    *("-p", "no:cacheprovider", "--timeout", str(_TEST_LIMIT_S), *options),
+                    *("python", "-m", "pytest", "-p", "tests.lab.without_hypothesis"),
+                    *("-p", "tests.lab.reporting"),
+                    *(word for name in _NOT_NEEDED for word in ("-p", f"no:{name}")),
+                    *("--timeout", str(_TEST_LIMIT_S), *options),
                     f"@{self.directory / 'tests'}",
                 ],
                 cwd=ROOT,
@@ -107,15 +110,12 @@ class Guest:
         return self._reports[item.nodeid]
 
     def end(self) -> None:
-        """End the guest. May be called again."""
+        """End the guest: its tests have reported, or are not waited for. May be called again."""
         if self._file.closed:
             return
         if self._process.poll() is None:
-            try:
-                self._process.wait(_STOP_S)
-            except subprocess.TimeoutExpired:
-                self._process.terminate()
-                self._process.wait()
+            self._process.terminate()
+            self._process.wait()
         self.seconds = time.monotonic() - self._started
         self._file.close()
 
