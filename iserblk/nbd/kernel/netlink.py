@@ -107,7 +107,7 @@ class Netlink:
     def _ask(self, command: int, index: int, settings: Settings) -> None:
         with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, _GENERIC) as sock:
             sock.bind((0, 0))
-            _exchange(sock, _family(sock, b"nbd"), message(command, index, settings))
+            exchange(sock, family_number(sock, b"nbd"), message(command, index, settings))
 
 
 def message(command: int, index: int, settings: Settings) -> bytes:
@@ -122,10 +122,10 @@ def _attribute(kind: int, value: bytes) -> bytes:
     return header + value + bytes(-len(value) % 4)
 
 
-def _family(sock: socket.socket, name: bytes) -> int:
+def family_number(sock: socket.socket, name: bytes) -> int:
     """The number that the kernel has given to a family. Raises OSError: ENOENT if there is none."""
     asked = _COMMAND.pack(_GET_FAMILY, 1) + _attribute(_FAMILY_NAME, name + b"\0")
-    (answer,) = _exchange(sock, _CONTROLLER, asked)
+    (answer,) = exchange(sock, _CONTROLLER, asked)
     at = _COMMAND.size
     while True:
         length, kind = _ATTRIBUTE.unpack_from(answer, at)
@@ -134,7 +134,7 @@ def _family(sock: socket.socket, name: bytes) -> int:
         at += _padded(length)
 
 
-def _exchange(sock: socket.socket, kind: int, request: bytes) -> list[bytes]:
+def exchange(sock: socket.socket, kind: int, request: bytes) -> list[bytes]:
     """Send a request, and wait until the kernel has done it; its answers, without netlink's own
     header. Raises OSError with the kernel's reason."""
     header = _HEADER.pack(_HEADER.size + len(request), kind, _REQUEST | _ACK, 0, 0)

@@ -15,6 +15,7 @@ from iserblk.nbd.kernel.netlink import CONNECT, RECONFIGURE, Netlink, Settings, 
 # Numbers of linux/nbd-netlink.h.
 INDEX, SIZE, BLOCK_SIZE, TIMEOUT, FLAGS, SOCKETS, DEAD, BACKEND = 1, 2, 3, 4, 5, 7, 8, 10
 NESTED = 1 << 15
+GENERIC = 16  # NETLINK_GENERIC
 
 
 def attribute(kind: int, value: bytes) -> bytes:
@@ -65,11 +66,11 @@ def test_the_commands_are_those_of_the_kernel() -> None:
 
 def test_a_family_is_found() -> None:
     """This kernel's own family of families, which is always there."""
-    with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, netlink._GENERIC) as sock:
+    with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, GENERIC) as sock:
         sock.bind((0, 0))
-        assert netlink._family(sock, b"nlctrl") == 16
+        assert netlink.family_number(sock, b"nlctrl") == 16
         with pytest.raises(OSError) as raised:
-            netlink._family(sock, b"no-such")
+            netlink.family_number(sock, b"no-such")
     assert raised.value.errno == errno.ENOENT
 
 
@@ -88,7 +89,7 @@ def test_answers_come_alone_or_together(messages: list[bytes]) -> None:
     with ours, theirs:
         for each in messages:
             theirs.send(each)
-        assert netlink._exchange(ours, 30, b"\5\1\0\0") == [ANSWER]
+        assert netlink.exchange(ours, 30, b"\5\1\0\0") == [ANSWER]
         assert theirs.recv(100) == struct.pack("=IHHII", 20, 30, 5, 0, 0) + b"\5\1\0\0"
 
 
@@ -96,7 +97,7 @@ def test_a_refusal_is_an_oserror() -> None:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with ours, theirs, pytest.raises(OSError) as raised:
         theirs.send(framed(2, struct.pack("=i", -errno.EBUSY) + bytes(16)))
-        netlink._exchange(ours, 30, b"")
+        netlink.exchange(ours, 30, b"")
     assert raised.value.errno == errno.EBUSY and raised.value.strerror == os.strerror(errno.EBUSY)
 
 
