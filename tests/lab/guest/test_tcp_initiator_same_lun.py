@@ -1,5 +1,5 @@
 """One LUN of LIO, and one of tgtd, as a disk of the kernel's initiator and as one of ours: what
-sg_raw is answered beside ``disk.command``."""
+sg3_utils is answered beside ``disk.command``, and what udev calls the two."""
 
 from __future__ import annotations
 
@@ -17,14 +17,39 @@ from iserblk.disk.blocking import ThreadDisk, open_disks
 from iserblk.url import parse_url
 from tests.integration.test_tgtd import COMMANDS
 from tests.lab.guest import kernel_initiator as kernel
-from tests.lab.guest.attached import SLOW_S
+from tests.lab.guest.attached import RUN, SLOW_S, attached, nothing_left, run
+from tests.support import udev
 from tests.support.interop import Record, package
 from tests.support.nbdkit import need
+from tests.support.target import ROOT
 from tests.support.tgtd import MortalTgtd
 
 MIB = 1 << 20
 TGTD_PORT = 3272
 NO_CHAP = {"node.session.auth.authmethod": "None"}
+SCSI_ID = Path("/lib/udev/scsi_id")
+RULES = ROOT / "scripts/systemd/59-iserblk.rules"
+ROOM = 1 << 16  # for an answer of any length
+
+# Programs of sg3_utils whose answer is the parameter data of one command.
+TOOLS: tuple[tuple[str, ...], ...] = (
+    ("sg_inq", "--only"),
+    *(
+        ("sg_vpd", "--force", f"--page=0x{page:02x}")
+        for page in (0x00, 0x80, 0x83, 0xB0, 0xB1, 0xB2)
+    ),
+    ("sg_readcap",),
+    ("sg_readcap", "--16"),
+    ("sg_modes", "--page=0x08"),
+    ("sg_modes", "--page=0x3f"),
+    ("sg_modes", "--six", "--page=0x0a"),
+    ("sg_luns",),
+    ("sg_luns", "--select=2"),
+    ("sg_rtpg",),
+    ("sg_rtpg", "--extended"),
+    ("sg_requests",),
+)
+FEWEST = {"LIO": 15, "tgtd": 9}  # of these, that the target answers
 
 
 class Lun(NamedTuple):
@@ -86,6 +111,40 @@ def tool(*words: object) -> subprocess.CompletedProcess[bytes]:
         check=False,
         stdin=subprocess.DEVNULL,
         timeout=SLOW_S,
+    )
+
+
+def cdb_of(said: str) -> bytes:
+    """The last CDB that a program of sg3_utils has sent, from what it says with ``--verbose``."""
+    found = re.findall(r"cdb: (?:[^\[\n]*\[)?((?:[0-9a-f]{2}\b ?)+)", said)
+    assert found, said
+    return bytes.fromhex(found[-1])
+
+
+def test_programs_of_sg3_utils(lun: Lun, disk: ThreadDisk, record: Record) -> None:
+    """Each says which CDB it has sent; ``disk.command`` brings the same bytes for it. A program
+    shows as many as the answer itself says that it has; zeroes may follow."""
+    same, different = [], {}
+    for words in TOOLS:
+        done = tool(words[0], "--raw", "--verbose", *words[1:], lun.device)
+        cdb = cdb_of(done.stderr.decode(errors="replace"))
+        buffer = bytearray(ROOM)
+        answer = disk.command(cdb, buffer)
+        data = bytes(buffer[: ROOM - answer.residual])
+        shown, rest = data[: len(done.stdout)], data[len(done.stdout) :]
+        if done.stdout and not answer.status and shown == done.stdout and not any(rest):
+            same.append(words)
+        elif done.stdout or answer.status != 2:  # else the target has not got this
+            different[words] = (cdb.hex(), str(answer), data, done)
+    assert not different
+    assert len(same) >= FEWEST[lun.peer], same
+    programs = ", ".join(dict.fromkeys(words[0] for words in same))
+    record(
+        ours="initiator (disk.command)",
+        peer=f"sg3_utils on a disk of iscsi_tcp, of {lun.peer}",
+        version=package("sg3-utils"),
+        transport="TCP",
+        ran=f"{len(same)} answers of {programs}, byte for byte",
     )
 
 
@@ -154,3 +213,32 @@ def test_sg_raw(lun: Lun, disk: ThreadDisk, tmp_path: Path, record: Record) -> N
         ran=f"{len(checked)} CDBs, {len(checked) - checked.count(0)} of them refused: status, "
         "sense data and data are the same",
     )
+
+
+def properties(text: str) -> dict[str, str]:
+    """As udev takes them from a program: without blanks around a value."""
+    pairs = (line.split("=", 1) for line in text.splitlines())
+    return {name: value.strip() for name, value in pairs}
+
+
+@pytest.mark.long
+def test_udev_calls_both_alike(lun: Lun) -> None:
+    """The identity of our device, and its links, are those of the kernel's disk."""
+    udev.need_udev()
+    if not SCSI_ID.exists():
+        pytest.skip("udev's scsi_id is not installed")
+    with attached(lun.url, "-o", "io-timeout=300") as device:
+        told = (RUN / device.name / "udev").read_text()
+        of_ours = udev.links(device.name, RULES, told)
+    nothing_left()
+    ours = properties(told)
+    theirs = properties(run(SCSI_ID, "--whitelisted", "--export", f"--device={lun.device}"))
+    assert ours.pop("ID_ISERBLK") == theirs["ID_SERIAL"]
+    assert {name: theirs.get(name) for name in ours} == ours
+    assert ours["ID_SERIAL"] == theirs["ID_SERIAL"] and ours["ID_WWN"] == theirs["ID_WWN"]
+
+    of_theirs = udev.links(lun.device.name, RULES, "")
+    named = {link for link in of_ours if "/by-id/" in link}
+    assert f"/dev/disk/by-id/iserblk-{theirs['ID_SERIAL']}" in named
+    assert {link.replace("/iserblk-", "/scsi-") for link in named} <= of_theirs
+    assert any("/wwn-" in link for link in named)
