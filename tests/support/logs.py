@@ -16,7 +16,7 @@ DEADLINES = (
     r"|no answer to (LOGICAL UNIT RESET|NOP-Out); disconnecting|task management: "
     r"|takes no (PDU that could abort a command|NOP-Out); disconnecting"
 )
-LOST_POWER = r"the target lost power .*what was not flushed is sent again"
+LOST_POWER = r"the target was reset or lost power .*what was not flushed is sent again"
 LOST_WRITES = r"; the next flush fails$"
 RESERVATION = (
     r"the reservation may be lost|our reservation; it is taken again"

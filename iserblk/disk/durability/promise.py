@@ -203,12 +203,12 @@ class Durability:
                 self.replay_needed = True
         if replay:
             log.warning(
-                "%s: the target lost power (%s); what was not flushed is sent again",
+                "%s: the target was reset or lost power (%s); what was not flushed is sent again",
                 self.name,
                 sense,
             )
         else:
-            self._lose(f"lost power while writes were not flushed ({sense})")
+            self._lose(f"was reset or lost power while writes were not flushed ({sense})")
         return replay
 
     def _lose(self, what: str) -> None:
