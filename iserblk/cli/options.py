@@ -15,7 +15,7 @@ from iserblk.options import parse_size
 F = TypeVar("F", bound=Callable[..., Any])
 
 if TYPE_CHECKING:
-    _ParamType = click.ParamType[int]
+    _ParamType = click.ParamType[int]  # type: ignore[type-arg, unused-ignore]
 else:
     _ParamType = click.ParamType  # not generic in click 8.1
 

@@ -107,7 +107,8 @@ def _option(option: click.Option, context: click.Context) -> Option:
     return Option(names, metavar, text, option.multiple or option.count, of_connection)
 
 
-def _metavar(of: click.ParamType[Any]) -> str:
+# click.ParamType is not generic in click 8.1.
+def _metavar(of: click.ParamType[Any]) -> str:  # type: ignore[type-arg, unused-ignore]
     if isinstance(of, click.Choice):
         return "|".join(of.choices)
     return _TYPES.get(of.name, of.name.upper())
