@@ -23,6 +23,8 @@ _ENVIRONMENT = {
     "CREDENTIALS_DIRECTORY": "Where `chap-secret-credential` looks; systemd sets it.",
     "NOTIFY_SOCKET": "Where to tell that the command is ready; systemd sets it.",
     "LISTEN_FDS, LISTEN_PID": "Sockets for `iserblk nbd`; systemd sets it.",
+    "ISERBLK_READY_FD": "A descriptor to which nbdkit's plugin writes how its login ended;"
+    " `iserblk nbd --nbdkit` sets it.",
     "ISERBLK_CONFIG_DIR": "The directory of named LUNs, in place of the usual ones.",
     "XDG_CONFIG_HOME": "Users other than root have named LUNs of their own in a directory below it;"
     " without it, below ~/.config.",
