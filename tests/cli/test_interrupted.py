@@ -162,7 +162,8 @@ def test_a_target_is_told_to_read_its_files_again_as_it_begins(
     kill = "import os, signal\nos.kill(os.getpid(), signal.SIGHUP)\nraise SystemExit(3)\n"
     (tmp_path / "click.py").write_text(kill)
     done = subprocess.run(
-        [*COMMAND, *words],
+        # nohup, perhaps around all tests, has it ignored.
+        ["env", "--default-signal=HUP", *COMMAND, *words],
         check=False,
         cwd=tmp_path,
         env=environment(PYTHONPATH=f"{tmp_path}:{ROOT}"),
