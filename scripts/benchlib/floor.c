@@ -402,18 +402,26 @@ static int take_requests(int client, int target)
 	return going_on;
 }
 
+/* What has come, behind the ``have`` bytes of staging. 0: nothing. */
+static int receive_answers(int target, size_t *have)
+{
+	ssize_t came = recv(target, staging + *have, STAGING - *have, MSG_DONTWAIT);
+	if (came < 0 && errno == EAGAIN)
+		return 0;
+	if (!came)
+		refuse("the end of the target");
+	*have += check(came, "receive");
+	return 1;
+}
+
 /* ``client`` < 0: there is none any more. */
 static void take_answers(int client, int target, size_t *have)
 {
 	struct iovec vectors[MOST];
 	int count = 0;
 	size_t at = 0;
-	ssize_t came = recv(target, staging + *have, STAGING - *have, MSG_DONTWAIT);
-	if (came < 0 && errno == EAGAIN)
+	if (!receive_answers(target, have))
 		return;
-	if (!came)
-		refuse("the end of the target");
-	*have += check(came, "receive");
 	while (*have - at >= CONTROL_FRAME) {
 		uint16_t kind;
 		memcpy(&kind, staging + at, 2);
@@ -448,12 +456,8 @@ static void take_pdus(int client, int target, size_t *have)
 	struct iovec vectors[MOST];
 	int count = 0;
 	size_t at = 0;
-	ssize_t came = recv(target, staging + *have, STAGING - *have, MSG_DONTWAIT);
-	if (came < 0 && errno == EAGAIN)
+	if (!receive_answers(target, have))
 		return;
-	if (!came)
-		refuse("the end of the target");
-	*have += check(came, "receive");
 	while (*have - at >= BHS) {
 		unsigned char *bhs = staging + at;
 		uint32_t length = answered(bhs), tag = get32(bhs + 16);
