@@ -76,6 +76,8 @@ OURS = {
     "initiator/session/deadlines.py:Ladder._end_reset": "a task management request of ours",
     "initiator/session/sending.py:SendQueue.number_of": "a PDU of ours",
     "initiator/session/sending.py:SendQueue.plug_gap": "a ping of ours",
+    "nbd/kernel/netlink.py:exchange": "the kernel's answer",
+    "nbd/kernel/netlink.py:family_number": "the kernel's answer",
     "target/scsi/block.py:_xor_into": "data: tests/target/scsi/test_block.py has it",
 }
 
