@@ -82,6 +82,11 @@ class Growth:
 
     rows: dict[Load, Row]
 
+    def requests(self, load: Load) -> Spread:
+        """For each second."""
+        measured = [sample.measured for sample in self.rows[load].samples]
+        return Spread.of([m.ios / m.seconds for m in measured])
+
     def server_us(self, load: Load) -> Spread:
         samples = self.rows[load].samples
         return Spread.of([s.cpu_seconds[SERVER] / s.measured.ios * 1e6 for s in samples])
@@ -163,12 +168,12 @@ def print_growth(console: Console, growth: Growth) -> None:
         table.add_column(heading, justify="right", no_wrap=True)
     table.add_column("CPU time per request")
     for load, row in growth.rows.items():
-        cost = growth.server_us(load)
+        cost, requests = growth.server_us(load), growth.requests(load)
         table.add_row(
             *(str(number) for number in load[:3]),
             size_text(load.block),
-            rate_text(row.rate(), large=False),
-            f"{row.rate().median * load.block / (1 << 20):,.0f}",
+            rate_text(requests, large=False),
+            f"{requests.median * load.block / (1 << 20):,.0f}",
             f"{cost.median:.1f} ({cost.low:.1f}–{cost.high:.1f})",
             by_process(row.cpu_us_per_io(), "µs"),
         )

@@ -89,6 +89,12 @@ def test_table_has_a_line_for_each_row() -> None:
     assert "32 in flight: a request takes 1.60 times" in printed
 
 
+def test_large_requests_are_counted_as_small_ones_are() -> None:
+    text = io.StringIO()
+    growth.print_growth(Console(file=text, width=140), measured({Load(8, 1, 1, SIZE): [99.0]}))
+    assert "│ 8 │ 1 │ 1 │ 1m │ 10.0 K/s (10.0–10.0) │ 10,000 │" in " ".join(text.getvalue().split())
+
+
 def test_rounds_run_to_and_fro_and_the_first_does_not_count() -> None:
     loads = [Load(1, 1, 1), Load(2, 1, 1), Load(2, 2, 2)]
     runs: list[str] = []
