@@ -40,7 +40,10 @@ SERVER = "iserblk nbd"
 NBDKIT = "nbdkit"
 SERVER_MEMORY = 110 << 20  # bytes, with the journal
 NBDKIT_MEMORY = 150 << 20
-SERVER_CPU_US = 20.0  # of a 4 KiB request at depth 32
+TARGET = "target"
+API_CLIENT = "iserblk bench"
+# µs of a 4 KiB request at depth 32 over iSER: section, process, limit.
+CPU_US = (("nbd", SERVER, 10.0), ("nbd", TARGET, 14.0), ("api", API_CLIENT, 12.0))
 
 # The peer of each section.
 PEERS = {"nbd": "qemu-nbd", "fuse": "qemu-fuse", "api": "iscsi-perf"}
@@ -107,19 +110,64 @@ class Outcome:
     verdict: Verdict
 
 
+@dataclass(slots=True, frozen=True)
+class _Wanted:
+    """Least ratios to the peer of a section, by job."""
+
+    at_depth_1: float
+    reads: float  # 4 KiB at depth 32, as the next ones
+    writes: float
+    large: float
+    connections: float = 0.0  # four of them; only NBD has such jobs
+
+    def of(self, job: Job) -> float:
+        if job.connections > 1:
+            return self.connections
+        if job.large:
+            return self.large
+        if job.depth == 1:
+            return self.at_depth_1
+        return self.writes if job.writes else self.reads
+
+
+_NBD = {
+    OURS: _Wanted(1.2, reads=2.0, writes=1.8, large=2.0, connections=1.5),
+    OURS_TCP: _Wanted(1.0, reads=1.4, writes=1.4, large=1.4, connections=1.25),
+}
+_FUSE = {
+    OURS: _Wanted(1.2, reads=1.4, writes=1.4, large=2.0),
+    OURS_TCP: _Wanted(1.0, reads=1.0, writes=1.0, large=1.2),
+}
+_API = {
+    OURS: _Wanted(1.2, reads=1.8, writes=0.0, large=1.1),
+    OURS_TCP: _Wanted(1.0, reads=1.5, writes=0.0, large=1.1),
+}
+# At an MTU of 1500, so much of each of these. They are rows of one section there.
+_THROUGH_NETWORK = 0.9
+_NETWORK_ROWS = (
+    ("nbd", _NBD, {OURS: "nbd-iserblk", OURS_TCP: "nbd-iserblk-tcp"}),
+    ("fuse", _FUSE, {OURS: "fuse-iserblk", OURS_TCP: "fuse-iserblk-tcp"}),
+    ("api", _API, {OURS: OURS, OURS_TCP: OURS_TCP}),
+)
+
+
 def goals() -> list[Goal]:
     """All goals, in the order of the table."""
     found = [
-        *_nbd(OURS, at_depth_1=1.2, at_depth_32=1.5, large=2.0),
-        *_fuse(OURS, at_depth_1=0.7),
-        Goal("api", "4k-randread-d32", PEERS["api"], 0.6),
-        *_nbd(OURS_TCP, at_depth_1=1.0, at_depth_32=1.25, large=1.4),
-        *_fuse(OURS_TCP, at_depth_1=0.8),
+        Goal(section, job.name, PEERS[section], wanted.of(job), subject=subject)
+        for subject in (OURS, OURS_TCP)
+        for section, all_wanted, jobs in (
+            ("nbd", _NBD, (*JOBS, *CONNECTION_JOBS)),
+            ("fuse", _FUSE, JOBS),
+            ("api", _API, [job for job in JOBS if not job.writes]),
+        )
+        for job in jobs
+        if (wanted := all_wanted[subject])
     ]
     found += [
-        Goal("api", job.name, PEERS["api"], 1.0 if job.large else 0.8, subject=OURS_TCP)
-        for job in JOBS
-        if not job.writes
+        Goal("fuse", job.name, CEILINGS["fuse"], 0.6, subject=subject)
+        for subject in (OURS, OURS_TCP)
+        for job in _small_and_deep()
     ]
     # nbdkit's threads miss these (docs/benchmarking.md).
     found += [
@@ -139,7 +187,20 @@ def goals() -> list[Goal]:
         for job in NET_JOBS
         if job.large or job.depth > 1
     ]
-    found += [Goal("nbd", job.name, SERVER, SERVER_CPU_US, Kind.CPU) for job in _small_and_deep()]
+    found += [
+        Goal("net-1500", job.name, PEERS[section], _THROUGH_NETWORK * wanted.of(job), subject=row)
+        for section, all_wanted, names in _NETWORK_ROWS
+        for subject, row in names.items()
+        for job in NET_JOBS
+        if job in JOBS and not (section == "api" and job.writes)
+        if (wanted := all_wanted[subject])
+    ]
+    found += [
+        Goal(section, job.name, process, limit, Kind.CPU)
+        for section, process, limit in CPU_US
+        for job in _small_and_deep()
+        if section != "api" or not job.writes
+    ]
     for subject, process, limit in (
         (OURS, SERVER, SERVER_MEMORY),
         (OURS_NBDKIT, NBDKIT, NBDKIT_MEMORY),
@@ -152,31 +213,6 @@ def goals() -> list[Goal]:
 
 def _small_and_deep() -> list[Job]:
     return [job for job in JOBS if not job.large and job.depth > 1]
-
-
-def _nbd(subject: str, at_depth_1: float, at_depth_32: float, large: float) -> list[Goal]:
-    def wanted(job: Job) -> float:
-        if job.large:
-            return large
-        return at_depth_1 if job.depth == 1 else at_depth_32
-
-    return [
-        Goal("nbd", job.name, PEERS["nbd"], wanted(job), subject=subject)
-        for job in (*JOBS, *CONNECTION_JOBS)
-    ]
-
-
-def _fuse(subject: str, at_depth_1: float) -> list[Goal]:
-    found = []
-    for job in JOBS:
-        if job.large:
-            other, wanted = PEERS["fuse"], 1.0
-        elif job.depth == 1:
-            other, wanted = PEERS["fuse"], at_depth_1
-        else:
-            other, wanted = CEILINGS["fuse"], 0.6
-        found.append(Goal("fuse", job.name, other, wanted, subject=subject))
-    return found
 
 
 def judge(rows: Iterable[Row]) -> list[Outcome]:
