@@ -759,6 +759,8 @@ class Steps:
         words = ("nbd", f"{target.told}/0", "--socket", path, "--metrics", metrics)
         nbd = self._server(*words, name="nbd")
         witness = self._witness(path, "", patience=0)
+        # What serves them is loaded some time after the start; it must be there until then.
+        check(served_version(metrics) == self._new, "the metrics are not those of the server")
         with witness.writing():
             self._way.remove()
         check(not self._way.program.exists(), f"{self._way.program} is still there")
