@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import sys
 import tempfile
@@ -12,6 +11,7 @@ from pathlib import Path
 import click
 from lablib.acceleration import usable
 from lablib.archive import Absent
+from lablib.command import run_command
 from lablib.kernel import the_kernel
 from lablib.setups import TOP
 
@@ -19,7 +19,6 @@ from bootlib import say
 from bootlib.cases import CASES, Cases, write_report
 from bootlib.image import RELEASES, the_disk
 
-_BAD_ARGUMENT = 7
 _BUILD_S = 3600
 
 
@@ -87,23 +86,5 @@ def _build(release: str, directory: Path) -> Path:
     return found[-1]
 
 
-def main() -> int:
-    """Run the command line; returns the exit status."""
-    os.environ.pop("PYTHONPATH", None)  # scripts/boot has set it for its modules only
-    for ending in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(ending, signal.default_int_handler)
-    try:
-        return int(boot.main(prog_name="scripts/boot", standalone_mode=False) or 0)
-    except click.ClickException as error:
-        say(error.format_message())
-        return _BAD_ARGUMENT
-    except Absent as error:
-        say(str(error))
-        return 1
-    except (KeyboardInterrupt, click.Abort):
-        say("stopped; the guest is gone")
-        return 128 + signal.SIGINT
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_command(boot, "scripts/boot", say, "stopped; the guest is gone"))

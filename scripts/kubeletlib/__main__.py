@@ -9,13 +9,13 @@ from contextlib import nullcontext
 
 import click
 from lablib.archive import Absent
+from lablib.command import run_command
 from lablib.host import need_host
 from lablib.setups import TOP
 
 from kubeletlib.build import a_kubelet, a_runtime, say
 from kubeletlib.settings import kept
 
-_BAD_ARGUMENT = 7
 _LIMIT_S = 3000  # of the guest: emulated, the kubelet takes minutes where hardware takes seconds
 _TEST_LIMIT_S = 1500
 _MEMORY = "3G"
@@ -76,19 +76,7 @@ def kubelet(jobs: int, only_build: bool, here: bool, arguments: tuple[str, ...])
     return done.returncode
 
 
-def main() -> int:
-    """Run the command line; returns the exit status."""
-    os.environ.pop("PYTHONPATH", None)  # scripts/kubelet has set it for its modules only
-    try:
-        return int(kubelet.main(prog_name="scripts/kubelet", standalone_mode=False) or 0)
-    except click.ClickException as error:
-        say(error.format_message())
-        return _BAD_ARGUMENT
-    except Absent as error:
-        say(str(error))
-        return 1
-    except (KeyboardInterrupt, click.Abort):
-        return 130
-
-
-sys.exit(main())
+if __name__ == "__main__":
+    sys.exit(
+        run_command(kubelet, "scripts/kubelet", say, "stopped; what it had changed is set back")
+    )

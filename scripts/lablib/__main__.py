@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import signal
 import socket
 import subprocess
 import sys
@@ -13,13 +12,13 @@ from pathlib import Path
 import click
 
 from lablib.acceleration import usable
-from lablib.archive import Absent, say
+from lablib.archive import say
+from lablib.command import run_command
 from lablib.host import path
 from lablib.kernel import the_kernel
 from lablib.setups import SETUPS, provide
-from lablib.vm import Died, Machine, NotBooted, Wish
+from lablib.vm import Machine, NotBooted, Wish
 
-_BAD_ARGUMENT = 7
 _LIO_PORT = 3260
 _BOOTS = 3
 
@@ -138,23 +137,5 @@ def _free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def main() -> int:
-    """Run the command line; returns the exit status."""
-    os.environ.pop("PYTHONPATH", None)  # scripts/lab has set it for its modules only
-    for ending in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(ending, signal.default_int_handler)
-    try:
-        return int(lab.main(prog_name="scripts/lab", standalone_mode=False) or 0)
-    except click.ClickException as error:
-        say(error.format_message())
-        return _BAD_ARGUMENT
-    except (Absent, Died) as error:
-        say(str(error))
-        return 1
-    except (KeyboardInterrupt, click.Abort):
-        say("stopped; the guest is gone")
-        return 128 + signal.SIGINT
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_command(lab, "scripts/lab", say, "stopped; the guest is gone"))
