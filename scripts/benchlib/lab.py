@@ -7,6 +7,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from benchlib.command import run_command
 _TOP = Path(__file__).resolve().parents[2]
 PEER = "ib_iser"
 GOALS = {"4k": 1 / 3, "1m": 0.8}  # parts of ib_iser's rate, by the size in the job's name
+CPU_GOALS = {"4k": 2.0}  # times ib_iser's CPU time for a request, at most
 OURS = ("iserblk-window", "iserblk-region")
 
 Samples = list[dict[str, Any]]
@@ -61,17 +63,29 @@ def measure(
     return (1 if done.returncode else 0), samples
 
 
+def of_subject(samples: Samples, job: str, subject: str) -> Samples:
+    """Without those that failed."""
+    return [e for e in samples if (e["job"], e["subject"]) == (job, subject) and e.get("ios")]
+
+
 def rates(samples: Samples, job: str, subject: str) -> list[float]:
-    return [
-        each["ios"] / each["seconds"]
-        for each in samples
-        if (each["job"], each["subject"]) == (job, subject) and each.get("ios")
-    ]
+    return [each["ios"] / each["seconds"] for each in of_subject(samples, job, subject)]
 
 
-def ratio(samples: Samples, job: str, subject: str, peer: str = PEER) -> float | None:
+def cpu_seconds(samples: Samples, job: str, subject: str) -> list[float]:
+    """For a request."""
+    return [each["cpu_seconds"] / each["ios"] for each in of_subject(samples, job, subject)]
+
+
+def ratio(
+    samples: Samples,
+    job: str,
+    subject: str,
+    peer: str = PEER,
+    of: Callable[[Samples, str, str], list[float]] = rates,
+) -> float | None:
     """The median of the ratios within the rounds."""
-    ours, theirs = rates(samples, job, subject), rates(samples, job, peer)
+    ours, theirs = of(samples, job, subject), of(samples, job, peer)
     if not ours or not theirs:
         return None
     return statistics.median(a / b for a, b in zip(ours, theirs, strict=False))
@@ -81,11 +95,19 @@ def report(samples: Samples) -> None:
     console = Console(width=100)
     console.print(table_of(samples, PEER))
     for job in dict.fromkeys(each["job"] for each in samples):
-        goal = GOALS[job.partition("-")[0]]
+        size = job.partition("-")[0]
+        goal = GOALS[size]
         for subject in OURS:
             share = ratio(samples, job, subject)
             verdict = "not measured" if share is None else "met" if share >= goal else "missed"
             console.print(f"{job}, {subject}: ≥ {goal:.2f} of {PEER}: {verdict}")
+            most = CPU_GOALS.get(size)
+            cost = ratio(samples, job, subject, of=cpu_seconds)
+            if most is not None and cost is not None:
+                verdict = "met" if cost <= most else "missed"
+                console.print(
+                    f"{job}, {subject}: CPU time {cost:.2f}, ≤ {most:.2f} of {PEER}: {verdict}"
+                )
 
 
 def table_of(samples: Samples, peer: str) -> Table:
@@ -96,15 +118,13 @@ def table_of(samples: Samples, peer: str) -> Table:
     for job in dict.fromkeys(each["job"] for each in samples):
         table.add_section()
         for subject in dict.fromkeys(e["subject"] for e in samples if e["job"] == job):
-            found = [
-                e for e in samples if (e["job"], e["subject"]) == (job, subject) and e.get("ios")
-            ]
+            found = of_subject(samples, job, subject)
             if not found:
                 table.add_row(job, subject, "failed")
                 continue
             rate = statistics.median(rates(samples, job, subject))
             size = found[0]["bytes"] / found[0]["ios"]
-            cpu = statistics.median(e["cpu_seconds"] / e["ios"] for e in found) * 1e3
+            cpu = statistics.median(cpu_seconds(samples, job, subject)) * 1e3
             share = ratio(samples, job, subject, peer)
             table.add_row(
                 job, subject, f"{rate:,.0f}", f"{rate * size / (1 << 20):,.1f}",

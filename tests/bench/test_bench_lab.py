@@ -33,6 +33,8 @@ def test_goals_and_failures_are_told(capsys: pytest.CaptureFixture[str]) -> None
     told = capsys.readouterr().out
     assert "4k-randread-d32, iserblk-window: ≥ 0.33 of ib_iser: met" in told
     assert "4k-randread-d32, iserblk-region: ≥ 0.33 of ib_iser: missed" in told
+    assert "4k-randread-d32, iserblk-window: CPU time 2.00, ≤ 2.00 of ib_iser: met" in told
+    assert "4k-randread-d32, iserblk-region: CPU time 3.33, ≤ 2.00 of ib_iser: missed" in told
     assert "failed" in told and "0.50" in told
 
 
