@@ -49,6 +49,26 @@ def test_setting_up_again_does_nothing_and_says_nothing() -> None:
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
+def test_setup_sees_what_apt_has(tmp_path: Path) -> None:
+    """However slowly apt-cache writes the rest of its answer."""
+    fake = tmp_path / "apt-cache"
+    fake.write_text(
+        "#!/bin/sh\n"
+        'case $2 in unheard-of) exit ;; virtual) version="(none)" ;; *) version=1.32.5-1 ;; esac\n'
+        'printf "%s:\\n  Installed: (none)\\n  Candidate: %s\\n" "$2" "$version"\n'
+        'sleep 0.2; printf "  Version table:\\n     1.32.5-1 500\\n"\n'
+    )
+    fake.chmod(0o755)
+    lines = (ROOT / "scripts" / "setup").read_text().splitlines()
+    start = lines.index("offered() {")
+    function = "\n".join(lines[start : lines.index("}", start) + 1])
+    done = subprocess.run(
+        ["bash", "-euo", "pipefail", "-c", f"{function}\noffered nbdkit virtual unheard-of other"],
+        capture_output=True, text=True, check=True, env={"PATH": f"{tmp_path}:/usr/bin:/bin"},
+    )  # fmt: skip
+    assert done.stdout.split() == ["nbdkit", "other"]
+
+
 def test_the_command_is_found_from_anywhere(tmp_path: Path) -> None:
     """By a link, too, and without an activated environment."""
     link = tmp_path / "iserblk"
