@@ -836,11 +836,13 @@ def served_version(path: Path) -> str:
 # --- all of it ------------------------------------------------------------------------------------
 
 
-def prepared() -> Account:
+def prepared(package: Path | None) -> Account:
     """Install what the steps need, and make the user for them."""
     apt("update")
     apt("install", *PACKAGES)
     apt("autoremove", "--purge")  # what was left before is not left by iserblk
+    if package is not None:
+        leave_traces(package)
     try:
         pwd.getpwnam(USER)
     except KeyError:
@@ -852,6 +854,20 @@ def prepared() -> Account:
         account.run("python3", "-m", "venv", account.home / "uv")
         account.run(account.home / "uv" / "bin" / "pip", "install", "--only-binary", ":all:", "uv")
     return account
+
+
+def leave_traces(package: Path) -> None:
+    """Install what the package depends on, and purge that again: users and files that systemd, for
+    one, leaves behind are there before the package is, then."""
+    before = installed_packages()
+    apt("satisfy", ROOT.run("dpkg-deb", "--field", package, "Depends").strip())
+    apt("purge", *sorted(installed_packages() - before))
+
+
+def installed_packages() -> set[str]:
+    said = ROOT.run("dpkg-query", "-W", "-f", "${db:Status-Status} ${Package}\n")
+    return {name for state, _, name in (line.partition(" ") for line in said.splitlines())
+            if state == "installed"}  # fmt: skip
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -871,7 +887,7 @@ def main(arguments: Sequence[str]) -> int:
     report = Report()
     try:
         with report.step("prepared"):
-            user = prepared()
+            user = prepared(given.package)
         ways: list[tuple[Way, Path, tuple[Path, str]]] = []
         if given.wheel is not None:
             wheel = given.wheel.resolve()
