@@ -8,7 +8,8 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from tests.cli.commands import serving
-from tests.support.namespaces import Host, make_host, need, run
+from tests.support.namespaces import Host, make_host, need
+from tests.support.programs import run
 from tests.support.target_elsewhere import our_target
 
 SIZE = 1 << 20

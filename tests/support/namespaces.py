@@ -15,10 +15,10 @@ from typing import TypeVar
 import pytest
 
 from tests.support import setns
+from tests.support.programs import SLOW_S, run
 
 T = TypeVar("T")
 
-_SLOW_S = 300.0  # for a command where the machine is emulated
 _numbers = count()
 
 
@@ -53,20 +53,6 @@ class Host:
         if errors:
             raise errors[0]
         return results[0]
-
-
-def run(*words: object) -> str:
-    """Run a program that must succeed; its stdout."""
-    done = subprocess.run(
-        [str(word) for word in words],
-        capture_output=True,
-        text=True,
-        check=False,
-        stdin=subprocess.DEVNULL,
-        timeout=_SLOW_S,
-    )
-    assert done.returncode == 0, (words, done.stderr)
-    return done.stdout
 
 
 def make_host(stack: ExitStack, role: str) -> Host:
@@ -110,7 +96,7 @@ def captured(host: Host, net: str, file: Path) -> Iterator[None]:
         yield
     finally:
         process.send_signal(signal.SIGINT)
-        process.communicate(timeout=_SLOW_S)
+        process.communicate(timeout=SLOW_S)
 
 
 def counted(file: Path, matching: str) -> int:

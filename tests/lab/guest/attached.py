@@ -2,33 +2,18 @@
 
 from __future__ import annotations
 
-import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from iserblk.nbd.kernel.orders import PROGRAM
 from tests.cli.commands import good, iserblk
+from tests.support.programs import run
 from tests.support.target import TargetProcess
 
 MIB = 1 << 20
 DEVICE = Path("/dev/nbd0")
 RUN = Path("/run/iserblk")
-SLOW_S = 300  # for one command: the guest is emulated
-
-
-def run(*words: object, timeout: float = SLOW_S) -> str:
-    """Run a program that must succeed; its stdout."""
-    done = subprocess.run(
-        [str(word) for word in words],
-        capture_output=True,
-        text=True,
-        check=False,
-        stdin=subprocess.DEVNULL,
-        timeout=timeout,
-    )
-    assert done.returncode == 0, done
-    return done.stdout
 
 
 def block(name: str, attribute: str) -> str:

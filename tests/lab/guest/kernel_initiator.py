@@ -10,8 +10,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from tests.cli.commands import environment
-from tests.lab.guest.attached import run
 from tests.support.forking import Forked
+from tests.support.programs import run
 
 IQN = "iqn.2026-11.example:lab"
 SLOW_S = 240  # for one step; the machine is emulated

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from tests.lab.guest.attached import run
+from tests.support.programs import run
 
 _WAIT_S = 60.0
 

@@ -17,7 +17,8 @@ from iserblk.rcap.iwarp import sctp, sctp_association
 from tests.cli.commands import COMMAND, environment
 from tests.support.blockwork import everything
 from tests.support.interop import Record
-from tests.support.namespaces import Host, captured, decoded, link, make_host, need, run
+from tests.support.namespaces import Host, captured, decoded, link, make_host, need
+from tests.support.programs import run
 from tests.support.target_elsewhere import our_target
 
 NET = "192.0.2"

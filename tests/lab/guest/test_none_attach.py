@@ -21,16 +21,15 @@ from tests.lab.guest.attached import (
     DEVICE,
     MIB,
     RUN,
-    SLOW_S,
     attached,
     block,
     connected,
     mounted,
     nothing_left,
-    run,
     servers,
 )
 from tests.support.fuse import need_fuse
+from tests.support.programs import SLOW_S, run
 from tests.support.target import IQN, ROOT, TargetProcess, running_target
 from tests.support.unit import Unit
 from tests.support.until import until_blocking

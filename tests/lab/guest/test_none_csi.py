@@ -21,8 +21,9 @@ from iserblk.nbd.kernel.device import Device, Places
 from iserblk.nbd.kernel.state import Home, read_pid
 from tests.cli.commands import environment, iserblk
 from tests.csi.kubelet import Kubelet, capability, expand, publish, stage, stats, unpublish, unstage
-from tests.lab.guest.attached import MIB, RUN, SLOW_S, block, connected, nothing_left, run
+from tests.lab.guest.attached import MIB, RUN, block, connected, nothing_left
 from tests.support.forking import Forked
+from tests.support.programs import SLOW_S, run
 from tests.support.target import TargetProcess, running_target
 from tests.support.until import until_blocking
 

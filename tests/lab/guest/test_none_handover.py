@@ -11,15 +11,8 @@ import pytest
 
 from iserblk.nbd.kernel.client import kernel_timeout
 from tests.cli.commands import good, iserblk
-from tests.lab.guest.attached import (
-    DEVICE,
-    SLOW_S,
-    attached,
-    block,
-    connected,
-    nothing_left,
-    servers,
-)
+from tests.lab.guest.attached import DEVICE, attached, block, connected, nothing_left, servers
+from tests.support.programs import SLOW_S
 from tests.support.target import TargetProcess, running_target
 from tests.support.until import until_blocking
 

@@ -22,17 +22,9 @@ from pathlib import Path
 import pytest
 
 from tests.cli.commands import Server, iserblk, serving
-from tests.lab.guest.attached import (
-    DEVICE,
-    RUN,
-    SLOW_S,
-    Mortal,
-    connected,
-    mounted,
-    nothing_left,
-    run,
-)
+from tests.lab.guest.attached import DEVICE, RUN, Mortal, connected, mounted, nothing_left
 from tests.support.interop import Record
+from tests.support.programs import SLOW_S, run
 from tests.support.until import until_blocking
 
 LAB_OWN_GUEST = True  # these tests take minutes, and the time of a guest is limited

@@ -11,8 +11,9 @@ from urllib.parse import urlsplit
 import pytest
 
 from tests.cli.commands import serving
-from tests.lab.guest.attached import DEVICE, block, connected, mounted, nothing_left, run
+from tests.lab.guest.attached import DEVICE, block, connected, mounted, nothing_left
 from tests.support.interop import Record, package
+from tests.support.programs import run
 from tests.support.target import TargetProcess, running_target
 from tests.support.until import until_blocking
 

@@ -11,9 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.lab.guest.attached import DEVICE, SLOW_S, block, connected, mounted, nothing_left, run
+from tests.lab.guest.attached import DEVICE, block, connected, mounted, nothing_left
 from tests.lab.guest.test_none_replace import ended
 from tests.support.nbdkit import need
+from tests.support.programs import SLOW_S, run
 from tests.support.target import TargetProcess, running_target
 from tests.support.until import until_blocking
 

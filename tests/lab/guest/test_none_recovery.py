@@ -13,17 +13,8 @@ from pathlib import Path
 import pytest
 
 from tests.cli.commands import iserblk
-from tests.lab.guest.attached import (
-    DEVICE,
-    MIB,
-    SLOW_S,
-    Mortal,
-    attached,
-    connected,
-    mounted,
-    nothing_left,
-    run,
-)
+from tests.lab.guest.attached import DEVICE, MIB, Mortal, attached, connected, mounted, nothing_left
+from tests.support.programs import SLOW_S, run
 from tests.support.until import until_blocking
 
 IO_TIMEOUT_S = 4

@@ -23,14 +23,13 @@ from tests.lab.guest.attached import (
     DEVICE,
     MIB,
     RUN,
-    SLOW_S,
     attached,
     block,
     connected,
     mounted,
     nothing_left,
-    run,
 )
+from tests.support.programs import SLOW_S, run
 from tests.support.target import TargetProcess, running_target
 from tests.support.until import until_blocking
 

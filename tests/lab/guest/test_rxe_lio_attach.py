@@ -14,18 +14,10 @@ from pathlib import Path
 import pytest
 
 from tests.cli.commands import good
-from tests.lab.guest.attached import (
-    DEVICE,
-    MIB,
-    RUN,
-    attached,
-    block,
-    mounted,
-    nothing_left,
-    run,
-)
+from tests.lab.guest.attached import DEVICE, MIB, RUN, attached, block, mounted, nothing_left
 from tests.support.fuse import running_mount
 from tests.support.interop import Record
+from tests.support.programs import run
 from tests.support.target import ROOT, running_target
 
 TREE = ("iserblk", "fuse_mount", "nbd_plugin", "docs")

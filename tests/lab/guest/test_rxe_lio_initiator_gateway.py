@@ -18,10 +18,11 @@ import pytest
 
 from tests.lab.guest import kernel_initiator as kernel
 from tests.lab.guest import lio
-from tests.lab.guest.attached import mounted, run
+from tests.lab.guest.attached import mounted
 from tests.lab.guest.test_none_kills import Load
 from tests.support.gateway import MortalGateway
 from tests.support.interop import Record
+from tests.support.programs import run
 from tests.support.tgtd import MortalTgtd
 
 LAB_OWN_GUEST = True  # sessions are cut off in the middle of commands

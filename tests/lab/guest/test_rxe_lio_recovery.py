@@ -13,10 +13,11 @@ import trio
 from iserblk.rcap.verbs import connecting
 from tests.cli.commands import bad, good
 from tests.lab.guest import lio
-from tests.lab.guest.attached import DEVICE, SLOW_S, attached, nothing_left
+from tests.lab.guest.attached import DEVICE, attached, nothing_left
 from tests.support import logs
 from tests.support.endurance import Clients, disk_and_session
 from tests.support.interop import Record
+from tests.support.programs import SLOW_S
 
 pytestmark = pytest.mark.logs(logs.RECONNECTED, logs.DEADLINES, logs.LOST_POWER, logs.RESERVATION)
 

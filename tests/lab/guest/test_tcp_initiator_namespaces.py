@@ -17,9 +17,9 @@ import pytest
 from iserblk.url import parse_url
 from tests.cli.commands import Server, serving
 from tests.lab.guest import kernel_initiator as kernel
-from tests.lab.guest.attached import SLOW_S, run
 from tests.lab.guest.test_tcp_initiator_same_lun import NO_CHAP, without_chap
 from tests.support.namespaces import Host, make_host
+from tests.support.programs import SLOW_S, ended, run
 from tests.support.until import until_blocking
 
 NET = "10.9.8"
@@ -48,18 +48,6 @@ def running_pod() -> Iterator[Host]:
         pod.ip("link", "set", "eth0", "up")
         pod.ip("route", "add", "default", "via", f"{NET}.1")
         yield pod
-
-
-def ended(*words: object) -> subprocess.CompletedProcess[str]:
-    """Run a program that ends by itself, whatever its status."""
-    return subprocess.run(
-        [str(word) for word in words],
-        capture_output=True,
-        text=True,
-        check=False,
-        stdin=subprocess.DEVNULL,
-        timeout=SLOW_S,
-    )
 
 
 @contextmanager

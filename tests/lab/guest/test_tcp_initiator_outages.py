@@ -14,8 +14,9 @@ import pytest
 from iserblk.url import parse_url
 from tests.lab.guest import kernel_initiator as kernel
 from tests.lab.guest import lio
-from tests.lab.guest.attached import SLOW_S, attached, mounted, nothing_left, run
+from tests.lab.guest.attached import attached, mounted, nothing_left
 from tests.lab.guest.test_tcp_initiator_same_lun import NO_CHAP, without_chap
+from tests.support.programs import SLOW_S, run
 from tests.support.target import IQN, TargetProcess
 from tests.support.until import until_blocking
 

@@ -17,10 +17,11 @@ from iserblk.disk.blocking import ThreadDisk, open_disks
 from iserblk.url import parse_url
 from tests.integration.test_tgtd import COMMANDS
 from tests.lab.guest import kernel_initiator as kernel
-from tests.lab.guest.attached import RUN, SLOW_S, attached, nothing_left, run
+from tests.lab.guest.attached import RUN, attached, nothing_left
 from tests.support import udev
 from tests.support.interop import Record, package
 from tests.support.nbdkit import need
+from tests.support.programs import SLOW_S, run
 from tests.support.target import ROOT
 from tests.support.tgtd import MortalTgtd
 

@@ -11,10 +11,10 @@ import pytest
 import trio
 
 from tests.lab.guest import lio
-from tests.lab.guest.attached import run
 from tests.support import logs
 from tests.support.endurance import Clients, disk_and_session
 from tests.support.interop import Record
+from tests.support.programs import run
 from tests.support.until import until
 
 pytestmark = pytest.mark.logs(logs.RECONNECTED, logs.DEADLINES, logs.LOST_POWER, logs.RESERVATION)
