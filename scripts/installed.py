@@ -887,7 +887,7 @@ def main(arguments: Sequence[str]) -> int:
     report = Report()
     try:
         with report.step("prepared"):
-            user = prepared(given.package)
+            user = prepared(given.package and given.package.resolve())
         ways: list[tuple[Way, Path, tuple[Path, str]]] = []
         if given.wheel is not None:
             wheel = given.wheel.resolve()
