@@ -49,7 +49,7 @@ def test_processes_are_called_as_in_the_goals(
     about = {
         goal.other
         for goal in goals.goals()
-        if goal.subject == subject and goal.kind is not Kind.RATIO
+        if (goal.section, goal.subject) == ("nbd", subject) and goal.kind is not Kind.RATIO
     }
     assert about and about <= set(processes)
 

@@ -77,6 +77,7 @@ class Peer:
         self.heard: list[Heard] = []
         self.completed: list[object] = []  # tokens of signaled requests and Reads
         self.error: TransportError | None = None
+        self.closed = False
         self._stat_sn = 100
         pair.post_receive(1 << 16)
 
@@ -175,6 +176,7 @@ class Peer:
         self._post(request)
 
     def close(self) -> None:
+        self.closed = True
         self.pair.close()
 
 
@@ -202,7 +204,12 @@ def answering(peer: Peer, act: Callable[[Heard], None]) -> threading.Thread:
     def listen() -> None:
         done = 0
         while peer.error is None:
-            select.select([peer.pair.fileno()], [], [])
+            try:
+                select.select([peer.pair.fileno()], [], [])
+            except (OSError, ValueError):
+                if not peer.closed:
+                    raise
+                return
             peer.poll()
             for heard in peer.heard[done:]:
                 done += 1

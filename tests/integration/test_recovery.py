@@ -332,9 +332,10 @@ async def test_50_reconnects_leave_nothing(
                 await _back(session, turn + 1)
             if turn % 10 == 9:
                 assert await read(disk, (turn % 4) * MIB, len(data)) == data
+                if samples:  # what is being closed may be there for a moment
+                    await until(lambda: census() == samples[0])
                 samples.append(census())
                 theirs.append(running.census())
-        assert samples[1:] == samples[:1] * 4
         assert theirs[-1]["queue pairs"] == theirs[0]["queue pairs"]
         assert theirs[-1]["open regions"] == theirs[0]["open regions"]
         assert session.reconnects == 50 and session.queue.busy == 0
