@@ -332,7 +332,7 @@ class Pipx(Way):
 class PipUser(Way):
     """With ``pip install --user``, against which Debian's pip warns."""
 
-    PIP = ("python3", "-m", "pip")
+    PIP = ("/usr/bin/python3", "-m", "pip")  # the first in PATH is that of uv's environment
     ANYWAY = "--break-system-packages"
 
     def __init__(self, account: Account) -> None:
