@@ -90,7 +90,7 @@ class Account:
             "user": entry.pw_uid, "group": entry.pw_gid, "extra_groups": [entry.pw_gid],
         }  # fmt: skip
         self.runtime = Path("/run") if name == "root" else Path(f"/run/user/{entry.pw_uid}")
-        places = [f"{self.home}/.local/bin", f"{self.home}/uv/bin", PATH]
+        places = [f"{self.home}/.local/bin", f"{self.home}/programs", PATH]
         self.environment = {
             **{name: value for name, value in os.environ.items() if _of_network(name)},
             **{"HOME": str(self.home), "USER": name, "LANG": "C.UTF-8", "PATH": ":".join(places)},
@@ -332,7 +332,7 @@ class Pipx(Way):
 class PipUser(Way):
     """With ``pip install --user``, against which Debian's pip warns."""
 
-    PIP = ("/usr/bin/python3", "-m", "pip")  # the first in PATH is that of uv's environment
+    PIP = ("python3", "-m", "pip")
     ANYWAY = "--break-system-packages"
 
     def __init__(self, account: Account) -> None:
@@ -853,6 +853,11 @@ def prepared(package: Path | None) -> Account:
     if not (account.home / "uv" / "bin" / "uv").exists():
         account.run("python3", "-m", "venv", account.home / "uv")
         account.run(account.home / "uv" / "bin" / "pip", "install", "--only-binary", ":all:", "uv")
+    # Alone: beside it is the python3 of its environment, which is not to come first in PATH.
+    link = account.home / "programs" / "uv"
+    if not link.is_symlink():
+        link.parent.mkdir()
+        link.symlink_to(account.home / "uv" / "bin" / "uv")
     return account
 
 
