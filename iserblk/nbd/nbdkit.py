@@ -127,7 +127,9 @@ def _run(
     if child.returncode and not started:
         for line in said.kept:
             log.info("nbdkit: %s", line)
-        words = last_line("\n".join(said.kept)).removeprefix("nbdkit: error: ")
+        # Behind its error nbdkit may say where its options are described.
+        errors = [line for line in said.kept if line.startswith("nbdkit: error: ")]
+        words = last_line("\n".join(errors or said.kept)).removeprefix("nbdkit: error: ")
         raise IserblkError(f"nbdkit does not start: {words}")
     if child.returncode:
         raise IserblkError(f"nbdkit ended with status {child.returncode}")

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from iserblk.crc import crc32c
 from iserblk.csi import host
 from iserblk.csi.host import Machine, Mounted
 from iserblk.csi.refusals import Code, Refused
@@ -77,8 +78,12 @@ def test_an_xfs_whose_mkfs_was_interrupted(machine: Machine, volume: Volume) -> 
     machine.format(volume)
     assert machine.file_system(volume) == "xfs"
     with open(volume.device, "r+b") as file:
-        file.seek(126)  # sb_inprogress
-        file.write(b"\1")
+        sector = bytearray(file.read(512))
+        sector[126] = 1  # sb_inprogress
+        sector[224:228] = bytes(4)  # sb_crc, of the sector without it
+        sector[224:228] = crc32c(sector).to_bytes(4, "little")
+        file.seek(0)
+        file.write(sector)
     assert machine.file_system(volume) == ""
     with pytest.raises(Refused, match=r"has not ended; .* \(wipefs -a\)") as caught:
         machine.file_system(replace(volume, formatting=False))
