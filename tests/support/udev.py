@@ -50,5 +50,5 @@ def links(device: str, rules: Path, told: str, action: str = "change") -> set[st
     assert done.returncode == 0, done.stderr
     wrong = [line for line in done.stderr.splitlines() if re.search(r"59-iserblk\S* Invalid", line)]
     assert not wrong
-    found = re.search("^DEVLINKS=(.*)$", done.stdout, re.MULTILINE)
+    found = re.search(r"^\s*DEVLINKS=(.*)$", done.stdout, re.MULTILINE)
     return set(found[1].split()) if found else set()
