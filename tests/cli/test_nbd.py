@@ -111,7 +111,7 @@ def test_nbd_with_what_nbdkit_does_not_take(url: str, tmp_path: Path) -> None:
     line = bad(7, *words, "--filter", "nosuch")
     assert "--filter nosuch: nbdkit has no such filter; those of this machine are in /" in line
     line = bad(1, *words, "--filter", "/no/such.so")
-    assert "nbdkit does not start: cannot open filter '/no/such.so'" in line
+    assert re.search("nbdkit does not start: cannot open filter ['\"]/no/such.so['\"]", line)
     assert not (tmp_path / "s").exists()
 
 

@@ -19,6 +19,7 @@ from collections.abc import Sequence
 from typing import NamedTuple, NoReturn
 
 from tests.support.forking import ROOT
+from tests.support.interop import package
 
 NORMAL_SESSION = 2  # enum iscsi_session_type
 TRANSPORTS = {"iscsi": 0, "iser": 1}  # enum iscsi_transport_type
@@ -44,18 +45,26 @@ class Answer(NamedTuple):
 
 
 class _Task(ctypes.Structure):
-    """The beginning of struct scsi_task, since libiscsi 1.19. ``datain`` has the sense data, with
-    two bytes of length in front, where the status is CHECK CONDITION."""
+    """The beginning of struct scsi_task, since libiscsi 1.19."""
 
     _fields_ = (
         ("status", ctypes.c_int),
         ("request", ctypes.c_byte * 28),
         ("residual_status", ctypes.c_int),
         ("residual", ctypes.c_size_t),
-        ("sense", ctypes.c_byte * 16),
-        ("datain_size", ctypes.c_int),
-        ("datain", ctypes.c_void_p),
     )
+
+
+class _Came(ctypes.Structure):
+    """struct scsi_data: Data-In; or the sense data, with two bytes of length in front, where the
+    status is CHECK CONDITION."""
+
+    _fields_ = (("size", ctypes.c_int), ("data", ctypes.c_void_p))
+
+
+def _length_of_sense() -> int:
+    """Of struct scsi_sense, which is between these two: it has INFORMATION, too, since 1.20."""
+    return 16 if package("libiscsi7").startswith("libiscsi7 1.19.") else 24
 
 
 class _Data(ctypes.Structure):
@@ -112,7 +121,8 @@ class Session:
         if not ended:
             self._must(1, "command")
         found = _Task.from_address(ended)
-        came = ctypes.string_at(found.datain, found.datain_size) if found.datain else b""
+        datain = _Came.from_address(ended + ctypes.sizeof(_Task) + _length_of_sense())
+        came = ctypes.string_at(datain.data, datain.size) if datain.data else b""
         residual = -found.residual if found.residual_status == _OVERFLOW else found.residual
         sense = came[2:] if found.status == 2 else b""
         answer = Answer(found.status, sense, residual, b"" if sense else came)
