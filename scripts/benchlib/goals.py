@@ -154,15 +154,14 @@ _NETWORK_ROWS = (
 def goals() -> list[Goal]:
     """All goals, in the order of the table."""
     found = [
-        Goal(section, job.name, PEERS[section], wanted.of(job), subject=subject)
+        Goal(section, job.name, PEERS[section], wanted[subject].of(job), subject=subject)
         for subject in (OURS, OURS_TCP)
-        for section, all_wanted, jobs in (
+        for section, wanted, jobs in (
             ("nbd", _NBD, (*JOBS, *CONNECTION_JOBS)),
             ("fuse", _FUSE, JOBS),
             ("api", _API, [job for job in JOBS if not job.writes]),
         )
         for job in jobs
-        if (wanted := all_wanted[subject])
     ]
     found += [
         Goal("fuse", job.name, CEILINGS["fuse"], 0.6, subject=subject)
@@ -188,12 +187,17 @@ def goals() -> list[Goal]:
         if job.large or job.depth > 1
     ]
     found += [
-        Goal("net-1500", job.name, PEERS[section], _THROUGH_NETWORK * wanted.of(job), subject=row)
-        for section, all_wanted, names in _NETWORK_ROWS
-        for subject, row in names.items()
+        Goal(
+            "net-1500",
+            job.name,
+            PEERS[section],
+            _THROUGH_NETWORK * wanted[key].of(job),
+            subject=row,
+        )
+        for section, wanted, names in _NETWORK_ROWS
+        for key, row in names.items()
         for job in NET_JOBS
         if job in JOBS and not (section == "api" and job.writes)
-        if (wanted := all_wanted[subject])
     ]
     found += [
         Goal(section, job.name, process, limit, Kind.CPU)

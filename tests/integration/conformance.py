@@ -27,7 +27,7 @@ SKIPS = {
     r"OrWrite\.": f"ORWRITE: {_OPTIONAL}",
     r"ReadDefectData1[02]\.": f"READ DEFECT DATA: {_OPTIONAL}; a file has no defects",
     r"WriteAtomic16\.": f"WRITE ATOMIC(16): {_OPTIONAL}",
-    r"ExtendedCopy\.Large": "segment descriptor 0Ah (block to block with offset) is optional",
+    r"ExtendedCopy\.Large": "segment descriptor 0Ah is optional, and the target does not have it",
     r"ReadOnly\.": f"only its ORWRITE: {_OPTIONAL}",
     r"PreventAllow\.": "for removable media; a LUN is none",
     r"StartStopUnit\.NoLoej|StartStopUnit\.Simple": "for removable media; a LUN is none",
