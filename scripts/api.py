@@ -16,7 +16,7 @@ from types import FunctionType
 from documents import made
 
 from iserblk import errors
-from iserblk.disk import aio, asyncio, blocking, file, seam
+from iserblk.disk import aio, asyncio, blocking, file, request_queue, seam
 from iserblk.scsi.sense import Sense
 
 HEAD = """# The Python API
@@ -37,6 +37,10 @@ SECTIONS: list[tuple[str, object, str]] = [
     ("Files and commands, for threads", seam.BlockingLun, "BlockingLun"),
     ("A disk, for trio", seam.AsyncDisk, "AsyncDisk"),
     ("Commands, for trio", seam.AsyncLun, "AsyncLun"),
+    ("Many requests of one task", request_queue, ""),
+    ("Opening a queue of requests", request_queue.open_queue, "iserblk.aio.open_queue"),
+    ("A queue of requests", request_queue.RequestQueue, "RequestQueue"),
+    ("A request", request_queue.Request, "Request"),
     ("A disk, for asyncio", asyncio.AsyncioDisk, "AsyncioDisk"),
     ("What a LUN is", seam.LunInfo, "LunInfo"),
     ("A file", file, ""),
@@ -75,11 +79,13 @@ def signature(function: object, name: str) -> str:
 
 
 def own(kind: type) -> list[tuple[str, object]]:
-    """The public methods and properties that the class itself has, in the order of its source."""
+    """The public methods and properties that the class itself has, in the order of its source,
+    without those that are there for another part of iserblk."""
     return [
         (name, each)
         for name, each in vars(kind).items()
         if not name.startswith("_") and isinstance(each, (FunctionType, property))
+        if not (each.__doc__ or "").startswith("Implements ")
     ]
 
 

@@ -92,6 +92,7 @@ ALLOWED: dict[str, set[str]] = {
     "disk.blocking": {"errors", "initiator", "disk"},
     "disk.aio": {"errors", "initiator", "disk"},
     "disk.asyncio": {"errors", "disk.aio", "disk.seam"},
+    "disk.request_queue": {"errors", "waiting", "initiator.session", "disk.seam"},
     "doctor": {
         *("forms", "errors", "installation", "names", "options", "url"),
         *("rcap.iwarp", "rcap.verbs"),
@@ -179,7 +180,7 @@ ALLOWED: dict[str, set[str]] = {
         *("errors", "waiting", "scsi", "initiator.session"),
         *("disk.seam", "disk.aio", "disk.multipath", "target.store", "target.scsi"),
     },
-    "aio": {"disk.aio"},
+    "aio": {"disk.aio", "disk.request_queue"},
     "asyncio": {"disk.asyncio"},
     "cli": {
         *(
@@ -211,6 +212,7 @@ TRIO_ALLOWED = {
     "discovery.slp_connection",
     "disk.aio",
     "disk.asyncio",
+    "disk.request_queue",
     "disk.blocking",
     "disk.metrics_ports",
     "disk.multipath.discovering",

@@ -9,12 +9,13 @@ import pytest
 
 import iserblk
 from iserblk import errors
-from iserblk.disk import aio, asyncio, blocking
+from iserblk.disk import aio, asyncio, blocking, request_queue
 
 
 def test_disks() -> None:
     assert iserblk.open_disks is blocking.open_disks
     assert iserblk.aio.open_disks is aio.open_disks
+    assert iserblk.aio.open_queue is request_queue.open_queue
     assert iserblk.asyncio.open_disks is asyncio.open_disks
 
 

@@ -21,6 +21,7 @@ from iserblk.cli.options import Seconds, Size, connection, connection_options, j
 from iserblk.cli.output import print_json
 from iserblk.cli.running import run
 from iserblk.disk import aio, blocking
+from iserblk.disk.request_queue import open_queue
 from iserblk.disk.seam import LunInfo
 from iserblk.errors import BadArgument, IserblkError, WriteProtected
 from iserblk.named.resolving import urls_of
@@ -55,9 +56,9 @@ class Job:
         again from 0."""
         blocks = size // self.block
         if self.pattern.startswith("rand"):
-            choose = random.Random(1).randrange
+            choose = random.Random(1).random
             while True:
-                yield choose(blocks) * self.block
+                yield int(choose() * blocks) * self.block
         while True:
             yield from range(0, blocks * self.block, self.block)
 
@@ -102,10 +103,11 @@ class Result:
 )
 @click.option(
     "--face",
-    type=click.Choice(["async", "blocking"]),
+    type=click.Choice(["async", "queue", "blocking"]),
     default="async",
     show_default=True,
-    help="Which API: trio tasks (async), or a thread for each request in flight (blocking).",
+    help="Which API: for each request in flight a trio task (async) or a thread (blocking), or one"
+    " task for all (queue).",
 )
 @click.option(
     "--plot",
@@ -143,7 +145,7 @@ def command(
         raise BadArgument(f"--rw {pattern} destroys the LUN's data; add --destroy to allow it")
     if plot is not None and not os.access(plot if plot.exists() else plot.parent, os.W_OK):
         raise BadArgument(f"--plot {plot}: there is no such directory, or you cannot write there")
-    bench = _async if face == "async" else _blocking
+    bench = {"async": _async, "queue": _queued, "blocking": _blocking}[face]
     result = bench(found, given, job)
     _print(job, face, result, as_json)
     if plot is not None:
@@ -178,6 +180,38 @@ def _async(urls: Sequence[str], options: dict[str, str], job: Job) -> Result:
                 async with trio.open_nursery() as nursery:
                     for _ in range(job.depth):
                         nursery.start_soon(worker)
+            return result
+
+    return run(body)
+
+
+def _queued(urls: Sequence[str], options: dict[str, str], job: Job) -> Result:
+    async def body() -> Result:
+        async with aio.open_disks(urls, options) as disks:
+            disk = only_disk(disks.disks)
+            job.check(disk.size, disk.info)
+            offsets = job.offsets(disk.size)
+            result = Result(disk.info.url)
+            add = result.latencies.add
+            now = time.perf_counter_ns
+            async with open_queue(disk) as queue:
+                begin = queue.write if job.writes else queue.read
+                with _timed(result, job, lambda: result.latencies.count):
+                    at = now()
+                    end = at + int(job.seconds * 1e9)
+                    for _ in range(job.depth):
+                        begin(memoryview(bytearray(os.urandom(job.block))), next(offsets), at)
+                    while queue.open:
+                        requests = await queue.ended()
+                        at = now()
+                        for request in requests:
+                            if request.error is not None:
+                                raise request.error
+                            began = request.tag
+                            assert isinstance(began, int)
+                            add(at - began)
+                            if at < end:
+                                begin(request.buffer, next(offsets), at)
             return result
 
     return run(body)

@@ -32,7 +32,7 @@ from iserblk.url import is_url, parse_url
 
 P = ParamSpec("P")
 T = TypeVar("T")
-D = TypeVar("D", AsyncDisk, BlockingDisk)
+D = TypeVar("D", bound=AsyncDisk | BlockingDisk)
 
 _ZEROES = memoryview(bytes(1 << 20))
 _MAXIMUM_EXTENTS = 1024  # of one answer

@@ -212,9 +212,11 @@ def parse_iscsi_perf(output: str, job: Job, seconds: float) -> Measurement:
     return Measurement(ios, ios * job.block, duration)
 
 
-def iserblk_bench_arguments(job: Job, url: str, seconds: float) -> list[str]:
-    """Arguments of `iserblk`, for load from Python itself. Writes overwrite the LUN."""
+def iserblk_bench_arguments(job: Job, url: str, seconds: float, face: str) -> list[str]:
+    """Arguments of `iserblk`, for load from Python itself. Writes overwrite the LUN. ``face``: as
+    ``--face`` of `iserblk bench`."""
     shape = ["--rw", job.pattern, "--bs", str(job.block), "--depth", str(job.depth)]
+    shape += ["--face", face]
     return ["bench", url, *shape, "--time", str(seconds), "--destroy", "--json"]
 
 

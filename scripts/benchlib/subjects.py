@@ -394,11 +394,12 @@ def api_ours(
     busy_poll: bool = True,
     frames: str = "auto",
     connections: int = 1,
+    face: str = "async",
 ) -> Endpoint:
-    """``connections``: of the session."""
+    """``connections``: of the session. ``face``: of the API, see `iserblk bench`."""
     target, url = bench.our_target(busy_poll)
     url = _ours(url, mpa_crc, busy_poll) + ("" if frames == "auto" else f"&mpa-frames={frames}")
-    return _api(bench, f"{url}&connections={connections}", {"target": target})
+    return _api(bench, f"{url}&connections={connections}", {"target": target}, face)
 
 
 def api_iscsi(bench: Bench, connections: int = 1) -> Endpoint:
@@ -407,10 +408,10 @@ def api_iscsi(bench: Bench, connections: int = 1) -> Endpoint:
     return _api(bench, f"{with_iscsi(url)}?connections={connections}", {"target": target})
 
 
-def api_tcp(bench: Bench) -> Endpoint:
+def api_tcp(bench: Bench, face: str = "async") -> Endpoint:
     """Ours over Traditional iSCSI, on the peers' target."""
     tgtd, url = bench.tgtd()
-    return _api(bench, url, {"tgtd": tgtd})
+    return _api(bench, url, {"tgtd": tgtd}, face)
 
 
 def api_gateway(bench: Bench, front: str, behind: str) -> Endpoint:
@@ -431,9 +432,9 @@ def _start_gateway(bench: Bench, name: str, url: str) -> tuple[Server, str]:
     return server, f"{server.wait_until(lambda: ready_url(server))}/0"
 
 
-def _api(bench: Bench, url: str, target: dict[str, Server]) -> Endpoint:
+def _api(bench: Bench, url: str, target: dict[str, Server], face: str = "async") -> Endpoint:
     def command(job: Job, seconds: float) -> list[str]:
-        return bench.at_client(iserblk(*load.iserblk_bench_arguments(job, url, seconds)))
+        return bench.at_client(iserblk(*load.iserblk_bench_arguments(job, url, seconds, face)))
 
     def parse(output: str, _job: Job, _seconds: float) -> Measurement:
         return load.parse_iserblk_bench(output)

@@ -155,10 +155,11 @@ def test_iserblk_bench_prints_what_is_parsed() -> None:
 
 
 def test_iserblk_bench_is_told_the_job() -> None:
-    arguments = load.iserblk_bench_arguments(WRITE, "iser://x/iqn/0", 2.5)
+    arguments = load.iserblk_bench_arguments(WRITE, "iser://x/iqn/0", 2.5, "queue")
     assert arguments[:2] == ["bench", "iser://x/iqn/0"]
-    options = dict(zip(arguments[2:10:2], arguments[3:10:2], strict=True))
-    assert options == {"--rw": "write", "--bs": "1048576", "--depth": "8", "--time": "2.5"}
+    options = dict(zip(arguments[2:12:2], arguments[3:12:2], strict=True))
+    shape = {"--rw": "write", "--bs": "1048576", "--depth": "8", "--face": "queue"}
+    assert options == shape | {"--time": "2.5"}
     assert {"--destroy", "--json"} <= set(arguments)
 
 

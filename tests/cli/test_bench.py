@@ -8,7 +8,7 @@ from tests.cli.commands import bad, good, good_json
 from tests.cli.runs import JSON_DOCUMENT, MIB, documented
 
 
-@pytest.mark.parametrize("face", ["async", "blocking"])
+@pytest.mark.parametrize("face", ["async", "queue", "blocking"])
 @pytest.mark.parametrize("pattern", ["randread", "read", "randwrite", "write"])
 def test_bench(url: str, face: str, pattern: str) -> None:
     found = good_json(

@@ -11,7 +11,7 @@ import pytest
 from iserblk.errors import ConnectionLost, TransportError
 from iserblk.initiator.connecting import iwarp
 from tests.support import logs
-from tests.support.faces import FACES, one_disk, read, write
+from tests.support.faces import FACES, QUEUE, one_disk, read, write
 from tests.support.faults.seams import FaultyQueuePair, FaultyStream, Script, memory_short
 from tests.support.target import TargetProcess, running_target
 
@@ -61,7 +61,7 @@ def url_of(target: TargetProcess, transport: str) -> str:
     return f"{target.url}/0".replace("iser:", f"{transport}:")
 
 
-@pytest.mark.parametrize("face", FACES)
+@pytest.mark.parametrize("face", (*FACES, QUEUE))
 async def test_a_stream_in_sips(
     target: TargetProcess, wrapped: Callable[[str, Wrap], None], face: str
 ) -> None:
@@ -76,7 +76,7 @@ async def test_a_stream_in_sips(
     assert made and made[0].script.calls["receive"] > 400
 
 
-@pytest.mark.parametrize("face", FACES)
+@pytest.mark.parametrize("face", (*FACES, QUEUE))
 async def test_memory_that_is_short_now_and_then(
     target: TargetProcess, wrapped: Callable[[str, Wrap], None], face: str
 ) -> None:
@@ -94,7 +94,7 @@ async def test_memory_that_is_short_now_and_then(
     assert scripts[0].log
 
 
-@pytest.mark.parametrize("face", FACES)
+@pytest.mark.parametrize("face", (*FACES, QUEUE))
 @pytest.mark.parametrize("transport", SEAMS)
 @pytest.mark.parametrize("which", [0, 1])
 async def test_the_connection_is_lost_at_any_call(

@@ -12,7 +12,7 @@ from iserblk.disk.seam import AsyncDisk
 from iserblk.errors import IserblkError
 from tests.integration.conftest import StartTarget
 from tests.support import logs
-from tests.support.faces import FACES, NBD, one_disk, read, write
+from tests.support.faces import FACES, NBD, QUEUE, one_disk, read, write
 from tests.support.until import until
 
 pytestmark = pytest.mark.logs(logs.LOST_POWER, logs.LOST_WRITES, logs.RECONNECTED)
@@ -21,7 +21,7 @@ KIB = 1024
 MIB = 1 << 20
 SPEC = "lun:size=8M:volatile-cache=64M"
 
-face = pytest.mark.parametrize("face", FACES)
+face = pytest.mark.parametrize("face", (*FACES, QUEUE))
 
 
 @face

@@ -42,11 +42,11 @@ from tests.model.script import (
     dense_script,
     random_script,
 )
-from tests.support.faces import FACES
+from tests.support.faces import FACES, QUEUE
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
-@pytest.mark.parametrize("face", FACES)
+@pytest.mark.parametrize("face", (*FACES, QUEUE))
 @QUICK
 @given(scripts(st.none()), st.integers(0, 1 << 16))
 def test_without_faults_but_for_power(
@@ -112,7 +112,7 @@ CACHED = (False, True)
 
 @pytest.mark.parametrize("cached", CACHED)
 @pytest.mark.parametrize("transport", TRANSPORTS)
-@pytest.mark.parametrize("face", FACES)
+@pytest.mark.parametrize("face", (*FACES, QUEUE))
 @settings(QUICK, max_examples=5)
 @given(steps=scripts(FAULTS), seed=st.integers(0, 1 << 16))
 def test_disasters(
@@ -123,7 +123,9 @@ def test_disasters(
 
 
 @pytest.mark.parametrize("cached", CACHED)
-@pytest.mark.parametrize(("face", "transport"), [("async", "iser"), ("blocking", "iscsi")])
+@pytest.mark.parametrize(
+    ("face", "transport"), [("async", "iser"), ("blocking", "iscsi"), (QUEUE, "iser")]
+)
 def test_disasters_by_seed(recovers: None, face: str, transport: str, cached: bool) -> None:
     for seed in seeds(1):
         steps = random_script(seed, 300, 0.2)
@@ -134,7 +136,9 @@ def test_disasters_by_seed(recovers: None, face: str, transport: str, cached: bo
 @pytest.mark.parametrize(
     ("level", "count"), [(0, 2), (0, 4), (1, 2), (1, 4), (2, 1), (2, 2), (2, 4)]
 )
-@pytest.mark.parametrize(("face", "transport"), [("async", "iser"), ("blocking", "iscsi")])
+@pytest.mark.parametrize(
+    ("face", "transport"), [("async", "iser"), ("blocking", "iscsi"), (QUEUE, "iser")]
+)
 def test_disasters_with_several_connections(
     recovers: None, face: str, transport: str, level: int, count: int
 ) -> None:
@@ -239,7 +243,7 @@ PER_RUN = 2_000
 def test_two_hundred_thousand_operations(
     recovers: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Both faces, both transports, with cache and without; every tenth run has a target process."""
+    """All faces, both transports, with cache and without; every tenth run has a target process."""
     total, number = Tally(), 0
     while total.operations < OPERATIONS or sum(total.faults.values()) < STRIKES:
         (seed,) = seeds(1)
@@ -259,7 +263,7 @@ def test_two_hundred_thousand_operations(
             replayable(
                 seed,
                 random_script(seed, PER_RUN if not late else PER_RUN // 8, 0.13, chosen),
-                FACES[number % 2],
+                (*FACES, QUEUE)[number % 3],
                 transport,
                 f"?{option}" if option else "",
                 may_fail=late,

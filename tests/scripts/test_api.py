@@ -6,7 +6,7 @@ import subprocess
 import sys
 
 import iserblk
-from iserblk.disk import aio, asyncio, blocking, seam
+from iserblk.disk import aio, asyncio, blocking, request_queue, seam
 
 from ..support.target import ROOT
 
@@ -25,7 +25,8 @@ def test_the_document_is_current() -> None:
 
 def test_every_method_is_there() -> None:
     """Of the disks that are opened, whatever the interfaces have."""
-    for kind in (blocking.ThreadDisk, aio.TrioDisk, asyncio.AsyncioDisk, seam.BlockingLun):
+    kinds = (blocking.ThreadDisk, aio.TrioDisk, asyncio.AsyncioDisk, seam.BlockingLun)
+    for kind in (*kinds, request_queue.RequestQueue):
         for name, each in vars(kind).items():
             if not name.startswith("_") and callable(each):
                 assert f"def {name}(" in PAGE, name
@@ -36,6 +37,12 @@ def test_every_public_name_is_there() -> None:
         kind = getattr(iserblk, name)
         if isinstance(kind, type) and issubclass(kind, iserblk.IserblkError):
             assert name in PAGE
-    for name in ("open_disks", "aio.open_disks", "asyncio.open_disks", "CommandResult"):
+    for name in (
+        "open_disks",
+        "aio.open_disks",
+        "aio.open_queue",
+        "asyncio.open_disks",
+        "CommandResult",
+    ):
         assert f"iserblk.{name}" in PAGE
     assert 'mode: str = "rb"' in PAGE

@@ -10,11 +10,13 @@ from typing import Any
 import trio
 
 from iserblk.disk import aio, blocking
-from iserblk.disk.seam import AsyncDisk, BlockingDisk, Extent, LunInfo
+from iserblk.disk.request_queue import Request, RequestQueue, open_queue
+from iserblk.disk.seam import AsyncDisk, BlockingDisk, DirectDisk, Extent, LunInfo
 from tests.support.gateway import running_gateway
 from tests.support.nbd_disk import FORMS, through_nbd
 
 FACES = ("async", "blocking")
+QUEUE = "queue"  # reads and writes of all tasks through one queue of requests
 NBD = "nbd"  # over one connection of each form
 NBD_FORMS = tuple(f"{NBD} {form}" for form in FORMS)  # over two connections of one form
 WAYS = (*FACES, NBD)
@@ -72,6 +74,55 @@ class InThreads:
         await self._run(self.disk.cache, offset, length)
 
 
+class InQueue:
+    """Implements AsyncDisk over another one: reads and writes through ``queue``. ``hand_out`` is
+    the body of the task that they are waited for in. A cancelled one goes on to its end."""
+
+    def __init__(self, disk: DirectDisk, queue: RequestQueue) -> None:
+        self._queue = queue
+        self._disk = disk
+        self._begun = trio.Event()
+        self.info: LunInfo = disk.info
+        self.refresh = disk.refresh
+        self.flush = disk.flush
+        self.trim = disk.trim
+        self.zero = disk.zero
+        self.extents = disk.extents
+        self.cache = disk.cache
+
+    @property
+    def size(self) -> int:
+        return self._disk.size
+
+    @property
+    def dirty(self) -> bool:
+        return self._disk.dirty
+
+    async def hand_out(self) -> None:
+        while True:
+            requests = await self._queue.ended()
+            for request in requests:
+                assert isinstance(request.tag, trio.Event)
+                request.tag.set()
+            if not requests:
+                self._begun = trio.Event()
+                await self._begun.wait()
+
+    async def read_into(self, buffer: memoryview, offset: int) -> None:
+        await self._outcome(self._queue.read(buffer, offset, trio.Event()))
+
+    async def write(self, buffer: memoryview, offset: int, fua: bool = False) -> None:
+        await self._outcome(self._queue.write(buffer, offset, trio.Event(), fua=fua))
+
+    async def _outcome(self, request: Request) -> None:
+        self._begun.set()
+        assert isinstance(request.tag, trio.Event)
+        with trio.CancelScope(shield=True):
+            await request.tag.wait()
+        if request.error is not None:
+            raise request.error
+
+
 @asynccontextmanager
 async def opened(
     face: str, *urls: str, options: Mapping[str, str] | None = None
@@ -89,8 +140,8 @@ async def opened(
 async def one_disk(
     face: str, url: str, options: Mapping[str, str] | None = None, seed: object = 0
 ) -> AsyncIterator[AsyncDisk]:
-    """``face``: one of FACES, NBD, NBD_FORMS, or GATEWAY and perhaps a scheme. ``seed``: of what a
-    client of NBD chooses."""
+    """``face``: one of FACES, QUEUE, NBD, NBD_FORMS, or GATEWAY and perhaps a scheme. ``seed``: of
+    what a client of NBD chooses."""
     if face.startswith(GATEWAY):
         scheme = face.removeprefix(GATEWAY).strip() or "iser"
         async with running_gateway(url) as (given, _):
@@ -98,6 +149,15 @@ async def one_disk(
             async with opened("async", front, options=options) as disks:
                 (disk,) = disks.values()
                 yield disk
+        return
+    if face == QUEUE:
+        async with aio.open_disks([url], options or {}) as found:
+            (direct,) = found.disks.values()
+            async with trio.open_nursery() as nursery, open_queue(direct) as queue:
+                queued = InQueue(direct, queue)
+                nursery.start_soon(queued.hand_out)
+                yield queued
+                nursery.cancel_scope.cancel()
         return
     if not face.startswith(NBD):
         async with opened(face, url, options=options) as disks:

@@ -1,0 +1,214 @@
+"""Many requests in flight from one trio task: they are begun by plain calls, and their ends are
+waited for together.
+
+At a depth of 32 a task for each request costs more than all else that the client does for it: trio
+runs each of them once for each request. Here it runs one, once for all the answers that came
+together. The event-driven front-ends work in the same way.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from threading import get_ident
+
+import trio
+
+from iserblk.disk.seam import DirectDisk
+from iserblk.errors import IserblkError, LocalProtocolError
+from iserblk.initiator.session.slots import TaskSlot, Waiter
+from iserblk.waiting.descriptors import Nap
+
+
+class Request:
+    """A read or write of a queue; implements Waiter for its command.
+
+    ``buffer``, ``offset``, ``writes`` and ``tag`` are as they were given. When ``ended`` of the
+    queue has returned the request, ``error`` is what it failed with, or None, and ``buffer`` is
+    free.
+    """
+
+    __slots__ = ("buffer", "error", "offset", "owner", "pending", "slot", "tag", "writes")
+
+    def __init__(
+        self, owner: RequestQueue, buffer: memoryview, offset: int, writes: bool, tag: object
+    ) -> None:
+        self.owner = owner
+        self.buffer = buffer
+        self.offset = offset
+        self.writes = writes
+        self.tag = tag
+        self.error: IserblkError | None = None
+        self.pending = 0
+        self.slot: TaskSlot | None = None
+
+    def task_done(self) -> None:
+        """Implements Waiter, for one command."""
+        self.pending -= 1
+        self.owner._answer(self)
+
+
+class RequestQueue:
+    """Requests to one disk, of one trio task. ``open_queue`` makes it.
+
+    ``open``: requests that have begun and that ``ended`` has not returned. The buffer of each is
+    the queue's. No order is kept between them, as with any two requests that are under way at once.
+    """
+
+    def __init__(self, disk: DirectDisk, nursery: trio.Nursery) -> None:
+        self.open = 0
+        self._disk = disk
+        self._nursery = nursery
+        self._answered: deque[Request] = deque()  # whose command has ended
+        self._over: list[Request] = []  # that a task has carried out
+        self._nap = Nap()  # of ``ended``
+        self._ending = Nap()  # while commands are being aborted
+        self._waits = False
+        self._closed = False
+        self._home = get_ident()
+
+    @trio.lowlevel.enable_ki_protection
+    def read(self, buffer: memoryview, offset: int, tag: object = None) -> Request:
+        """Begin to fill ``buffer`` (writable, contiguous bytes) from ``offset`` on. Does not wait:
+        what finds no room in the session waits for it by itself. Raises LocalProtocolError in
+        another thread, and when the queue is closed; all else is the ``error`` of the request."""
+        self._check()
+        request = Request(self, buffer, offset, False, tag)
+        self.open += 1
+        slot = request.slot = self._disk.begin_read(buffer, offset, request)
+        if slot is None:
+            self._nursery.start_soon(self._carry_out, request, False, 0.0)
+        return request
+
+    @trio.lowlevel.enable_ki_protection
+    def write(
+        self, buffer: memoryview, offset: int, tag: object = None, *, fua: bool = False
+    ) -> Request:
+        """Begin to write ``buffer``; with ``fua`` it is on stable storage at the end. Else see
+        ``read``. A flush covers the writes that ``ended`` has returned before it is called."""
+        self._check()
+        request = Request(self, buffer, offset, True, tag)
+        self.open += 1
+        slot = None if fua else self._disk.begin_write(buffer, offset, request)
+        request.slot = slot
+        if slot is None:
+            self._nursery.start_soon(self._carry_out, request, fua, 0.0)
+        return request
+
+    def _check(self) -> None:
+        if self._closed:
+            raise LocalProtocolError("the queue of requests is closed: begin requests before that")
+        if get_ident() != self._home:
+            raise LocalProtocolError(
+                "the queue of requests belongs to the trio loop that opened it, in another thread:"
+                " call it there (trio.from_thread.run_sync does)"
+            )
+
+    @trio.lowlevel.enable_ki_protection  # an interrupt is raised only where it waits
+    async def ended(self) -> list[Request]:
+        """Wait until a request has ended; return all that have since the last call, in the order
+        of their ends. [] where none is open. If it is cancelled, the requests go on.
+
+        Call it soon: until then requests that have ended keep their place in the session, which
+        all users of it share."""
+        if self._waits:
+            raise LocalProtocolError("another task waits for this queue: give each its own")
+        self._settle()
+        if not self.open:
+            await trio.lowlevel.checkpoint()
+        while self.open and not self._over:
+            self._waits = True
+            try:
+                await self._nap.sleep()
+            finally:
+                self._waits = False
+            self._settle()
+        over, self._over = self._over, []
+        self.open -= len(over)
+        return over
+
+    def _answer(self, request: Request) -> None:
+        """The command of a request has ended."""
+        self._answered.append(request)
+        self._nap.wake()
+        if self._closed:
+            self._ending.wake()
+
+    def _settle(self) -> None:
+        answered = self._answered
+        while answered:  # one by one: none is lost where a bug raises
+            self._end(answered.popleft())
+
+    def _end(self, request: Request) -> None:
+        slot = request.slot
+        assert slot is not None  # ``read`` or ``write`` set it
+        disk = self._disk
+        try:
+            deadline = disk.end_write(slot) if request.writes else disk.end_read(slot)
+        except IserblkError as error:
+            request.error = error
+        else:
+            if deadline:
+                self._nursery.start_soon(self._carry_out, request, False, deadline)
+                return
+        self._over.append(request)
+
+    async def _carry_out(self, request: Request, fua: bool, deadline: float) -> None:
+        """Body of a task: a request that takes more than one command, or waits for room.
+        ``deadline``: when it has to be done, where it has begun already."""
+        disk = self._disk
+        try:
+            if request.writes:
+                await disk.write(request.buffer, request.offset, fua, deadline)
+            else:
+                await disk.read_into(request.buffer, request.offset, deadline)
+        except IserblkError as error:
+            request.error = error
+        self._over.append(request)
+        self._nap.wake()
+
+    async def _drain(self) -> None:
+        """Wait until all have ended. Raises the first error of those that nobody has fetched."""
+        while self.open:
+            for request in await self.ended():
+                if request.error is not None:
+                    raise request.error
+
+    @trio.lowlevel.enable_ki_protection
+    async def _keep(self) -> None:
+        """Body of a task, to be cancelled at the end. Then abort at the target what is under way,
+        and wait until it has ended: before that no buffer is free."""
+        try:
+            await trio.sleep_forever()
+        finally:
+            with trio.CancelScope(shield=True):
+                self._closed = True
+                ended = len(self._answered) + self._disk.abandon(self._is_mine)
+                while len(self._answered) < ended:
+                    await self._ending.sleep()
+                self._settle()
+                self._over.clear()  # nobody asks for them, and they refer to buffers
+                self.open = 0
+
+    def _is_mine(self, waiter: Waiter) -> bool:
+        return isinstance(waiter, Request) and waiter.owner is self
+
+
+@asynccontextmanager
+async def open_queue(disk: DirectDisk) -> AsyncIterator[RequestQueue]:
+    """A queue of requests to ``disk``. At the end of the context it waits for those that are open,
+    and raises the first error that ``ended`` has not returned. If the context is left by an
+    exception, or cancelled, they are aborted at the target; their buffers are free afterwards."""
+    error: BaseException | None = None
+    async with trio.open_nursery() as nursery:
+        queue = RequestQueue(disk, nursery)
+        nursery.start_soon(queue._keep)
+        try:
+            yield queue
+            await queue._drain()
+        except (Exception, KeyboardInterrupt) as problem:
+            error = problem  # raised below, not inside the nursery's exception group
+        nursery.cancel_scope.cancel()
+    if error is not None:
+        raise error

@@ -1,0 +1,61 @@
+"""KeyboardInterrupt in a queue of requests: none is lost."""
+
+from __future__ import annotations
+
+import signal
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import trio
+
+from iserblk.disk.request_queue import Request, open_queue
+
+BLOCK = memoryview(bytearray(512))
+
+
+class _Disk:
+    """A DirectDisk on which SIGINT comes while the first command is begun, or ended. What is
+    abandoned ends in the next turn."""
+
+    def __init__(self, begin: bool) -> None:
+        self._begin = begin
+        self.begun: list[Request] = []
+        self.ended = 0
+
+    def begin_read(self, _buffer: memoryview, _offset: int, request: Request) -> object:
+        if self._begin and not self.begun:
+            signal.raise_signal(signal.SIGINT)
+        request.pending = 1
+        self.begun.append(request)
+        return SimpleNamespace(request=request)
+
+    def end_read(self, _slot: object) -> float:
+        if not self._begin and not self.ended:
+            signal.raise_signal(signal.SIGINT)
+        self.ended += 1
+        return 0.0
+
+    def abandon(self, mine: Any) -> int:
+        found = [request for request in self.begun if request.pending and mine(request)]
+        for request in found:
+            trio.lowlevel.current_trio_token().run_sync_soon(request.task_done)
+        return len(found)
+
+
+@pytest.mark.parametrize("begin", [True, False])
+def test_it_is_raised_where_the_queue_waits(begin: bool) -> None:
+    disk: Any = _Disk(begin)
+
+    async def main() -> None:
+        with pytest.raises(KeyboardInterrupt):
+            async with open_queue(disk) as queue:
+                for _ in range(3):
+                    queue.read(BLOCK, 0)
+                for request in disk.begun[: 0 if begin else 2]:
+                    request.task_done()
+                await queue.ended()
+                await queue.ended()
+
+    trio.run(main)
+    assert len(disk.begun) == disk.ended == 3
