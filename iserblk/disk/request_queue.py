@@ -1,8 +1,8 @@
 """Many requests in flight from one trio task: they are begun by plain calls, and their ends are
 waited for together.
 
-At a depth of 32 a task for each request costs more than all else that the client does for it: trio
-runs each of them once for each request. Here it runs one, once for all the answers that came
+With a task for each request trio runs one of them for each answer: a third of what a 4 KiB read
+over iSER costs the client at depth 32. Here it runs one, once for all the answers that came
 together. The event-driven front-ends work in the same way.
 """
 

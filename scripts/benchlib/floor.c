@@ -1,9 +1,14 @@
-/* The floor of a 4 KiB read through NBD, over iSER or over Traditional iSCSI: the system calls,
- * copies, checksums and wake-ups that it cannot do without, and nothing else.
+/* The floor of a 4 KiB read through NBD, over iSER or over Traditional iSCSI, and of one by a
+ * program itself over the latter: the system calls, copies, checksums and wake-ups that it cannot do
+ * without, and nothing else.
  *
  *     floor target FILE                    prints "ready PORT"
  *     floor server PORT SIZE SOCKET        prints "ready SOCKET"; SIZE: bytes of the export
- *     floor iscsi PORT SIZE SOCKET IQN LUN the same, with a LUN of an iSCSI target on this machine
+ *     floor iscsi HOST:PORT SIZE SOCKET IQN LUN
+ *                                          the same, with a LUN of an iSCSI target
+ *     floor load HOST:PORT SIZE IQN LUN BLOCK DEPTH SECONDS
+ *                                          reads that LUN itself, at random places, BLOCK bytes at
+ *                                          a time; prints "REQUESTS SECONDS"
  *
  * Messages are as long as those of iSER on software iWARP, and have their CRC32C, but say no more
  * than the floor needs. The server takes one NBD client after another. What it does for a request:
@@ -33,6 +38,7 @@
 #include <sys/socket.h>
 #include <sys/uio.h>
 #include <sys/un.h>
+#include <time.h>
 #include <unistd.h>
 
 enum {
@@ -145,6 +151,19 @@ static struct sockaddr_in loopback(int port)
 		.sin_family = AF_INET, .sin_port = htons(port), .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
 }
 
+/* HOST:PORT; the host is a number. */
+static struct sockaddr_in address_of(char *portal)
+{
+	char *colon = strrchr(portal, ':');
+	struct sockaddr_in there = {.sin_family = AF_INET};
+	if (colon)
+		*colon = 0;
+	if (!colon || inet_pton(AF_INET, portal, &there.sin_addr) != 1)
+		refuse("HOST:PORT");
+	there.sin_port = htons(atoi(colon + 1));
+	return there;
+}
+
 static int waiting_for(int one, int other)
 {
 	int poll = check(epoll_create1(EPOLL_CLOEXEC), "epoll");
@@ -240,6 +259,10 @@ static unsigned char lun[8];
 static uint32_t cmd_sn, exp_stat_sn, max_cmd_sn;
 static unsigned char replies[MOST][REPLY + BLOCK];
 static int unused[MOST], free_slots;
+static uint32_t block = BLOCK;                  /* bytes of a read */
+static unsigned char *data[MOST];               /* where those of a slot belong */
+static double until;                            /* by now(): no read of our own begins later; 0: none */
+static unsigned long reads;                     /* of our own, that have ended */
 
 /* 0: the client has gone. */
 static int receive_exactly(int client, void *data, size_t length)
@@ -253,7 +276,7 @@ static int receive_exactly(int client, void *data, size_t length)
 /* NBD's handshake, as far as a client without wishes needs it. 0: it has gone. */
 static int shake_hands(int client)
 {
-	unsigned char greeting[18] = "NBDMAGICIHAVEOPT\0\3", option[OPTION], data[4096], answer[20] = {0};
+	unsigned char greeting[18] = "NBDMAGICIHAVEOPT\0\3", option[OPTION], words[4096], answer[20] = {0};
 	uint32_t flags, length, kind;
 	struct iovec whole = {greeting, sizeof greeting};
 	send_all(client, &whole, 1);
@@ -265,9 +288,9 @@ static int shake_hands(int client)
 		memcpy(&kind, option + 8, 4);
 		memcpy(&length, option + 12, 4);
 		length = be32toh(length);
-		if (memcmp(option, "IHAVEOPT", 8) || length > sizeof data)
+		if (memcmp(option, "IHAVEOPT", 8) || length > sizeof words)
 			refuse("an option of the client");
-		if (!receive_exactly(client, data, length))
+		if (!receive_exactly(client, words, length))
 			return 0;
 		if (be32toh(kind) == 1)  /* EXPORT_NAME */
 			break;
@@ -325,16 +348,30 @@ static void scsi_command(unsigned char *bhs, uint32_t tag, uint32_t expected)
 	put32(bhs + 28, exp_stat_sn);
 }
 
-/* READ (16) of a block of ours. */
+/* READ (16) of a block. */
 static void read_command(unsigned char *bhs, int slot, uint64_t offset)
 {
 	uint64_t lba = htobe64(offset / 512);
 	if ((int32_t)(max_cmd_sn - cmd_sn) < 0)
 		refuse("so many commands at once, for this target");
-	scsi_command(bhs, slot, BLOCK);
+	scsi_command(bhs, slot, block);
 	bhs[32] = 0x88;
 	memcpy(bhs + 34, &lba, 8);
-	put32(bhs + 42, BLOCK / 512);
+	put32(bhs + 42, block / 512);
+}
+
+static double now(void)
+{
+	struct timespec time;
+	clock_gettime(CLOCK_MONOTONIC, &time);
+	return time.tv_sec + time.tv_nsec / 1e9;
+}
+
+/* A read of our own in this slot, at any place. */
+static struct iovec read_somewhere(int slot)
+{
+	read_command(commands[slot], slot, (uint64_t)(drand48() * (size / block)) * block);
+	return (struct iovec){commands[slot], BHS};
 }
 
 /* Takes the numbers of an answer; returns the length of its data segment without its padding. */
@@ -454,10 +491,11 @@ static void take_answers(int client, int target, size_t *have)
 static void take_pdus(int client, int target, size_t *have)
 {
 	struct iovec vectors[MOST];
-	int count = 0;
+	int count = 0, again;
 	size_t at = 0;
 	if (!receive_answers(target, have))
 		return;
+	again = until && now() < until;
 	while (*have - at >= BHS) {
 		unsigned char *bhs = staging + at;
 		uint32_t length = answered(bhs), tag = get32(bhs + 16);
@@ -469,9 +507,9 @@ static void take_pdus(int client, int target, size_t *have)
 			refuse("an answer");
 		if (kind == DATA_IN) {
 			uint32_t place = get32(bhs + 40);
-			if (place > BLOCK || length > BLOCK - place)
+			if (place > block || length > block - place)
 				refuse("so much data");
-			memcpy(replies[tag] + REPLY + place, bhs + BHS, length);
+			memcpy(data[tag] + place, bhs + BHS, length);
 			status = bhs[1] & 1;
 		} else if (!status) {
 			refuse("a PDU");
@@ -480,16 +518,21 @@ static void take_pdus(int client, int target, size_t *have)
 			if (bhs[3] || bhs[1] & 6)
 				refuse("a status, or a residual count");
 			exp_stat_sn = get32(bhs + 24) + 1;
-			set_reply(replies[tag], 0);
-			unused[free_slots++] = tag;
-			vectors[count++] = (struct iovec){replies[tag], REPLY + BLOCK};
+			reads++;
+			if (again) {
+				vectors[count++] = read_somewhere(tag);
+			} else {
+				set_reply(replies[tag], 0);
+				unused[free_slots++] = tag;
+				vectors[count++] = (struct iovec){replies[tag], REPLY + BLOCK};
+			}
 		}
 		at += whole;
 	}
 	*have -= at;
 	memmove(staging, staging + at, *have);
-	if (count && client >= 0)
-		send_all(client, vectors, count);
+	if (count && (again || client >= 0))
+		send_all(again ? target : client, vectors, count);
 }
 
 /* Sends a PDU and receives the one that follows into staging; returns the length of its data. */
@@ -547,6 +590,17 @@ static void take(int client, int target, size_t *have)
 	(iscsi ? take_pdus : take_answers)(client, target, have);
 }
 
+static void wait_for_all(int target, size_t *have)
+{
+	int poll = waiting_for(target, -1);
+	while (free_slots < MOST) {
+		struct epoll_event event;
+		wait_for(poll, &event, 1);
+		take(-1, target, have);
+	}
+	close(poll);
+}
+
 static void serve_client(int client, int target, size_t *have)
 {
 	int poll = waiting_for(target, client);
@@ -561,20 +615,42 @@ static void serve_client(int client, int target, size_t *have)
 				going_on = take_requests(client, target);
 	}
 	close(poll);
-	poll = waiting_for(target, -1);
-	while (free_slots < MOST) {  /* what it has asked for still comes */
-		struct epoll_event event;
-		wait_for(poll, &event, 1);
-		take(-1, target, have);
+	wait_for_all(target, have);  /* what it has asked for still comes */
+}
+
+/* Keeps so many reads in flight. */
+static void run_load(char *portal, char **lun_name, int depth, double seconds)
+{
+	int target = tcp_socket();
+	struct sockaddr_in there = address_of(portal);
+	struct iovec vectors[MOST];
+	size_t have = 0;
+	if (depth < 1 || depth > MOST || block < 512 || block % 512 || size < block)
+		refuse("SIZE, BLOCK or DEPTH");
+	check(connect(target, (void *)&there, sizeof there), "the target");
+	iscsi = 1;
+	log_in(target, lun_name[0], atoi(lun_name[1]));
+	for (int slot = MOST; slot-- > depth;)
+		unused[free_slots++] = slot;
+	for (int slot = 0; slot < depth; slot++) {
+		data[slot] = malloc(block);
+		if (!data[slot])
+			fail("memory");
+		memset(data[slot], 1, block);  /* its pages are there */
 	}
-	close(poll);
+	double began = now();
+	until = began + seconds;
+	for (int slot = 0; slot < depth; slot++)
+		vectors[slot] = read_somewhere(slot);
+	send_all(target, vectors, depth);
+	wait_for_all(target, &have);
+	printf("%lu %f\n", reads, now() - began);
 }
 
 /* ``name``: of an iSCSI target, with the number of its LUN; NULL: the target is ours. */
-static void run_server(int port, const char *path, const char *name, int number)
+static void run_server(struct sockaddr_in there, const char *path, const char *name, int number)
 {
 	int target = tcp_socket(), listener = check(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0), path);
-	struct sockaddr_in there = loopback(port);
 	struct sockaddr_un here = {.sun_family = AF_UNIX};
 	size_t have = 0;
 	if (strlen(path) >= sizeof here.sun_path)
@@ -586,8 +662,10 @@ static void run_server(int port, const char *path, const char *name, int number)
 		log_in(target, name, number);
 	check(bind(listener, (void *)&here, sizeof here), path);
 	check(listen(listener, 8), path);
-	for (free_slots = 0; free_slots < MOST; free_slots++)
+	for (free_slots = 0; free_slots < MOST; free_slots++) {
 		unused[free_slots] = free_slots;
+		data[free_slots] = replies[free_slots] + REPLY;
+	}
 	printf("ready %s\n", path);
 	fflush(stdout);
 	for (;;) {
@@ -604,12 +682,18 @@ int main(int count, char **words)
 		run_target(words[2]);
 	} else if (count == 5 && !strcmp(words[1], "server")) {
 		size = strtoull(words[3], NULL, 10) / BLOCK * BLOCK;
-		run_server(atoi(words[2]), words[4], NULL, 0);
+		run_server(loopback(atoi(words[2])), words[4], NULL, 0);
 	} else if (count == 7 && !strcmp(words[1], "iscsi")) {
 		size = strtoull(words[3], NULL, 10) / BLOCK * BLOCK;
-		run_server(atoi(words[2]), words[4], words[5], atoi(words[6]));
+		run_server(address_of(words[2]), words[4], words[5], atoi(words[6]));
+	} else if (count == 9 && !strcmp(words[1], "load")) {
+		size = strtoull(words[3], NULL, 10);
+		block = strtoul(words[6], NULL, 10);
+		run_load(words[2], words + 4, atoi(words[7]), atof(words[8]));
+		return 0;
 	}
 	fprintf(stderr, "floor target FILE | floor server PORT SIZE SOCKET | "
-			"floor iscsi PORT SIZE SOCKET IQN LUN\n");
+			"floor iscsi HOST:PORT SIZE SOCKET IQN LUN | "
+			"floor load HOST:PORT SIZE IQN LUN BLOCK DEPTH SECONDS\n");
 	return 2;
 }

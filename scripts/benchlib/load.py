@@ -212,6 +212,18 @@ def parse_iscsi_perf(output: str, job: Job, seconds: float) -> Measurement:
     return Measurement(ios, ios * job.block, duration)
 
 
+def parse_floor(output: str, job: Job, _seconds: float) -> Measurement:
+    """Read what `floor load` prints. Raises JobFailed."""
+    try:
+        ios, seconds = output.split()
+        measured = Measurement(int(ios), int(ios) * job.block, float(seconds))
+    except ValueError:
+        raise JobFailed(f"floor printed {output!r}") from None
+    if not measured.ios:
+        raise JobFailed("floor: 0 requests done")
+    return measured
+
+
 def iserblk_bench_arguments(job: Job, url: str, seconds: float, face: str) -> list[str]:
     """Arguments of `iserblk`, for load from Python itself. Writes overwrite the LUN. ``face``: as
     ``--face`` of `iserblk bench`."""

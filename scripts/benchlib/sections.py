@@ -43,6 +43,7 @@ from benchlib.subjects import Bench, Endpoint
 
 DYING_S = 1.0
 _POLL_S = 0.02
+_FLOORS_JOBS = ("4k-randread-d1", "4k-randread-d32")  # through NBD
 
 Opener = Callable[[Bench], Endpoint]
 
@@ -99,7 +100,7 @@ SECTIONS = (
         },
         memory_subjects=(OURS, OURS_NO_CRC, OURS_NBDKIT, PEERS["nbd"]),
         large_writes_only=(OURS_FLUSHED,),
-        some_jobs={floor: ("4k-randread-d1", "4k-randread-d32") for floor in (FLOOR, FLOOR_TCP)},
+        some_jobs=dict.fromkeys((FLOOR, FLOOR_TCP), _FLOORS_JOBS),
     ),
     Section(
         "fuse",
@@ -124,6 +125,7 @@ SECTIONS = (
             OURS_TCP: subjects.api_tcp,
             OURS_QUEUE_TCP: partial(subjects.api_tcp, face="queue"),
             PEERS["api"]: subjects.api_iscsi_perf,
+            FLOOR_TCP: subjects.api_floor_tcp,
         },
     ),
     Section(
@@ -160,14 +162,17 @@ SECTIONS = (
                 OURS_QUEUE: partial(subjects.api_ours, mpa_crc="yes", face="queue"),
                 OURS_QUEUE_TCP: partial(subjects.api_tcp, face="queue"),
                 PEERS["api"]: subjects.api_iscsi_perf,
+                FLOOR_TCP: subjects.api_floor_tcp,
                 "nbd-iserblk": partial(subjects.nbd_ours, mpa_crc="yes"),
                 "nbd-iserblk-tcp": subjects.nbd_tcp,
+                f"nbd-{FLOOR_TCP}": subjects.nbd_floor_tcp,
                 PEERS["nbd"]: subjects.nbd_qemu,
                 "fuse-iserblk": partial(subjects.fuse_ours, mpa_crc="yes"),
                 "fuse-iserblk-tcp": subjects.fuse_tcp,
                 PEERS["fuse"]: subjects.fuse_qemu,
             },
-            reads_only=(PEERS["api"],),
+            reads_only=(PEERS["api"], FLOOR_TCP),
+            some_jobs={f"nbd-{FLOOR_TCP}": _FLOORS_JOBS},
             mtu=mtu,
         )
         for mtu in NET_MTUS

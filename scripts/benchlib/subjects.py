@@ -296,15 +296,15 @@ def nbd_floor_tcp(bench: Bench) -> Endpoint:
     tgtd, url = bench.tgtd()
     parts = urlsplit(url)
     lun = parts.path.strip("/").split("/")
-    return _floor(bench, "floor-tcp", "iscsi", str(parts.port), lun, {"tgtd": tgtd})
+    return _floor(bench, "floor-tcp", "iscsi", parts.netloc, lun, {"tgtd": tgtd})
 
 
 def _floor(
-    bench: Bench, name: str, command: str, port: str, lun: list[str], target: dict[str, Server]
+    bench: Bench, name: str, command: str, portal: str, lun: list[str], target: dict[str, Server]
 ) -> Endpoint:
     program = _floor_program(bench)
     socket = bench.path(f"{name}.sock")
-    server = bench.start(name, [program, command, port, str(bench.size()), str(socket), *lun])
+    server = bench.start(name, [program, command, portal, str(bench.size()), str(socket), *lun])
     server.wait_until(lambda: ready_url(server))
     return _through_nbd(socket, {"floor": server, **target})
 
@@ -449,6 +449,20 @@ def api_iscsi_perf(bench: Bench) -> Endpoint:
         return bench.at_client(load.iscsi_perf_command(job, url, seconds))
 
     return Endpoint("iscsi-perf", command, load.parse_iscsi_perf, {"tgtd": tgtd})
+
+
+def api_floor_tcp(bench: Bench) -> Endpoint:
+    """What a read over Traditional iSCSI cannot do without, and nothing else."""
+    tgtd, url = bench.tgtd()
+    parts = urlsplit(url)
+    program = _floor_program(bench)
+
+    def command(job: Job, seconds: float) -> list[str]:
+        size, lun = str(bench.size()), parts.path.strip("/").split("/")
+        shape = [str(job.block), str(job.depth), str(seconds)]
+        return bench.at_client([program, "load", parts.netloc, size, *lun, *shape])
+
+    return Endpoint("floor", command, load.parse_floor, {"tgtd": tgtd})
 
 
 # --- shared ------------------------------------------------------------------------------------

@@ -35,7 +35,7 @@ def test_list_prints_the_names_that_rows_takes() -> None:
     assert result.return_value == 0
     all_of_them = CliRunner().invoke(bench, ["--list"], standalone_mode=False).output.split()
     assert set(result.output.split()) < set(all_of_them)
-    assert len(result.output.split()) == 21
+    assert len(result.output.split()) == 24
     assert "api/4k-randread-d32/iscsi-perf" in result.output.split()
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from benchlib import goals, subjects
-from benchlib.load import Job
+from benchlib.load import Job, JobFailed, parse_floor
 from benchlib.nbd_load import BLOCK, Connection, LoadFailed
 from benchlib.sections import SECTIONS, measure
 from benchlib.servers import Absent
@@ -121,6 +121,31 @@ def test_it_has_rows_with_the_clients_of_the_others(bench: Bench, name: str) -> 
     assert sample.measured.ios > 0
     target = {goals.FLOOR: "floor target", goals.FLOOR_TCP: "tgtd"}[name]
     assert list(sample.cpu_seconds) == ["floor", target, "fio"]
+
+
+@pytest.mark.parametrize(("block", "depth"), [(BLOCK, 1), (BLOCK, 32), (32 * BLOCK, 8)])
+def test_it_reads_by_itself(bench: Bench, block: int, depth: int) -> None:
+    """A row of the API: 32 blocks come in more than one Data-In."""
+    endpoint = subjects.api_floor_tcp(bench)
+    sample = measure(endpoint, Job("any", "randread", block, depth), 0.2)
+    measured = sample.measured
+    assert measured.ios > depth and measured.bytes == measured.ios * block
+    assert 0.2 <= measured.seconds < 2.0
+    assert list(sample.cpu_seconds) == ["tgtd", "floor"]
+    section = next(each for each in SECTIONS if each.name == "api")
+    assert section.openers[goals.FLOOR_TCP] is subjects.api_floor_tcp
+
+
+def test_a_lun_that_is_smaller_than_a_block_ends_it_with_words(bench: Bench) -> None:
+    endpoint = subjects.api_floor_tcp(bench)
+    with pytest.raises(JobFailed, match="floor: SIZE, BLOCK or DEPTH"):
+        measure(endpoint, Job("any", "randread", 2 * BLOCKS * BLOCK, 1), 0.2)
+
+
+@pytest.mark.parametrize("output", ["", "5", "0 1.0", "five 1.0", "5 1.0 2"])
+def test_what_it_does_not_print_is_no_measurement(output: str) -> None:
+    with pytest.raises(JobFailed, match="floor"):
+        parse_floor(output, JOB, 1.0)
 
 
 def test_without_isal_it_is_absent(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
