@@ -60,6 +60,7 @@ class RequestQueue:
         self.open = 0
         self._disk = disk
         self._nursery = nursery
+        self._under_way = 0  # commands
         self._answered: deque[Request] = deque()  # whose command has ended
         self._over: list[Request] = []  # that a task has carried out
         self._nap = Nap()  # of ``ended``
@@ -79,6 +80,8 @@ class RequestQueue:
         slot = request.slot = self._disk.begin_read(buffer, offset, request)
         if slot is None:
             self._nursery.start_soon(self._carry_out, request, False, 0.0)
+        else:
+            self._under_way += 1
         return request
 
     @trio.lowlevel.enable_ki_protection
@@ -94,6 +97,8 @@ class RequestQueue:
         request.slot = slot
         if slot is None:
             self._nursery.start_soon(self._carry_out, request, fua, 0.0)
+        else:
+            self._under_way += 1
         return request
 
     def _check(self) -> None:
@@ -130,6 +135,7 @@ class RequestQueue:
 
     def _answer(self, request: Request) -> None:
         """The command of a request has ended."""
+        self._under_way -= 1
         self._answered.append(request)
         self._nap.wake()
         if self._closed:
@@ -149,7 +155,7 @@ class RequestQueue:
         except IserblkError as error:
             request.error = error
         else:
-            if deadline:
+            if deadline and not self._closed:
                 self._nursery.start_soon(self._carry_out, request, False, deadline)
                 return
         self._over.append(request)
@@ -184,12 +190,13 @@ class RequestQueue:
         finally:
             with trio.CancelScope(shield=True):
                 self._closed = True
-                ended = len(self._answered) + self._disk.abandon(self._is_mine)
-                while len(self._answered) < ended:
+                self._disk.abandon(self._is_mine)
+                while self._under_way > 0:
                     await self._ending.sleep()
                 self._settle()
                 self._over.clear()  # nobody asks for them, and they refer to buffers
                 self.open = 0
+                self._nap.wake()  # one that waits, shielded from being cancelled
 
     def _is_mine(self, waiter: Waiter) -> bool:
         return isinstance(waiter, Request) and waiter.owner is self

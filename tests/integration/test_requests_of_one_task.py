@@ -217,6 +217,36 @@ async def test_what_is_under_way_is_aborted(start_target: StartTarget, how: str)
         await _all_is_given_back(disk, buffers)
 
 
+async def test_one_that_waits_for_them_nevertheless_is_not_left_waiting(
+    start_target: StartTarget,
+) -> None:
+    """It asks for what has ended while the queue is being closed, shielded."""
+    running = start_target("lun:size=8M")
+    buffers = _buffers()
+    async with _open(f"{running.url}/0", {"queue-depth": "4"}) as disk:
+        await disk.write(memoryview(b"\xff" * (4 * MIB)), 0)
+        running.pause()
+
+        async def use() -> None:
+            async with aio.open_queue(disk) as queue:
+                await _begin_everything(queue, buffers)
+                try:
+                    await trio.sleep_forever()
+                finally:
+                    with trio.CancelScope(shield=True):
+                        while queue.open:
+                            await queue.ended()
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(use)
+            await wait_all_tasks_blocked(0.05)
+            nursery.cancel_scope.cancel()
+            with trio.CancelScope(shield=True):
+                await wait_all_tasks_blocked(0.05)
+                running.resume()
+        await _all_is_given_back(disk, buffers)
+
+
 @pytest.mark.logs(logs.DEADLINES, logs.RECONNECTED)
 async def test_a_target_that_dies_fails_them(start_target: StartTarget) -> None:
     running = start_target("lun:size=8M")
