@@ -231,17 +231,23 @@ class BlockingDriver:
         """As the leader, for its own ``waiter``: what was not told to it does not count any more.
         (Its thread waits: it has submitted all its slots, and waits for them alone, if it has
         any.)"""
-        queue = self.session.queue
+        session = self.session
+        queue = session.queue
         while True:
+            if session.error is not None and not session.finish():
+                sleep(ABANDON_S)  # another thread is ending the tasks
+                continue
             with queue.lock:  # the session does not end meanwhile; only the leader ends other tasks
                 mine = [slot for slot in queue.tasks if slot.waiter is waiter]
                 left = sum(slot.state >= QUEUED for slot in mine)
-                if not (left and self.session.error is not None):
-                    waiter.interrupts = self._interrupts
-                    if mine:
-                        waiter.pending = left
-                    return
-            sleep(ABANDON_S)  # another thread is ending them
+                if left and session.error is not None:
+                    continue
+                waiter.interrupts = self._interrupts
+                if mine:
+                    waiter.pending = left
+                elif session.error is not None:
+                    waiter.pending = 0  # what it waits for, a slot or a lock, is of no use any more
+                return
 
     def _lead(self, waiter: ThreadWaiter) -> None:
         """Poll and progress until ``waiter`` is done, or the session has failed."""

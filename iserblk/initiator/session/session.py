@@ -264,6 +264,8 @@ class Session:
         self.logging_out = False
         self._over = False  # the target has ended the session, with all connections
         self._spent = False  # only a fresh session will do
+        self._unfinished = False  # it has failed, and not all that ``fail`` does is done
+        self._finishing = False  # a thread is at it
         self._reinstate_by = 0.0  # how long the target keeps a session that has no connection
         self.reconnects = 0
         self.replayed = 0
@@ -913,24 +915,47 @@ class Session:
             self.queue.driver.closing(fd)
         with self.queue.lock:
             joined = list(self._joined)
-            self._joined.clear()
         lost = [recovery.lost for recovery in self._recoveries]
         for connection in [*self.queue.connections, *lost, *joined]:
             connection.datamover.connection_terminate()
+        with self.queue.lock:
+            for connection in joined:
+                if connection in self._joined:
+                    self._joined.remove(connection)
         if self.queue.descriptors is not None:
             self.queue.descriptors.close()
 
     def fail(self, error: IserblkError) -> None:
-        """End the session, and every task with ``error``. No buffer is touched any more."""
+        """End the session, and every task with ``error``. No buffer is touched any more. Where this
+        is interrupted, ``finish`` does the rest."""
         with self.queue.lock:
-            if self.error is not None:
-                return
-            # Without its traceback, which refers to buffers of the thread that ran ``progress``.
-            self.life.enter(Event.FAIL, error.with_traceback(None))
-            takers = self.queue.close()
-            offered, self._offered = self._offered, None
-        self._terminate()
-        if isinstance(offered, Session):
-            offered.fail(self.queue.fresh_error())
-        self.queue.end_all(takers)
-        self.queue.driver.changed()
+            if self.error is None:
+                self._unfinished = True
+                # Without its traceback, which refers to buffers of the thread in ``progress``.
+                self.life.enter(Event.FAIL, error.with_traceback(None))
+        self.finish()
+
+    def finish(self) -> bool:
+        """Of a session that has failed: do what ``fail`` has not done. From any thread. False:
+        another thread is at it."""
+        mine = False
+        try:
+            with self.queue.lock:
+                if self.error is None or not self._unfinished:
+                    return True
+                if self._finishing:
+                    return False
+                self._finishing = mine = True
+                takers = self.queue.close()
+            self._terminate()
+            offered = self._offered
+            if isinstance(offered, Session):
+                offered.fail(self.queue.fresh_error())
+            self._offered = None
+            self.queue.end_all(takers)
+            self.queue.driver.changed()
+            self._unfinished = False
+            return True
+        finally:
+            if mine:
+                self._finishing = False

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from itertools import count
+from time import sleep
 from types import FrameType
 from typing import Any
 
@@ -329,6 +330,74 @@ def test_an_interrupt_before_another_thread_is_told(at: str, reconnects: bool) -
     session.fail(ConnectionLost("end of test"))
     peer.close()
     serving.join(60)
+
+
+@pytest.mark.plain("calls inside of the compiled form cannot be interrupted")
+def test_an_interrupt_while_the_session_ends_leaves_no_thread_waiting() -> None:
+    """The leader finds that the connection is lost for good, and is interrupted where a function
+    begins: other threads, which wait for a command, and for a slot, end nevertheless."""
+    for moment in count(1):
+        if not _ended_at(moment):
+            break
+    assert moment > 5
+
+
+def _ended_at(moment: int) -> bool:
+    """End a session that four threads wait for, interrupted at the function call of this number.
+    False: there are not so many."""
+    session, peer = linked(depth=3)
+    driver = BlockingDriver(session)
+    disk = ThreadDisk(disk_of(session), driver)
+    begun: list[int] = []
+    ended: list[Exception] = []
+
+    def follow(number: int) -> None:
+        while not driver._led:
+            os.sched_yield()
+        begun.append(number)
+        try:
+            disk.read_into(memoryview(bytearray(4096)), number * 4096)
+        except ConnectionLost as error:
+            ended.append(error)
+
+    def lose() -> None:
+        while not (len(begun) == 3 and session.queue.in_flight == 3):
+            os.sched_yield()
+        sleep(0.002)  # the third may wait for a slot by now
+        peer.close()
+
+    followers = [
+        threading.Thread(target=follow, args=(number,), daemon=True) for number in range(3)
+    ]
+    others = [*followers, threading.Thread(target=lose)]
+    left = moment
+
+    def trace(frame: FrameType | None, _event: str, _argument: object) -> None:
+        nonlocal left
+        while frame is not None and frame.f_code is not Session.fail.__code__:
+            frame = frame.f_back
+        if frame is None:
+            return
+        left -= 1
+        if not left:
+            sys.settrace(None)
+            raise KeyboardInterrupt
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        for thread in others:
+            thread.start()
+        with suppress(ConnectionLost, KeyboardInterrupt):
+            disk.read_into(memoryview(bytearray(4096)), 0)
+    finally:
+        sys.settrace(before)
+    for thread in others:
+        thread.join(20)
+        assert not thread.is_alive(), f"interrupted at call {moment}"
+    assert len(ended) == 3 and session.error is not None
+    assert session.queue.busy == session.queue.in_flight == 0
+    return left <= 0
 
 
 def test_an_interrupted_heir_wakes_the_next() -> None:
