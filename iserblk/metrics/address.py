@@ -155,6 +155,7 @@ def default_option(place: str, where: Path | None = None, *, taken: bool = False
     """The option ``metrics=`` for a front-end at ``place``. Empty if metrics cannot be served: the
     front-end then works without. ``where``: the directory; None: the user's, or else that of the
     unit. ``taken``: a process that is about to end serves there."""
+    tried: list[Path | None]
     tried = [where] if where is not None else [directory(), unit_directory()]
     for each in tried:
         if each is None:
