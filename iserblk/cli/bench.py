@@ -7,9 +7,10 @@ import random
 import resource
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import click
@@ -22,7 +23,7 @@ from iserblk.cli.output import print_json
 from iserblk.cli.running import run
 from iserblk.disk import aio, blocking
 from iserblk.disk.request_queue import open_queue
-from iserblk.disk.seam import LunInfo
+from iserblk.disk.seam import AsyncLun, LunInfo
 from iserblk.errors import BadArgument, IserblkError, WriteProtected
 from iserblk.named.resolving import urls_of
 
@@ -145,7 +146,7 @@ def command(
         raise BadArgument(f"--rw {pattern} destroys the LUN's data; add --destroy to allow it")
     if plot is not None and not os.access(plot if plot.exists() else plot.parent, os.W_OK):
         raise BadArgument(f"--plot {plot}: there is no such directory, or you cannot write there")
-    bench = {"async": _async, "queue": _queued, "blocking": _blocking}[face]
+    bench = _FACES[face]
     result = bench(found, given, job)
     _print(job, face, result, as_json)
     if plot is not None:
@@ -155,66 +156,63 @@ def command(
         draw(title, result.url, result.latencies, result.samples, job.block).write(plot)
 
 
-def _async(urls: Sequence[str], options: dict[str, str], job: Job) -> Result:
+Load = Callable[[AsyncLun, Job, Iterator[int], Result], Awaitable[None]]
+
+
+def _in_trio(load: Load, urls: Sequence[str], options: dict[str, str], job: Job) -> Result:
     async def body() -> Result:
         async with aio.open_disks(urls, options) as disks:
             disk = only_disk(disks.disks)
             job.check(disk.size, disk.info)
-            offsets = job.offsets(disk.size)
             result = Result(disk.info.url)
-
-            async def worker() -> None:
-                buffer = memoryview(bytearray(os.urandom(job.block)))
-                operation = disk.write if job.writes else disk.read_into
-                add = result.latencies.add
-                now = time.perf_counter_ns
-                began = now()
-                while began < end:
-                    await operation(buffer, next(offsets))
-                    ended = now()
-                    add(ended - began)
-                    began = ended
-
-            with _timed(result, job, lambda: result.latencies.count):
-                end = time.perf_counter_ns() + int(job.seconds * 1e9)
-                async with trio.open_nursery() as nursery:
-                    for _ in range(job.depth):
-                        nursery.start_soon(worker)
+            await load(disk, job, job.offsets(disk.size), result)
             return result
 
     return run(body)
 
 
-def _queued(urls: Sequence[str], options: dict[str, str], job: Job) -> Result:
-    async def body() -> Result:
-        async with aio.open_disks(urls, options) as disks:
-            disk = only_disk(disks.disks)
-            job.check(disk.size, disk.info)
-            offsets = job.offsets(disk.size)
-            result = Result(disk.info.url)
-            add = result.latencies.add
-            now = time.perf_counter_ns
-            async with open_queue(disk) as queue:
-                begin = queue.write if job.writes else queue.read
-                with _timed(result, job, lambda: result.latencies.count):
-                    at = now()
-                    end = at + int(job.seconds * 1e9)
-                    for _ in range(job.depth):
-                        begin(memoryview(bytearray(os.urandom(job.block))), next(offsets), at)
-                    while queue.open:
-                        requests = await queue.ended()
-                        at = now()
-                        for request in requests:
-                            if request.error is not None:
-                                raise request.error
-                            began = request.tag
-                            assert isinstance(began, int)
-                            add(at - began)
-                            if at < end:
-                                begin(request.buffer, next(offsets), at)
-            return result
+async def _load_by_tasks(disk: AsyncLun, job: Job, offsets: Iterator[int], result: Result) -> None:
+    async def worker() -> None:
+        buffer = memoryview(bytearray(os.urandom(job.block)))
+        operation = disk.write if job.writes else disk.read_into
+        add = result.latencies.add
+        now = time.perf_counter_ns
+        began = now()
+        while began < end:
+            await operation(buffer, next(offsets))
+            ended = now()
+            add(ended - began)
+            began = ended
 
-    return run(body)
+    with _timed(result, job, lambda: result.latencies.count):
+        end = time.perf_counter_ns() + int(job.seconds * 1e9)
+        async with trio.open_nursery() as nursery:
+            for _ in range(job.depth):
+                nursery.start_soon(worker)
+
+
+async def _load_by_queue(disk: AsyncLun, job: Job, offsets: Iterator[int], result: Result) -> None:
+    """The tag of a request is when it began."""
+    add = result.latencies.add
+    now = time.perf_counter_ns
+    async with open_queue(disk) as queue:
+        begin = queue.write if job.writes else queue.read
+        with _timed(result, job, lambda: result.latencies.count):
+            at = now()
+            end = at + int(job.seconds * 1e9)
+            for _ in range(job.depth):
+                begin(memoryview(bytearray(os.urandom(job.block))), next(offsets), at)
+            while queue.open:
+                requests = await queue.ended()
+                at = now()
+                for request in requests:
+                    if request.error is not None:
+                        raise request.error
+                    began = request.tag
+                    assert isinstance(began, int)
+                    add(at - began)
+                    if at < end:
+                        begin(request.buffer, next(offsets), at)
 
 
 def _blocking(urls: Sequence[str], options: dict[str, str], job: Job) -> Result:
@@ -266,6 +264,13 @@ def _blocking(urls: Sequence[str], options: dict[str, str], job: Job) -> Result:
     if errors:
         raise errors[0]
     return result
+
+
+_FACES: dict[str, Callable[[Sequence[str], dict[str, str], Job], Result]] = {
+    "async": partial(_in_trio, _load_by_tasks),
+    "queue": partial(_in_trio, _load_by_queue),
+    "blocking": _blocking,
+}
 
 
 @contextmanager
