@@ -83,7 +83,7 @@ ALLOWED: dict[str, set[str]] = {
         *("disk.lun", "disk.resume"),
     },
     "disk.opening": {
-        *("errors", "names", "options", "url", "credentials", "scsi", "initiator"),
+        *("errors", "names", "options", "url", "credentials", "scsi", "initiator", "waiting"),
         *("disk.seam", "disk.lun", "disk.resume", "disk.multipath"),
     },
     "disk.file": {"errors", "disk.seam"},

@@ -36,6 +36,7 @@ class TrioDisk:
         self.hold = driver.hold
         self.release = driver.release
         self.abandon = driver.abandon
+        self.check_here = driver.check_here
 
     @property
     def size(self) -> int:

@@ -161,6 +161,7 @@ class MeteredAsync:
         self.hold = disk.hold
         self.release = disk.release
         self.abandon = disk.abandon
+        self.check_here = disk.check_here
         self.take_over = disk.take_over
         self._begin_read = disk.begin_read
         self._begin_write = disk.begin_write

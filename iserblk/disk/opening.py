@@ -35,6 +35,7 @@ from iserblk.initiator.session.slots import Operation
 from iserblk.names import initiator_name
 from iserblk.options import Options
 from iserblk.scsi import luns
+from iserblk.waiting.interrupts import uninterrupted
 
 log = logging.getLogger(__name__)
 
@@ -189,6 +190,7 @@ def give_up(session: Session) -> None:
         session.fail(ConnectionLost(f"{session.portal}: closed while there was no connection"))
 
 
+@uninterrupted
 async def part(driver: TrioDriver) -> None:
     """Give back what was reserved, log out, and end the session."""
     give_up(driver.session)

@@ -64,8 +64,9 @@ class RequestQueue:
         self._answered: deque[Request] = deque()  # whose command has ended
         self._over: list[Request] = []  # that a task has carried out
         self._nap = Nap()  # of ``ended``
-        self._ending = Nap()  # while commands are being aborted
-        self._waits = False
+        self._waits = False  # a task in ``ended``
+        self._keeper = Nap()  # of ``_keep``
+        self._returned = Nap()  # of ``_drain``, until ``ended`` has returned
         self._closed = False
         self._home = get_ident()
 
@@ -73,11 +74,12 @@ class RequestQueue:
     def read(self, buffer: memoryview, offset: int, tag: object = None) -> Request:
         """Begin to fill ``buffer`` (writable, contiguous bytes) from ``offset`` on. Does not wait:
         what finds no room in the session waits for it by itself. Raises LocalProtocolError in
-        another thread, and when the queue is closed; all else is the ``error`` of the request."""
-        self._check()
+        another thread, when the queue is closed, and for what is no memoryview; all else is the
+        ``error`` of the request."""
+        self._check(buffer)
         request = Request(self, buffer, offset, False, tag)
-        self.open += 1
         slot = request.slot = self._disk.begin_read(buffer, offset, request)
+        self.open += 1
         if slot is None:
             self._nursery.start_soon(self._carry_out, request, False, 0.0)
         else:
@@ -90,18 +92,18 @@ class RequestQueue:
     ) -> Request:
         """Begin to write ``buffer``; with ``fua`` it is on stable storage at the end. Else see
         ``read``. A flush covers the writes that ``ended`` has returned before it is called."""
-        self._check()
+        self._check(buffer)
         request = Request(self, buffer, offset, True, tag)
-        self.open += 1
         slot = None if fua else self._disk.begin_write(buffer, offset, request)
         request.slot = slot
+        self.open += 1
         if slot is None:
             self._nursery.start_soon(self._carry_out, request, fua, 0.0)
         else:
             self._under_way += 1
         return request
 
-    def _check(self) -> None:
+    def _check(self, buffer: object) -> None:
         if self._closed:
             raise LocalProtocolError("the queue of requests is closed: begin requests before that")
         if get_ident() != self._home:
@@ -109,14 +111,15 @@ class RequestQueue:
                 "the queue of requests belongs to the trio loop that opened it, in another thread:"
                 " call it there (trio.from_thread.run_sync does)"
             )
+        if not isinstance(buffer, memoryview):
+            raise LocalProtocolError(
+                f"a request takes a memoryview of its buffer, not a {type(buffer).__name__}"
+            )
 
     @trio.lowlevel.enable_ki_protection  # an interrupt is raised only where it waits
     async def ended(self) -> list[Request]:
-        """Wait until a request has ended; return all that have since the last call, in the order
-        of their ends. [] where none is open. If it is cancelled, the requests go on.
-
-        Call it soon: until then requests that have ended keep their place in the session, which
-        all users of it share."""
+        """Wait until a request has ended; return all that have since the last call. [] where none
+        is open. If it is cancelled, the requests go on."""
         if self._waits:
             raise LocalProtocolError("another task waits for this queue: give each its own")
         self._settle()
@@ -131,15 +134,18 @@ class RequestQueue:
             self._settle()
         over, self._over = self._over, []
         self.open -= len(over)
+        self._returned.wake()
         return over
 
     def _answer(self, request: Request) -> None:
-        """The command of a request has ended."""
+        """The command of a request has ended. It is settled soon, whatever the user of the queue
+        waits for: until then it keeps its place in the session, and the lock of its blocks."""
         self._under_way -= 1
         self._answered.append(request)
-        self._nap.wake()
-        if self._closed:
-            self._ending.wake()
+        if self._waits and not self._closed:
+            self._nap.wake()
+        else:
+            self._keeper.wake()
 
     def _settle(self) -> None:
         answered = self._answered
@@ -154,12 +160,19 @@ class RequestQueue:
             deadline = disk.end_write(slot) if request.writes else disk.end_read(slot)
         except IserblkError as error:
             request.error = error
+        except BaseException:  # a bug
+            request.error = IserblkError("internal error")
+            self._over.append(request)
+            raise
         else:
             if deadline and not self._closed:
                 self._nursery.start_soon(self._carry_out, request, False, deadline)
                 return
+            if deadline:
+                request.error = _closed()
         self._over.append(request)
 
+    @trio.lowlevel.enable_ki_protection
     async def _carry_out(self, request: Request, fua: bool, deadline: float) -> None:
         """Body of a task: a request that takes more than one command, or waits for room.
         ``deadline``: when it has to be done, where it has begun already."""
@@ -171,51 +184,79 @@ class RequestQueue:
                 await disk.read_into(request.buffer, request.offset, deadline)
         except IserblkError as error:
             request.error = error
-        self._over.append(request)
-        self._nap.wake()
+        except BaseException:  # the queue is being closed, or a bug
+            request.error = _closed()
+            raise
+        finally:
+            self._over.append(request)
+            self._nap.wake()
 
     async def _drain(self) -> None:
         """Wait until all have ended. Raises the first error of those that nobody has fetched."""
+        error: IserblkError | None = None
         while self.open:
+            if self._waits:  # another task fetches them
+                await self._returned.sleep()
+                continue
             for request in await self.ended():
-                if request.error is not None:
-                    raise request.error
+                error = error or request.error
+        if error is not None:
+            raise error
 
     @trio.lowlevel.enable_ki_protection
     async def _keep(self) -> None:
         """Body of a task, to be cancelled at the end. Then abort at the target what is under way,
         and wait until it has ended: before that no buffer is free."""
         try:
-            await trio.sleep_forever()
+            while True:
+                self._settle()
+                if self._over:
+                    self._nap.wake()
+                await self._keeper.sleep()
         finally:
             with trio.CancelScope(shield=True):
                 self._closed = True
                 self._disk.abandon(self._is_mine)
                 while self._under_way > 0:
-                    await self._ending.sleep()
+                    await self._keeper.sleep()
                 self._settle()
-                self._over.clear()  # nobody asks for them, and they refer to buffers
-                self.open = 0
                 self._nap.wake()  # one that waits, shielded from being cancelled
 
     def _is_mine(self, waiter: Waiter) -> bool:
         return isinstance(waiter, Request) and waiter.owner is self
+
+    def _forget(self) -> None:
+        """After the end. Nobody asks for what is left, which refers to buffers."""
+        if not self._waits:
+            self._over.clear()
+            self.open = 0
+
+
+def _closed() -> IserblkError:
+    return IserblkError("the queue was closed before the request had been carried out")
 
 
 @asynccontextmanager
 async def open_queue(disk: DirectDisk) -> AsyncIterator[RequestQueue]:
     """A queue of requests to ``disk``. At the end of the context it waits for those that are open,
     and raises the first error that ``ended`` has not returned. If the context is left by an
-    exception, or cancelled, they are aborted at the target; their buffers are free afterwards."""
+    exception, or cancelled, they are aborted at the target; their buffers are free afterwards.
+    Raises LocalProtocolError where the disk belongs to another trio loop."""
+    disk.check_here()
     error: BaseException | None = None
-    async with trio.open_nursery() as nursery:
-        queue = RequestQueue(disk, nursery)
-        nursery.start_soon(queue._keep)
-        try:
-            yield queue
-            await queue._drain()
-        except (Exception, KeyboardInterrupt) as problem:
-            error = problem  # raised below, not inside the nursery's exception group
-        nursery.cancel_scope.cancel()
+    queue: RequestQueue | None = None
+    try:
+        async with trio.open_nursery() as nursery:
+            queue = RequestQueue(disk, nursery)
+            nursery.start_soon(queue._keep)
+            try:
+                yield queue
+                await queue._drain()
+            except (Exception, KeyboardInterrupt) as problem:
+                error = problem  # raised below, not inside the nursery's exception group
+            nursery.cancel_scope.cancel()
+    finally:
+        if queue is not None:
+            queue._forget()
     if error is not None:
         raise error

@@ -297,6 +297,11 @@ class DirectDisk(AsyncDisk, Protocol):
         ``task_done`` is called for each when it has ended: only then its buffer is free."""
         ...
 
+    def check_here(self) -> None:
+        """Raises LocalProtocolError in another thread than that of the loop that opened the disk.
+        The methods of an AsyncDisk look by themselves; those here do not."""
+        ...
+
 
 class AsyncLun(DirectDisk, Protocol):
     """What ``iserblk.aio.open_disks`` opens: a disk, and SCSI commands to it."""

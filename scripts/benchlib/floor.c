@@ -503,7 +503,7 @@ static void take_pdus(int client, int target, size_t *have)
 		int kind = bhs[0] & 0x3f, status = kind == SCSI_RESPONSE;
 		if (*have - at < whole)
 			break;
-		if (tag >= MOST || free_slots == MOST)
+		if (tag >= MOST || !data[tag] || free_slots == MOST || count == MOST)
 			refuse("an answer");
 		if (kind == DATA_IN) {
 			uint32_t place = get32(bhs + 40);

@@ -1,4 +1,5 @@
-"""KeyboardInterrupt in a queue of requests: none is lost."""
+"""A queue of requests on a disk that is made up: interrupts, and commands that have to be sent
+again."""
 
 from __future__ import annotations
 
@@ -8,8 +9,10 @@ from typing import Any
 
 import pytest
 import trio
+from trio.testing import wait_all_tasks_blocked
 
-from iserblk.disk.request_queue import Request, open_queue
+from iserblk.disk.request_queue import Request, RequestQueue, open_queue
+from iserblk.errors import IserblkError
 
 BLOCK = memoryview(bytearray(512))
 
@@ -36,6 +39,9 @@ class _Disk:
         self.ended += 1
         return 0.0
 
+    def check_here(self) -> None:
+        pass
+
     def abandon(self, mine: Any) -> int:
         found = [request for request in self.begun if request.pending and mine(request)]
         for request in found:
@@ -59,3 +65,31 @@ def test_it_is_raised_where_the_queue_waits(begin: bool) -> None:
 
     trio.run(main)
     assert len(disk.begun) == disk.ended == 3
+
+
+class _Again(_Disk):
+    """Each command has to be sent again."""
+
+    def end_read(self, _slot: object) -> float:
+        return 1.0
+
+
+async def test_what_would_have_to_be_sent_again_has_failed_when_the_queue_is_closed() -> None:
+    disk: Any = _Again(begin=False)
+    found: list[IserblkError | None] = []
+
+    async def fetch(queue: RequestQueue) -> None:
+        while queue.open:
+            found.extend(request.error for request in await queue.ended())
+
+    async with trio.open_nursery() as nursery:
+        with trio.CancelScope() as scope:
+            async with open_queue(disk) as queue:
+                queue.read(BLOCK, 0)
+                nursery.start_soon(fetch, queue)
+                await wait_all_tasks_blocked()
+                scope.cancel()
+                await trio.sleep_forever()
+    assert [str(error) for error in found] == [
+        "the queue was closed before the request had been carried out"
+    ]

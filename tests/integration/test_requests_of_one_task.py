@@ -135,12 +135,79 @@ async def test_at_the_end_it_waits_and_an_error_is_not_lost(start_target: StartT
             queue.read(memoryview(bytearray(BLOCK)), 0)
 
 
+async def test_the_end_waits_for_all_in_spite_of_an_error(start_target: StartTarget) -> None:
+    running = start_target("lun:size=1M")
+    async with _open(f"{running.url}/0") as disk:
+        with pytest.raises(OutOfRange):
+            async with aio.open_queue(disk) as queue:
+                queue.read(memoryview(bytearray(BLOCK)), MIB)
+                for number in range(16):
+                    queue.write(memoryview(bytes([number]) * BLOCK), number * BLOCK)
+        for number in range(16):
+            assert await read(disk, number * BLOCK, BLOCK) == bytes([number]) * BLOCK
+
+
+async def test_another_task_may_wait_for_them(start_target: StartTarget) -> None:
+    """It goes on until there are none, also at the end of the context."""
+    running = start_target("lun:size=1M")
+    fetched: list[object] = []
+
+    async def fetch(queue: RequestQueue) -> None:
+        while queue.open:
+            fetched.extend(request.tag for request in await queue.ended())
+
+    async with (
+        _open(f"{running.url}/0") as disk,
+        trio.open_nursery() as nursery,
+        aio.open_queue(disk) as queue,
+    ):
+        for number in range(16):
+            queue.read(memoryview(bytearray(BLOCK)), number * BLOCK, number)
+        nursery.start_soon(fetch, queue)
+        await trio.lowlevel.checkpoint()
+    assert set(fetched) == set(range(16))
+
+
+async def test_what_has_ended_keeps_nobody_waiting(start_target: StartTarget) -> None:
+    """Requests whose ends nobody has asked for yet have no place in the session, nor a lock."""
+    running = start_target("lun:size=1M")
+    async with (
+        _open(f"{running.url}/0", {"queue-depth": "4"}) as disk,
+        aio.open_queue(disk) as queue,
+    ):
+        for number in range(8):
+            queue.write(memoryview(b"\x07" * BLOCK), number * BLOCK)
+        await disk.write(memoryview(b"\x08" * 10), 100)
+        await disk.flush()
+        result = await disk.command(bytes.fromhex("35 00 00 00 00 00 00 00 00 00"))
+        assert result.status == 0
+        assert await read(disk, 99, 12) == b"\x07" + b"\x08" * 10 + b"\x07"
+        assert len(await _all_of(queue)) == 8
+
+
+async def test_a_disk_of_another_loop_is_refused(start_target: StartTarget) -> None:
+    running = start_target("lun:size=1M")
+
+    async def use(disk: AsyncLun) -> None:
+        async with aio.open_queue(disk):
+            pass
+
+    async with _open(f"{running.url}/0") as disk:
+        with pytest.raises(LocalProtocolError, match="the trio loop that opened it"):
+            await trio.to_thread.run_sync(trio.run, use, disk)
+
+
 async def test_misuse_is_told(start_target: StartTarget) -> None:
     running = start_target("lun:size=1M")
     async with _open(f"{running.url}/0") as disk, aio.open_queue(disk) as queue:
         block = memoryview(bytearray(BLOCK))
         with pytest.raises(LocalProtocolError, match="another thread: call it there"):
             await trio.to_thread.run_sync(partial(queue.read, block, 0))
+        anything: Any = bytearray(BLOCK)
+        with pytest.raises(LocalProtocolError, match="takes a memoryview of its buffer, not a byt"):
+            queue.read(anything, 0)
+        with pytest.raises(LocalProtocolError, match="takes a memoryview"):
+            queue.write(anything, 0)
         assert queue.open == 0
         running.pause()
         try:

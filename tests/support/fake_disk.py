@@ -246,6 +246,9 @@ class AsyncFake:
         self.info = disk.info
         self.fake = disk
 
+    def check_here(self) -> None:
+        """It belongs to no loop."""
+
     @property
     def size(self) -> int:
         return self.info.size

@@ -318,14 +318,18 @@ class TrioDriver:
 
     # -- what the session calls -------------------------------------------------------------------
 
-    def new_waiter(self) -> TrioWaiter:
-        """A waiter for this task; in a strand, with its owner. Raises LocalProtocolError in another
-        thread: the pump would wake the task in its own loop."""
+    def check_here(self) -> None:
+        """Raises LocalProtocolError in another thread than that of its loop: the pump would wake a
+        task in its own loop."""
         if get_ident() != self._home:
             raise LocalProtocolError(
                 "the disk belongs to the trio loop that opened it, in another thread: call it there"
                 " (trio.from_thread.run does), or open disks in this loop, too"
             )
+
+    def new_waiter(self) -> TrioWaiter:
+        """A waiter for this task; in a strand, with its owner. Raises as ``check_here``."""
+        self.check_here()
         strand = strands.running
         return TrioWaiter() if strand is None else TrioWaiter(strand.owner)
 

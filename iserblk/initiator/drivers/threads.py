@@ -46,6 +46,8 @@ class ThreadWaiter:
         self._wake = lock.release
 
     def task_done(self) -> None:
+        if self.pending <= 0:
+            return  # ``_recount`` has found that it waits for nothing any more
         self.pending -= 1
         if not self.pending:
             self.wake()
@@ -96,7 +98,8 @@ class BlockingDriver:
     def closing(self, _fd: int) -> None:
         """See SessionDriver: until there is another descriptor, only the bell is polled."""
         if self._fd >= 0:
-            self._poll.unregister(self._fd)
+            with suppress(KeyError):  # interrupted before the next line
+                self._poll.unregister(self._fd)
             self._fd = -1
 
     def changed(self) -> None:
@@ -310,9 +313,12 @@ class BlockingDriver:
         """Lead for a moment if no thread leads, so that pings are answered, deadlines are kept and
         a lost connection is noticed while no thread waits. Call it about once a second."""
         leader = False
+        if self.session.error is not None:
+            self.session.finish()  # its end may have been interrupted
+            return
         try:
             with self._mutex:
-                if self._led or self.session.error is not None:
+                if self._led:
                     return
                 self._led = leader = True
             now = monotonic()
