@@ -73,7 +73,7 @@ def _isid(tool: Attacher) -> str:
     return found
 
 
-def test_from_one_kind_of_server_to_the_other(
+def test_from_nbdkit_to_our_server_and_back(
     tool: Attacher, kernel: FakeKernel, target: TargetProcess
 ) -> None:
     need("nbdkit")
