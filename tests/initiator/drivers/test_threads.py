@@ -260,12 +260,17 @@ def test_an_interrupt_before_any_call_leaves_nothing_taken(change: bool) -> None
     assert outcomes >= {(False, True), (True, True), (True, False)}
 
 
-def _interrupt_at(moment: int, work: Callable[[], None]) -> bool:
-    """Interrupt ``work`` where its function call of this number begins. False: it has no more."""
+def _interrupt_at(moment: int, work: Callable[[], None], within: Any = None) -> bool:
+    """Interrupt ``work`` where its function call of this number begins, of those ``within`` a
+    function. False: it has no more."""
     left = moment
 
-    def trace(_frame: object, _event: str, _argument: object) -> None:
+    def trace(frame: FrameType | None, _event: str, _argument: object) -> None:
         nonlocal left
+        while within is not None and frame is not None and frame.f_code is not within.__code__:
+            frame = frame.f_back
+        if frame is None:
+            return
         left -= 1
         if not left:
             sys.settrace(None)
@@ -371,34 +376,20 @@ def _ended_at(moment: int, followers: int) -> bool:
     others = [threading.Thread(target=lose)]
     for number in range(followers):
         others.append(threading.Thread(target=follow, args=(number,), daemon=True))
-    left = moment
 
-    def trace(frame: FrameType | None, _event: str, _argument: object) -> None:
-        nonlocal left
-        while frame is not None and frame.f_code is not Session.fail.__code__:
-            frame = frame.f_back
-        if frame is None:
-            return
-        left -= 1
-        if not left:
-            sys.settrace(None)
-            raise KeyboardInterrupt
-
-    before = sys.gettrace()
-    sys.settrace(trace)
-    try:
+    def read() -> None:
         for thread in others:
             thread.start()
-        with suppress(ConnectionLost, KeyboardInterrupt):
+        with suppress(ConnectionLost):
             disk.read_into(memoryview(bytearray(4096)), 0)
-    finally:
-        sys.settrace(before)
+
+    interrupted = _interrupt_at(moment, read, Session.fail)
     for thread in others:
         thread.join(20)
         assert not thread.is_alive(), f"interrupted at call {moment}"
     assert len(ended) == followers and session.error is not None
     assert session.queue.busy == session.queue.in_flight == 0
-    return left <= 0
+    return interrupted
 
 
 def test_an_interrupted_heir_wakes_the_next() -> None:
