@@ -66,7 +66,7 @@ class RequestQueue:
         self._nap = Nap()  # of ``ended``
         self._waits = False  # a task in ``ended``
         self._keeper = Nap()  # of ``_keep``
-        self._returned = Nap()  # of ``_drain``, until ``ended`` has returned
+        self._returned = Nap()  # of ``_drain``
         self._closed = False
         self._home = get_ident()
 
@@ -131,6 +131,7 @@ class RequestQueue:
                 await self._nap.sleep()
             finally:
                 self._waits = False
+                self._returned.wake()
             self._settle()
         over, self._over = self._over, []
         self.open -= len(over)
@@ -190,16 +191,23 @@ class RequestQueue:
         finally:
             self._over.append(request)
             self._nap.wake()
+            self._returned.wake()
 
     async def _drain(self) -> None:
-        """Wait until all have ended. Raises the first error of those that nobody has fetched."""
+        """Wait until all have ended. Raises the first error of those that nobody has fetched: a
+        task that waits in ``ended``, now or later, goes first."""
         error: IserblkError | None = None
-        while self.open:
-            if self._waits:  # another task fetches them
-                await self._returned.sleep()
-                continue
-            for request in await self.ended():
-                error = error or request.error
+        while True:
+            self._settle()
+            if not self._waits:
+                over, self._over = self._over, []
+                self.open -= len(over)
+                for request in over:
+                    error = error or request.error
+            if not self.open:
+                break
+            await self._returned.sleep()
+        self._nap.wake()
         if error is not None:
             raise error
 
@@ -209,9 +217,11 @@ class RequestQueue:
         and wait until it has ended: before that no buffer is free."""
         try:
             while True:
-                self._settle()
+                if not self._waits:
+                    self._settle()
                 if self._over:
                     self._nap.wake()
+                    self._returned.wake()
                 await self._keeper.sleep()
         finally:
             with trio.CancelScope(shield=True):

@@ -3,6 +3,7 @@ becomes of them when the queue is closed."""
 
 from __future__ import annotations
 
+import gc
 import random
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -161,10 +162,12 @@ async def test_another_task_may_wait_for_them(start_target: StartTarget) -> None
         trio.open_nursery() as nursery,
         aio.open_queue(disk) as queue,
     ):
+        running.pause()
         for number in range(16):
             queue.read(memoryview(bytearray(BLOCK)), number * BLOCK, number)
         nursery.start_soon(fetch, queue)
-        await trio.lowlevel.checkpoint()
+        await wait_all_tasks_blocked()
+        running.resume()
     assert set(fetched) == set(range(16))
 
 
@@ -245,6 +248,7 @@ async def _all_is_given_back(disk: AsyncLun, buffers: list[bytearray]) -> None:
         for _ in range(8):
             queue.read(memoryview(bytearray(BLOCK)), 0)
     assert not any(any(buffer) for buffer in buffers)
+    gc.collect()  # tracebacks of what has left the queue
     for buffer in buffers:
         buffer.clear()  # BufferError while a view of it exists
 
