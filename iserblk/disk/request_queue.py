@@ -193,6 +193,7 @@ class RequestQueue:
             self._nap.wake()
             self._returned.wake()
 
+    @trio.lowlevel.enable_ki_protection
     async def _drain(self) -> None:
         """Wait until all have ended. Raises the first error of those that nobody has fetched: a
         task that waits in ``ended``, now or later, goes first."""
@@ -207,7 +208,6 @@ class RequestQueue:
             if not self.open:
                 break
             await self._returned.sleep()
-        self._nap.wake()
         if error is not None:
             raise error
 
