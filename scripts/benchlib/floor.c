@@ -1,11 +1,11 @@
-/* The floor of a 4 KiB read through NBD, over iSER or over Traditional iSCSI, and of one by a
- * program itself over the latter: the system calls, copies, checksums and wake-ups that it cannot do
- * without, and nothing else.
+/* The floor of a 4 KiB read through NBD, over iSER or over Traditional iSCSI, of a 4 KiB write over
+ * the latter, and of a read over that by a program itself: the system calls, copies, checksums and
+ * wake-ups that they cannot do without, and nothing else.
  *
  *     floor target FILE                    prints "ready PORT"
  *     floor server PORT SIZE SOCKET        prints "ready SOCKET"; SIZE: bytes of the export
  *     floor iscsi HOST:PORT SIZE SOCKET IQN LUN
- *                                          the same, with a LUN of an iSCSI target
+ *                                          the same, with a LUN of an iSCSI target, and writes
  *     floor load HOST:PORT SIZE IQN LUN BLOCK DEPTH SECONDS
  *                                          reads that LUN itself, at random places, BLOCK bytes at
  *                                          a time; prints "REQUESTS SECONDS"
@@ -18,7 +18,9 @@
  * shares each wait, receive and send. Neither looks on between messages: both sleep.
  *
  * Over Traditional iSCSI the target is any that asks for no authentication, and has blocks of 512
- * bytes. The server logs in (RFC 7143, section 6), and asks no more than it must.
+ * bytes. The server logs in (RFC 7143, section 6), and asks no more than it must. The data of a
+ * write go with its command, from where they were received: immediate data, which are allowed
+ * unless one of the two objects.
  *
  * Fails, with a line on stderr, at whatever is not as it should be. */
 
@@ -55,6 +57,7 @@ enum {
 	REQUEST = 28,
 	OPTION = 16,
 	NBD_READ = 0,
+	NBD_WRITE = 1,
 	NBD_DISC = 2,
 	BHS = 48,         /* the header of an iSCSI PDU */
 	SCSI_COMMAND = 0x01,
@@ -251,13 +254,14 @@ static void run_target(const char *path)
 /* -- the server ---------------------------------------------------------------------------------- */
 
 static uint64_t size;
-static unsigned char received[MOST * REQUEST];  /* of the NBD client */
+static unsigned char received[MOST * (REQUEST + BLOCK)];  /* of the NBD client */
 static size_t unparsed;
 static unsigned char commands[MOST][CONTROL_FRAME];
 static int iscsi;                               /* the target speaks Traditional iSCSI */
 static unsigned char lun[8];
 static uint32_t cmd_sn, exp_stat_sn, max_cmd_sn;
 static unsigned char replies[MOST][REPLY + BLOCK];
+static size_t reply_length[MOST];
 static int unused[MOST], free_slots;
 static uint32_t block = BLOCK;                  /* bytes of a read */
 static unsigned char *data[MOST];               /* where those of a slot belong */
@@ -306,7 +310,7 @@ static int shake_hands(int client)
 	}
 	unsigned char export[10 + 124] = {0};
 	uint64_t bytes = htobe64(size);
-	uint16_t transmission = htobe16(3);  /* HAS_FLAGS, READ_ONLY */
+	uint16_t transmission = htobe16(iscsi ? 1 : 3);  /* HAS_FLAGS, READ_ONLY */
 	memcpy(export, &bytes, 8);
 	memcpy(export + 8, &transmission, 2);
 	whole = (struct iovec){export, be32toh(flags) & 2 ? 10 : sizeof export};  /* NO_ZEROES */
@@ -335,12 +339,12 @@ static uint32_t get32(const unsigned char *at)
 	return be32toh(value);
 }
 
-/* The BHS of a command without its CDB; a read has data to come. */
-static void scsi_command(unsigned char *bhs, uint32_t tag, uint32_t expected)
+/* The BHS of a command without its CDB. ``direction``: its R or W bit. */
+static void scsi_command(unsigned char *bhs, uint32_t tag, int direction, uint32_t expected)
 {
 	memset(bhs, 0, BHS);
 	bhs[0] = SCSI_COMMAND;
-	bhs[1] = expected ? 0xc1 : 0x81;  /* final, read; a simple task */
+	bhs[1] = 0x81 | direction;  /* final; a simple task */
 	memcpy(bhs + 8, lun, sizeof lun);
 	put32(bhs + 16, tag);
 	put32(bhs + 20, expected);
@@ -348,14 +352,16 @@ static void scsi_command(unsigned char *bhs, uint32_t tag, uint32_t expected)
 	put32(bhs + 28, exp_stat_sn);
 }
 
-/* READ (16) of a block. */
-static void read_command(unsigned char *bhs, int slot, uint64_t offset)
+/* READ (16) or WRITE (16) of a block. */
+static void block_command(unsigned char *bhs, int slot, int writes, uint64_t offset)
 {
 	uint64_t lba = htobe64(offset / 512);
 	if ((int32_t)(max_cmd_sn - cmd_sn) < 0)
 		refuse("so many commands at once, for this target");
-	scsi_command(bhs, slot, block);
-	bhs[32] = 0x88;
+	scsi_command(bhs, slot, writes ? 0x20 : 0x40, block);
+	bhs[32] = writes ? 0x8a : 0x88;
+	if (writes)
+		put32(bhs + 4, block);  /* all of it follows the BHS */
 	memcpy(bhs + 34, &lba, 8);
 	put32(bhs + 42, block / 512);
 }
@@ -370,7 +376,7 @@ static double now(void)
 /* A read of our own in this slot, at any place. */
 static struct iovec read_somewhere(int slot)
 {
-	read_command(commands[slot], slot, (uint64_t)(drand48() * (size / block)) * block);
+	block_command(commands[slot], slot, 0, (uint64_t)(drand48() * (size / block)) * block);
 	return (struct iovec){commands[slot], BHS};
 }
 
@@ -386,15 +392,15 @@ static uint32_t answered(const unsigned char *bhs)
 /* A command for each request. 0: the client has gone, or has said so. */
 static int take_requests(int client, int target)
 {
-	struct iovec vectors[MOST];
+	struct iovec vectors[2 * MOST];
 	int count = 0, going_on = 1;
-	size_t at = 0;
+	size_t at = 0, whole;
 	ssize_t came = recv(client, received + unparsed, sizeof received - unparsed, MSG_DONTWAIT);
 	if (came < 0 && errno == EAGAIN)
 		return 1;
 	if (came <= 0)
 		return 0;
-	for (unparsed += came; going_on && unparsed - at >= REQUEST; at += REQUEST) {
+	for (unparsed += came; going_on && unparsed - at >= REQUEST; at += whole) {
 		unsigned char *request = received + at;
 		uint32_t magic, length;
 		uint16_t kind;
@@ -407,23 +413,33 @@ static int take_requests(int client, int target)
 		offset = be64toh(offset);
 		if (be32toh(magic) != 0x25609513)
 			refuse("a request");
+		int good = be32toh(length) == BLOCK && offset % BLOCK == 0 && offset < size;
+		int writes = kind == NBD_WRITE;
+		if (writes && !(good && iscsi))
+			refuse("a write");
+		whole = writes ? REQUEST + BLOCK : REQUEST;
+		if (unparsed - at < whole)
+			break;
 		if (kind == NBD_DISC) {
 			going_on = 0;
-		} else if (kind != NBD_READ || be32toh(length) != BLOCK || offset % BLOCK || offset >= size) {
+		} else if (!(good && (writes || kind == NBD_READ))) {
 			unsigned char reply[REPLY];
-			struct iovec whole = {reply, REPLY};
+			struct iovec answer = {reply, REPLY};
 			set_reply(reply, EINVAL);
 			memcpy(reply + 8, request + 8, 8);
-			send_all(client, &whole, 1);
+			send_all(client, &answer, 1);
 		} else {
 			if (!free_slots)
 				refuse("so many requests at once");
 			int slot = unused[--free_slots];
 			unsigned char *command = commands[slot];
 			memcpy(replies[slot] + 8, request + 8, 8);  /* the cookie */
+			reply_length[slot] = writes ? REPLY : REPLY + BLOCK;
 			if (iscsi) {
-				read_command(command, slot, offset);
+				block_command(command, slot, writes, offset);
 				vectors[count++] = (struct iovec){command, BHS};
+				if (writes)
+					vectors[count++] = (struct iovec){request + REQUEST, BLOCK};
 			} else {
 				struct head head = {COMMAND, slot, 0, offset};
 				memcpy(command, &head, sizeof head);
@@ -524,7 +540,7 @@ static void take_pdus(int client, int target, size_t *have)
 			} else {
 				set_reply(replies[tag], 0);
 				unused[free_slots++] = tag;
-				vectors[count++] = (struct iovec){replies[tag], REPLY + BLOCK};
+				vectors[count++] = (struct iovec){replies[tag], reply_length[tag]};
 			}
 		}
 		at += whole;
@@ -576,7 +592,7 @@ static void log_in(int target, const char *name, int number)
 	lun[1] = number;
 	cmd_sn = get32(staging + 28);
 	for (int tries = 4;;) {
-		scsi_command(pdu, 0, 0);  /* TEST UNIT READY */
+		scsi_command(pdu, 0, 0, 0);  /* TEST UNIT READY */
 		exchange(target, pdu, BHS, SCSI_RESPONSE);
 		if (!staging[3])
 			return;

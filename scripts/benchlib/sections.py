@@ -43,7 +43,9 @@ from benchlib.subjects import Bench, Endpoint
 
 DYING_S = 1.0
 _POLL_S = 0.02
-_FLOORS_JOBS = ("4k-randread-d1", "4k-randread-d32")  # through NBD
+# Of the floors through NBD.
+_FLOOR_JOBS = ("4k-randread-d1", "4k-randread-d32")
+_FLOOR_TCP_JOBS = (*_FLOOR_JOBS, "4k-randwrite-d1", "4k-randwrite-d32")
 
 Opener = Callable[[Bench], Endpoint]
 
@@ -100,7 +102,7 @@ SECTIONS = (
         },
         memory_subjects=(OURS, OURS_NO_CRC, OURS_NBDKIT, PEERS["nbd"]),
         large_writes_only=(OURS_FLUSHED,),
-        some_jobs=dict.fromkeys((FLOOR, FLOOR_TCP), _FLOORS_JOBS),
+        some_jobs={FLOOR: _FLOOR_JOBS, FLOOR_TCP: _FLOOR_TCP_JOBS},
     ),
     Section(
         "fuse",
@@ -172,7 +174,7 @@ SECTIONS = (
                 PEERS["fuse"]: subjects.fuse_qemu,
             },
             reads_only=(PEERS["api"], FLOOR_TCP),
-            some_jobs={f"nbd-{FLOOR_TCP}": _FLOORS_JOBS},
+            some_jobs={f"nbd-{FLOOR_TCP}": _FLOOR_TCP_JOBS},
             mtu=mtu,
         )
         for mtu in NET_MTUS
