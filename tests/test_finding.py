@@ -80,7 +80,6 @@ ELSEWHERE: dict[str, str] = {
     "iserblk/rcap/verbs/connecting.py": "tests/initiator/connecting/test_verbs.py",
     "iserblk/rcap/verbs/memory.py": "tests/contract/test_queuepair.py, on devices that are fake",
     "iserblk/rcap/verbs/receiving.py": "tests/contract/test_queuepair.py, on devices that are fake",
-    "iserblk/rcap/verbs/sending.py": "tests/contract/test_queuepair.py, on devices that are fake",
     "iserblk/target/announcing/announced.py": "tests/target/announcing/test_slp_agent.py",
     "iserblk/target/seam.py": "Protocols; tests/target/scsi/test_target_device.py",
     "iserblk/target/store/status.py": "an error, tests/target/scsi/test_loop.py has one end",

@@ -85,7 +85,7 @@ class VerbsQueuePair:
         self._inbox = Inbox(
             link.engine, link.register, size=receive_size, room=link.receive_room, spare=BATCH
         )
-        self._sender = Sender(link.engine, self._shelf, link.send_room)
+        self._sender = Sender(link.engine, self._shelf, link.send_room, iwarp=link.device.iwarp)
         self._peer_invalidates = False
         self._completions: list[seam.Completion] = []
         self._more = False  # there may be completions that no event announces
@@ -450,7 +450,7 @@ class VerbsQueuePair:
                     if entry[1]:
                         return
                     if not entry[0] & RECEIVE:
-                        self._sender.finished = entry[0]
+                        self._sender.finished = max(self._sender.finished, entry[0])
                 sleep(DRAIN_S / 100)
         except OSError:
             return  # the connection has ended already

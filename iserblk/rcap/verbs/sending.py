@@ -4,8 +4,15 @@ The caller's data is copied into a chunk of registered memory when the device ta
 The data of an RDMA Read is copied out of its chunk when the Read completes. Requests for which the
 device or the pool has no room wait in order.
 
-Work requests of the device are numbered as they are posted, and complete in that order. So the
-completion of a signaled request tells that all requests before it are complete, too.
+Work requests of the device are numbered as they are posted. The completion of a signaled request
+tells that all requests before it are complete, too, with two exceptions. Both are for Linux siw,
+where a Send or an RDMA Write is complete when TCP has it.
+
+- An RDMA Read is complete by its own completion alone: siw tells that requests behind it are
+  complete while its data are still to come.
+- On iWARP a request whose data lie in a chunk is always signaled: siw copies the data of those, but
+  may let TCP send others from the chunk, after requests behind them are complete.
+
 Threads: the queue pair calls all of it under its lock.
 """
 
@@ -37,14 +44,13 @@ _OPCODES = {
 class Posted:
     """A work request at the device that a caller waits for, or that uses a chunk.
 
-    ``number``: its number. ``read``: it is an RDMA Read. ``sink``: the caller's buffer for the data
-    of a Read. ``retired``: the chunk whose window it invalidates."""
+    ``number``: its number. ``sink``: the caller's buffer for the data of an RDMA Read.
+    ``retired``: the chunk whose window it invalidates."""
 
-    __slots__ = ("chunk", "completion", "number", "read", "retired", "sink")
+    __slots__ = ("chunk", "completion", "number", "retired", "sink")
 
-    def __init__(self, number: int, read: bool = False) -> None:
+    def __init__(self, number: int) -> None:
         self.number = number
-        self.read = read
         self.chunk: Chunk | None = None
         self.sink: memoryview | None = None
         self.completion: seam.Completion | None = None
@@ -56,23 +62,25 @@ class Sender:
     ``most_reads``: RDMA Reads that may be at the device at a time, where that is fewer than the
     device itself has under way."""
 
-    def __init__(self, engine: Engine, shelf: Shelf, room: int) -> None:
-        """``room``: work requests that the device can hold at a time."""
+    def __init__(self, engine: Engine, shelf: Shelf, room: int, *, iwarp: bool) -> None:
+        """``room``: work requests that the device can hold at a time. ``iwarp``: it may be siw."""
         self._engine = engine
         self._shelf = shelf
         self._capacity = room
+        self._iwarp = iwarp
         self._signal_every = max(1, min(SIGNAL_EVERY, room // 2))
         self._offset = 0  # into the data of the first request
-        self._posted: deque[Posted] = deque()
+        self._posted: deque[Posted] = deque()  # but RDMA Reads
+        self._reads: dict[int, Posted] = {}  # RDMA Reads at the device, by number, in order
         self._number = 0  # of the last work request posted
         self._signaled = 0  # of the last that was signaled
-        self.finished = 0  # of the last known to be complete
+        self.finished = 0  # of the last known to be complete, as are all before it but Reads
         self.requests: deque[seam.WorkRequest] = deque()
         self.most_reads = room
-        self._reads = 0  # at the device
 
     def room(self) -> bool:
-        return self._number - self.finished < self._capacity
+        read = next(iter(self._reads), self._number + 1)
+        return self._number - min(self.finished, read - 1) < self._capacity
 
     def next(self, tell: bool) -> tuple[int, int]:
         """Number and flags of the next work request. ``tell``: it must be signaled. Some others are
@@ -124,7 +132,7 @@ class Sender:
         """Prepare one work request of the device. ``data``: of this piece. False: as
         ``_prepare``."""
         read = opcode == api.WR_RDMA_READ
-        if not self.room() or (read and self._reads >= self.most_reads):
+        if not self.room() or (read and len(self._reads) >= self.most_reads):
             return False
         chunk = None
         if size and data is not None:
@@ -138,14 +146,15 @@ class Sender:
         tell = request.signaled or read or (chunk is not None and not self._told_by_next())
         number, signal = self.next(tell)
         if chunk is not None or tell:
-            posted = Posted(number, read)
+            posted = Posted(number)
             posted.chunk = chunk
-            if read:
-                posted.sink = data
-                self._reads += 1
             if last and (request.signaled or read):
                 posted.completion = seam.Completion(request.opcode, request.token)
-            self._posted.append(posted)
+            if read:
+                posted.sink = data
+                self._reads[number] = posted
+            else:
+                self._posted.append(posted)
         tail = NOTHING if chunk is None else (chunk.address, size, chunk.lkey)
         to = (request.to + self._offset) & 0xFFFFFFFFFFFFFFFF
         self._engine.send(number, opcode, flags | signal, request.stag, to, *head, *tail)
@@ -155,7 +164,12 @@ class Sender:
         """Whether the request behind the first is signaled and needs no chunk: its completion then
         tells that both are complete."""
         requests = self.requests
-        return len(requests) > 1 and requests[1].signaled and requests[1].data is None
+        return (
+            not self._iwarp
+            and len(requests) > 1
+            and requests[1].signaled
+            and requests[1].data is None
+        )
 
     def invalidate(self, chunk: Chunk) -> None:
         """Invalidate the window of ``chunk``, which goes back to its pool when that is complete.
@@ -168,23 +182,26 @@ class Sender:
         self._engine.post()
 
     def finish(self, number: int, completions: list[seam.Completion]) -> None:
-        """The work request ``number`` and all before it are complete: copy the data of RDMA Reads,
-        give chunks back, and append what callers wait for to ``completions``."""
-        self.finished = number
+        """The work request ``number`` and all before it but RDMA Reads are complete: copy the data
+        of a Read, give chunks back, and append what callers wait for to ``completions``."""
+        self.finished = max(self.finished, number)  # siw tells of a Read after what is behind it
         posted = self._posted
         while posted and posted[0].number <= number:
-            done = posted.popleft()
-            if done.read:
-                self._reads -= 1
-            chunk = done.chunk
-            if chunk is not None:
-                if done.sink is not None:
-                    done.sink[:] = chunk.view[: len(done.sink)]
-                self._shelf.give(chunk)
-            if done.retired is not None:
-                self._shelf.give(done.retired)
-            if done.completion is not None:
-                completions.append(done.completion)
+            self._done(posted.popleft(), completions)
+        read = self._reads.pop(number, None)
+        if read is not None:
+            self._done(read, completions)
+
+    def _done(self, done: Posted, completions: list[seam.Completion]) -> None:
+        chunk = done.chunk
+        if chunk is not None:
+            if done.sink is not None:
+                done.sink[:] = chunk.view[: len(done.sink)]
+            self._shelf.give(chunk)
+        if done.retired is not None:
+            self._shelf.give(done.retired)
+        if done.completion is not None:
+            completions.append(done.completion)
 
     def mark(self) -> int:
         """Post an empty RDMA Write: it completes when all requests before it have reached the peer.
@@ -200,3 +217,4 @@ class Sender:
         """Let go of all memory of callers."""
         self.requests.clear()
         self._posted.clear()
+        self._reads.clear()

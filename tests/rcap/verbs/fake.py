@@ -2,6 +2,10 @@
 
 Strict where rxe is fatal: a window that is invalidated twice fails the test, as does a region that
 is closed under a window. Faults: ``break_with`` ends an end as its device would.
+
+``slow``: as siw on a slow wire. Nothing that is posted has an effect before ``arrive``, but Sends
+and RDMA Writes are complete at once, and 4 KiB of data or more are copied only of those that are
+signaled.
 """
 
 from __future__ import annotations
@@ -19,6 +23,7 @@ from iserblk.rcap.verbs.link import Device
 from iserblk.rcap.verbs.pool import Registration
 from iserblk.rcap.verbs.queuepair import VerbsQueuePair
 
+UNCOPIED = 4096  # bytes from which siw lets TCP send data from where they are
 REM_INV = 9
 REM_ACCESS = 10
 LOC_LEN = 1
@@ -98,11 +103,17 @@ class FakeEnd:
     """Stands in for Link and Engine both."""
 
     def __init__(
-        self, *, windows: bool, rooms: tuple[int, int] = (1024, 1024), limit: int = 1 << 40
+        self,
+        *,
+        windows: bool,
+        rooms: tuple[int, int] = (1024, 1024),
+        limit: int = 1 << 40,
+        transport: str = "InfiniBand",
+        slow: bool = False,
     ) -> None:
         self.windows = windows
         self.send_room, self.receive_room = rooms
-        self.device = Device("fake0", "InfiniBand", "" if windows else "none", 1, 1, 1, 1)
+        self.device = Device("fake0", transport, "" if windows else "none", 1, 1, 1, 1)
         self.channel = FakeChannel()
         self.completion_fd = os.eventfd(0, os.EFD_NONBLOCK)
         self.engine = self
@@ -116,6 +127,9 @@ class FakeEnd:
         self.receives: deque[tuple[int, int, int, int]] = deque()
         self.waiting: deque[Callable[[], bool]] = deque()  # of the peer's, for a receive
         self.prepared: list[Callable[[], bool]] = []
+        self.slow = slow
+        self.wire: list[Callable[[], bool]] = []
+        self._complete_at_once: list[int] = []
         self.posts = 0
         self.local_invalidations = 0
         self.hold_signals = False  # Sends leave, but their completions wait in ``held``
@@ -166,17 +180,26 @@ class FakeEnd:
         parts = [pieces[at : at + 3] for at in (0, 3) if pieces[at + 1]]
         size = sum(part[1] for part in parts)
         signaled = bool(flags & api.SIGNALED)
+        copies: list[bytes] | None = None
+        if self.slow and opcode != api.WR_RDMA_READ:
+            if signaled or size < UNCOPIED:
+                copies = [self._read(part) for part in parts]
+            if signaled:
+                signaled = False
+                self._complete_at_once.append(number)
 
         def run() -> bool:
             peer = self.peer
+            sent = copies
+            if sent is None and opcode != api.WR_RDMA_READ:
+                sent = [self._read(part) for part in parts]
             if opcode in (api.WR_SEND, api.WR_SEND_WITH_INV):
                 if peer.closed or peer.broken:
                     return True
                 if not peer.receives:
                     return False
-                peer.deliver(
-                    b"".join(self._read(part) for part in parts), stag if opcode != 2 else 0
-                )
+                assert sent is not None
+                peer.deliver(b"".join(sent), stag if opcode != 2 else 0)
             elif size:
                 access = api.REMOTE_WRITE if opcode == api.WR_RDMA_WRITE else api.REMOTE_READ
                 area = None if peer.closed else peer.open.get(stag)
@@ -184,12 +207,12 @@ class FakeEnd:
                     self.break_with(number, REM_ACCESS)
                     peer.break_with(peer.receives[0][0] if peer.receives else 0, statuses.FLUSHED)
                     return True
-                for address, length, key in parts:
-                    assert self.regions[key].allows(address, length, 0)
-                    ends = (to, address) if opcode == api.WR_RDMA_WRITE else (address, to)
-                    ctypes.memmove(ends[0], ends[1], length)
-                    to_next = length
-                assert to_next == size
+                ((address, length, key),) = parts
+                assert self.regions[key].allows(address, length, 0)
+                if sent is not None:
+                    ctypes.memmove(to, sent[0], length)
+                else:
+                    ctypes.memmove(address, to, length)
             if self.broken:
                 return True
             if signaled:
@@ -233,8 +256,18 @@ class FakeEnd:
 
     def post(self) -> None:
         self.posts += bool(self.prepared)
-        prepared, self.prepared = self.prepared, []
-        self.peer.waiting.extend(prepared)
+        self.wire += self.prepared
+        self.prepared.clear()
+        for number in self._complete_at_once:
+            self.complete(number)
+        self._complete_at_once.clear()
+        if not self.slow:
+            self.arrive()
+
+    def arrive(self) -> None:
+        """All that was posted reaches the peer."""
+        self.peer.waiting.extend(self.wire)
+        self.wire.clear()
         self.peer.settle()
 
     def settle(self) -> None:
