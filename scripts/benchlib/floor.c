@@ -448,10 +448,10 @@ static int take_requests(int client, int target)
 			}
 		}
 	}
-	unparsed -= at;
-	memmove(received, received + at, unparsed);
 	if (count)
 		send_all(target, vectors, count);
+	unparsed -= at;
+	memmove(received, received + at, unparsed);
 	return going_on;
 }
 

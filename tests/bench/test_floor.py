@@ -1,5 +1,5 @@
 """The floor (floor.c) serves what is in the file, to one client after another, and has rows: over
-what is like iSER on its own target, and over Traditional iSCSI on tgtd."""
+what is like iSER on its own target, and over Traditional iSCSI, where it writes, too, on tgtd."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ from iserblk.nbd import messages as nbd
 
 BLOCKS = 64
 JOB = Job("4k-randread-d4", "randread", BLOCK, 4)
+WRITES = Job("4k-randwrite-d4", "randwrite", BLOCK, 4)
 
 
 @pytest.fixture
@@ -91,6 +92,41 @@ def test_reads_what_is_in_the_file(path: str, content: bytes) -> None:
             sock.sendall(requests(*offsets))
 
 
+@pytest.mark.parametrize("name", [goals.FLOOR_TCP], indirect=True)
+def test_writes_what_it_is_given(path: str, bench: Bench, content: bytes) -> None:
+    """Requests that come in pieces, in another order than that of their blocks."""
+    blocks = [content[at : at + BLOCK] for at in range(0, len(content), BLOCK)]
+    said = b"".join(
+        nbd.REQUEST.pack(nbd.REQUEST_MAGIC, 0, nbd.WRITE, number, number * BLOCK, BLOCK) + block
+        for number, block in enumerate(reversed(blocks))
+    )
+    with socket.socket(socket.AF_UNIX) as sock:
+        sock.connect(path)
+        Connection(sock, "any")
+        for at in range(0, len(said), 30_000):
+            sock.sendall(said[at : at + 30_000])
+        got = sock.recv(nbd.SIMPLE_REPLY.size * BLOCKS, socket.MSG_WAITALL)
+    replies = list(nbd.SIMPLE_REPLY.iter_unpack(got))
+    assert sorted(replies) == [(nbd.SIMPLE_REPLY_MAGIC, 0, number) for number in range(BLOCKS)]
+    assert bench.file.read_bytes() == b"".join(reversed(blocks))
+
+
+@pytest.mark.parametrize(
+    ("name", "length"), [(goals.FLOOR, BLOCK), (goals.FLOOR_TCP, 512)], indirect=["name"]
+)
+def test_a_write_that_it_cannot_do_ends_it_with_words(
+    floor: Endpoint, path: str, length: int
+) -> None:
+    with socket.socket(socket.AF_UNIX) as sock:
+        sock.connect(path)
+        Connection(sock, "any")
+        sock.sendall(nbd.REQUEST.pack(nbd.REQUEST_MAGIC, 0, nbd.WRITE, 0, 0, length))
+        assert sock.recv(1) == b""
+    server = floor.servers["floor"]
+    server.wait_until(lambda: not server.running())
+    assert server.last_words() == "floor: a write: not understood"
+
+
 @pytest.mark.parametrize(("offset", "length"), [(0, 8192), (512, BLOCK), (BLOCKS * BLOCK, BLOCK)])
 def test_other_requests_are_refused(path: str, offset: int, length: int) -> None:
     with socket.socket(socket.AF_UNIX) as sock:
@@ -115,12 +151,15 @@ def test_connection_that_is_no_nbd_client_ends_the_floor_with_words(
 
 def test_it_has_rows_with_the_clients_of_the_others(bench: Bench, name: str) -> None:
     section = next(each for each in SECTIONS if each.name == "nbd")
-    jobs = [row.job.name for row in section.rows(f"nbd/*/{name}")]
-    assert jobs == ["4k-randread-d1", "4k-randread-d32"]
-    sample = measure(opener(name)(bench), JOB, 0.2)
-    assert sample.measured.ios > 0
+    jobs = {row.job.name for row in section.rows(f"nbd/*/{name}")}
+    written = {"4k-randwrite-d1", "4k-randwrite-d32"} if name == goals.FLOOR_TCP else set()
+    assert jobs == {"4k-randread-d1", "4k-randread-d32", *written}
+    endpoint = opener(name)(bench)
     target = {goals.FLOOR: "floor target", goals.FLOOR_TCP: "tgtd"}[name]
-    assert list(sample.cpu_seconds) == ["floor", target, "fio"]
+    for job in (JOB, WRITES) if written else (JOB,):
+        sample = measure(endpoint, job, 0.2)
+        assert sample.measured.ios > 0
+        assert list(sample.cpu_seconds) == ["floor", target, "fio"]
 
 
 @pytest.mark.parametrize(("block", "depth"), [(BLOCK, 1), (BLOCK, 32), (32 * BLOCK, 8)])

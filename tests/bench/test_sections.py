@@ -142,7 +142,7 @@ def test_rows_are_chosen_by_glob() -> None:
     small = set(nbd.openers) - {goals.OURS_FLUSHED}
     assert {row.subject for row in nbd.rows("*/4k-randread-d1/*")} == small
     written = {row.subject for row in nbd.rows("*/4k-randwrite-d1/*")}
-    assert written == small - {goals.FLOOR, goals.FLOOR_TCP}
+    assert written == small - {goals.FLOOR}
     assert [row.job.name for row in nbd.rows("nbd/*/iserblk-flushed")] == ["1m-write-d8"]
     assert not fuse.rows("nbd/*")
     several = {row.job.name for row in nbd.rows("*") if row.job.connections > 1}
