@@ -20,7 +20,7 @@
  * Over Traditional iSCSI the target is any that asks for no authentication, and has blocks of 512
  * bytes. The server logs in (RFC 7143, section 6), and asks no more than it must. The data of a
  * write go with its command, from where they were received: immediate data, which are allowed
- * unless one of the two objects.
+ * unless the target objects. Where answers come singly, the target may run first, as with iserblk.
  *
  * Fails, with a line on stderr, at whatever is not as it should be. */
 
@@ -32,6 +32,7 @@
 #include <isa-l/crc.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
+#include <sched.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -53,6 +54,7 @@ enum {
 	ANSWER = DATA_FRAME + CONTROL_FRAME,
 	MOST = 256,       /* requests in flight */
 	STAGING = 512 << 10,
+	SINGLY = 4,       /* fewer answers at once than this */
 	REPLY = 16,       /* NBD */
 	REQUEST = 28,
 	OPTION = 16,
@@ -267,6 +269,8 @@ static uint32_t block = BLOCK;                  /* bytes of a read */
 static unsigned char *data[MOST];               /* where those of a slot belong */
 static double until;                            /* by now(): no read of our own begins later; 0: none */
 static unsigned long reads;                     /* of our own, that have ended */
+static int came;                                /* answers, when last there were any */
+static int takes_data = 1;                      /* the target takes that of a write at once */
 
 /* 0: the client has gone. */
 static int receive_exactly(int client, void *data, size_t length)
@@ -360,6 +364,8 @@ static void block_command(unsigned char *bhs, int slot, int writes, uint64_t off
 		refuse("so many commands at once, for this target");
 	scsi_command(bhs, slot, writes ? 0x20 : 0x40, block);
 	bhs[32] = writes ? 0x8a : 0x88;
+	if (writes && !takes_data)
+		refuse("a target that takes no block of immediate data");
 	if (writes)
 		put32(bhs + 4, block);  /* all of it follows the BHS */
 	memcpy(bhs + 34, &lba, 8);
@@ -531,7 +537,7 @@ static void take_pdus(int client, int target, size_t *have)
 			refuse("a PDU");
 		}
 		if (status) {
-			if (bhs[3] || bhs[1] & 6)
+			if ((kind == SCSI_RESPONSE && bhs[2]) || bhs[3] || bhs[1] & 6)
 				refuse("a status, or a residual count");
 			exp_stat_sn = get32(bhs + 24) + 1;
 			reads++;
@@ -547,6 +553,7 @@ static void take_pdus(int client, int target, size_t *have)
 	}
 	*have -= at;
 	memmove(staging, staging + at, *have);
+	came = count;
 	if (count && (again || client >= 0))
 		send_all(again ? target : client, vectors, count);
 }
@@ -565,6 +572,17 @@ static uint32_t exchange(int target, unsigned char *pdu, size_t length, int kind
 		refuse("the end of the target");
 	exp_stat_sn = get32(staging + 24) + 1;
 	return data;
+}
+
+/* What the target says of this key in the text behind its BHS; NULL: nothing. */
+static const char *said(const char *key, size_t length)
+{
+	size_t name = strlen(key);
+	const char *at = (char *)staging + BHS, *end = at + length;
+	for (; at < end; at += strnlen(at, end - at) + 1)
+		if ((size_t)(end - at) > name && !memcmp(at, key, name) && at[name] == '=')
+			return at + name + 1;
+	return NULL;
 }
 
 /* Login in one exchange, and commands until the LUN has told of its start (unit attention). */
@@ -586,9 +604,12 @@ static void log_in(int target, const char *name, int number)
 	put32(pdu + 4, length);
 	pdu[8] = 0x80;  /* ISID: a random one */
 	put32(pdu + 9, getpid());
-	exchange(target, pdu, BHS + ((length + 3) & ~3), LOGIN_RESPONSE);
-	if (staging[36] || (staging[1] & 0x83) != 0x83)
+	length = exchange(target, pdu, BHS + ((length + 3) & ~3), LOGIN_RESPONSE);
+	if (staging[36] || (staging[1] & 0x83) != 0x83 || (length && staging[BHS + length - 1]))
 		refuse("the answer to the login");
+	const char *immediate = said("ImmediateData", length);
+	const char *most = said("MaxRecvDataSegmentLength", length);
+	takes_data = !(immediate && !strcmp(immediate, "No")) && (!most || atoi(most) >= BLOCK);
 	lun[1] = number;
 	cmd_sn = get32(staging + 28);
 	for (int tries = 4;;) {
@@ -606,12 +627,21 @@ static void take(int client, int target, size_t *have)
 	(iscsi ? take_pdus : take_answers)(client, target, have);
 }
 
+/* As iserblk does: where answers come singly, the target has this processor first, if it waits for
+ * one. More of them then share what follows. */
+static void give_way(void)
+{
+	if (iscsi && came < SINGLY && MOST - free_slots >= SINGLY)
+		sched_yield();
+}
+
 static void wait_for_all(int target, size_t *have)
 {
 	int poll = waiting_for(target, -1);
 	while (free_slots < MOST) {
 		struct epoll_event event;
 		wait_for(poll, &event, 1);
+		give_way();
 		take(-1, target, have);
 	}
 	close(poll);
@@ -624,6 +654,7 @@ static void serve_client(int client, int target, size_t *have)
 	for (int going_on = 1; going_on;) {
 		struct epoll_event events[2];
 		int count = wait_for(poll, events, 2);
+		give_way();
 		for (int i = 0; i < count; i++)
 			if (events[i].data.fd == target)
 				take(client, target, have);

@@ -20,7 +20,7 @@ OURS_NO_POLL = "iserblk-nopoll"
 OURS_NO_JOURNAL = "iserblk-nojournal"
 OURS_FLUSHED = "iserblk-flushed"
 OURS_TCP = "iserblk-tcp"
-# A C program that does only what a 4 KiB read cannot do without (floor.c).
+# A C program that does only what a request cannot do without (floor.c).
 FLOOR = "floor"
 FLOOR_TCP = "floor-tcp"
 OURS_NBDKIT = "iserblk-nbdkit"

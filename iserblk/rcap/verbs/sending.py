@@ -204,8 +204,9 @@ class Sender:
             completions.append(done.completion)
 
     def mark(self) -> int:
-        """Post an empty RDMA Write: it completes when all requests before it have reached the peer.
-        Returns its number; 0 when there is no room. Raises OSError."""
+        """Post an empty RDMA Write: it completes when all requests before it have reached the peer
+        (on siw: when TCP has them). Returns its number; 0 when there is no room. Raises
+        OSError."""
         if not self.room():
             return 0
         number, flags = self.next(True)
