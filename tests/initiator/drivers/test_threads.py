@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import select
 import signal
@@ -277,6 +278,7 @@ def _interrupt_at(moment: int, work: Callable[[], None], within: Any = None) -> 
             raise KeyboardInterrupt
 
     before = sys.gettrace()
+    gc.disable()  # hypothesis is called when it collects; an interrupt there would be lost
     sys.settrace(trace)
     try:
         work()
@@ -284,6 +286,7 @@ def _interrupt_at(moment: int, work: Callable[[], None], within: Any = None) -> 
         return True
     finally:
         sys.settrace(before)
+        gc.enable()
     return False
 
 
