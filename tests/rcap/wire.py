@@ -233,6 +233,14 @@ def send_request(
     return request
 
 
+def signaled_send(pair: seam.QueuePair, header: bytes, token: object) -> seam.WorkRequest:
+    """As ``send_request``; its Completion carries ``token``."""
+    request = send_request(pair, header)
+    request.signaled = True
+    request.token = token
+    return request
+
+
 def rdma_request(
     opcode: int, data: memoryview | bytes | None, stag: int, to: int, token: object = None
 ) -> seam.WorkRequest:

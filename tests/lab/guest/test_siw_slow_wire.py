@@ -9,7 +9,7 @@ import pytest
 
 from iserblk.rcap import seam
 from tests.rcap.verbs import suite
-from tests.rcap.wire import Driver, pattern, rdma_request, send_request
+from tests.rcap.wire import Driver, pattern, rdma_request, signaled_send
 from tests.support.programs import run
 
 SIZE = 65536
@@ -30,13 +30,6 @@ def driver() -> Iterator[Driver]:
         pair.close()
 
 
-def last_words(pair: seam.QueuePair) -> seam.WorkRequest:
-    request = send_request(pair, b"behind it")
-    request.signaled = True
-    request.token = "send"
-    return request
-
-
 def test_a_read_is_complete_when_its_data_have_come(driver: Driver) -> None:
     a, b = driver.pairs
     source = pattern(SIZE, 1)
@@ -45,7 +38,7 @@ def test_a_read_is_complete_when_its_data_have_come(driver: Driver) -> None:
     a.post(
         [
             rdma_request(seam.RDMA_READ, memoryview(sink), stag, base, "read"),
-            last_words(a),
+            signaled_send(a, b"behind it", "send"),
         ]
     )
     driver.run(lambda: any(event.token == "read" for event in driver.events[0]))
@@ -63,7 +56,7 @@ def test_memory_that_a_read_fills_has_no_other_use(driver: Driver) -> None:
         a.post(
             [
                 rdma_request(seam.RDMA_READ, memoryview(sink), stag, base, "read"),
-                last_words(a),
+                signaled_send(a, b"behind it", "send"),
             ]
         )
         before = len(driver.events[0])

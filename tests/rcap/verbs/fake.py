@@ -109,7 +109,6 @@ class FakeEnd:
         rooms: tuple[int, int] = (1024, 1024),
         limit: int = 1 << 40,
         transport: str = "InfiniBand",
-        slow: bool = False,
     ) -> None:
         self.windows = windows
         self.send_room, self.receive_room = rooms
@@ -127,7 +126,7 @@ class FakeEnd:
         self.receives: deque[tuple[int, int, int, int]] = deque()
         self.waiting: deque[Callable[[], bool]] = deque()  # of the peer's, for a receive
         self.prepared: list[Callable[[], bool]] = []
-        self.slow = slow
+        self.slow = False
         self.wire: list[Callable[[], bool]] = []
         self._complete_at_once: list[int] = []
         self.posts = 0

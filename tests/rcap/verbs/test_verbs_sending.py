@@ -8,7 +8,7 @@ from typing import Any
 
 from iserblk.rcap import seam
 from tests.rcap.verbs.fake import FakeEnd, fake_pair, link_of
-from tests.rcap.wire import Driver, pattern, rdma_request, send_request
+from tests.rcap.wire import Driver, pattern, rdma_request, signaled_send
 
 SIZE = 10_000
 
@@ -26,13 +26,6 @@ def slow_pair(**options: Any) -> Iterator[tuple[Driver, FakeEnd]]:
         pair.close()
 
 
-def signaled_send(pair: seam.QueuePair) -> seam.WorkRequest:
-    request = send_request(pair, b"words")
-    request.signaled = True
-    request.token = "send"
-    return request
-
-
 def tokens(driver: Driver) -> list[object]:
     driver.step(0)
     return [event.token for event in driver.events[0]]
@@ -46,7 +39,7 @@ def test_a_read_is_complete_by_its_own_completion_alone() -> None:
         for number, (source, sink) in enumerate(zip(sources, sinks, strict=True)):
             stag, base = b.advertise(memoryview(source), seam.REMOTE_READ)
             a.post([rdma_request(seam.RDMA_READ, memoryview(sink), stag, base, number)])
-            a.post([signaled_send(a)])
+            a.post([signaled_send(a, b"words", "send")])
             assert tokens(driver) == ["send"] * (number + 1)
         link.arrive()
         assert tokens(driver) == ["send", "send", 0, 1]
@@ -62,7 +55,12 @@ def test_complete_data_are_overwritten_only_where_the_device_has_a_copy() -> Non
         for source, sink in zip(sources, sinks, strict=True):
             stag, base = b.advertise(memoryview(sink), seam.REMOTE_WRITE)
             stags.append(stag)
-            a.post([rdma_request(seam.RDMA_WRITE, source, stag, base), signaled_send(a)])
+            a.post(
+                [
+                    rdma_request(seam.RDMA_WRITE, source, stag, base),
+                    signaled_send(a, b"words", "send"),
+                ]
+            )
             driver.step(0)
         link.arrive()
         for stag in stags:
@@ -77,7 +75,7 @@ def test_a_read_that_waits_keeps_its_place_in_the_queue_of_the_device() -> None:
         stag, base = b.advertise(memoryview(bytes(SIZE)), seam.REMOTE_READ)
         a.post([rdma_request(seam.RDMA_READ, sink, stag, base, "read")])
         for _ in range(20):
-            a.post([signaled_send(a)])
+            a.post([signaled_send(a, b"words", "send")])
             driver.step(0)
         assert tokens(driver) == ["send"] * 7
         link.arrive()
