@@ -82,6 +82,7 @@ TICK_S = 1.0  # at ErrorRecoveryLevel 1 and 2 over TCP
 TIME2RETAIN_S = 20  # for which the tasks of a lost connection are kept at ErrorRecoveryLevel 2
 
 Announce = Callable[[Announced], Awaitable[None]]
+MakeDevice = Callable[[Mapping[int, LogicalUnit], str, TargetPorts | None], DeviceServer]
 
 
 @dataclass(slots=True, frozen=True)
@@ -117,9 +118,11 @@ class TargetServer:
         header: int = HEADER_LENGTH,
         max_connections: int = SESSION_CONNECTIONS,
         error_recovery_level: int = RECOVERY,
+        make_device: MakeDevice = DeviceServer,
     ) -> None:
         """``header``: bytes of the iSER header of all iSER connections, 28 or 12.
-        ``max_connections``: of one session. ``error_recovery_level``: the highest to agree to."""
+        ``max_connections``: of one session. ``error_recovery_level``: the highest to agree to.
+        ``make_device``: tests give one with habits of other targets."""
         self.iqn = iqn
         self._max_connections = max_connections
         self._error_recovery_level = error_recovery_level
@@ -127,7 +130,7 @@ class TargetServer:
         self._accounts = accounts
         self._access: Access | None = None
         self._busy_poll_us = busy_poll_us
-        self.device = DeviceServer(luns, iqn, ports)
+        self.device = make_device(luns, iqn, ports)
         self._connections: dict[TargetConnection, None] = {}
         self._sessions: dict[_SessionName, TargetSession] = {}
         # By session name: sessions that have ended, except for tasks that threads still run.
@@ -730,6 +733,7 @@ async def serve(
     read: Callable[[], TargetConfig] | None = None,
     lun_list: LunList | None = None,
     hangups: AsyncIterator[int] | None = None,
+    make_device: MakeDevice = DeviceServer,
 ) -> None:
     """Run one target until cancelled.
 
@@ -738,9 +742,9 @@ async def serve(
     when it is cancelled, ask initiators to log out, and wait up to so many seconds; 0: do not ask.
     ``announce``: each runs as long as the target accepts connections; what it raises ends the
     target. ``read``: reads the configuration again, after each of ``hangups``, in a thread;
-    an error changes nothing. ``lun_list``: with ``read``, owns ``luns``. Raises BadArgument,
-    NotSupported, PermissionDenied or Busy when the target cannot listen; nothing stays open
-    then."""
+    an error changes nothing. ``lun_list``: with ``read``, owns ``luns``. ``make_device``: see
+    TargetServer. Raises BadArgument, NotSupported, PermissionDenied or Busy when the target cannot
+    listen; nothing stays open then."""
     iqn, places, transports = config.iqn, config.portals, config.transports
     ports = TargetPorts([each.group for each in places], transports)
     server = TargetServer(
@@ -752,6 +756,7 @@ async def serve(
         config.header,
         config.max_connections,
         config.error_recovery_level,
+        make_device,
     )
     server.set_access(config.access)
     server.device.set_access_states(config.states)

@@ -8,12 +8,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 import trio
 
 from iserblk.datamover.iser import HEADER_LENGTH
-from iserblk.target import server
 from iserblk.target.scsi.device import LogicalUnit
 from iserblk.target.store.store import Extent
 from iserblk.target.store.volatile import VolatileStore
@@ -122,9 +120,14 @@ class Machine:
             )
             self._unit = unit
             self._token = trio.lowlevel.current_trio_token()
-            with trio.CancelScope() as self._scope, patch.object(server, "DeviceServer", device):
+            with trio.CancelScope() as self._scope:
                 await serve(
-                    f"127.0.0.1:{self._port}", IQN, {0: unit}, is_ready, header=self._header
+                    f"127.0.0.1:{self._port}",
+                    IQN,
+                    {0: unit},
+                    is_ready,
+                    header=self._header,
+                    make_device=device,
                 )
 
         def device(*words: Any) -> TroubledDevice:

@@ -1,7 +1,8 @@
 """``python -m tests.support.serve "LISTEN…" IQN SPEC…``: the real target, and what it holds.
 
 LOGIN_TIMEOUT_S in the environment: how long a peer may take for its login; ISER_HEADER: bytes of
-the iSER header; LOGOUT_S: how long initiators may take to log out, when SIGTERM has come.
+the iSER header; LOGOUT_S: how long initiators may take to log out, when SIGTERM has come; PROFILE:
+the module of tests/support/profiles whose habits it has.
 
 Prints ``ready URL``, and after each SIGUSR1 one line of JSON: descriptors, threads, and the live
 objects that every connection has. SIGTERM ends it in order.
@@ -14,11 +15,13 @@ import logging
 import os
 import signal
 import sys
+from importlib import import_module
 
 import trio
 
 from iserblk.target import server
 from iserblk.target.lunspec import open_lun, parse_lun_spec
+from iserblk.target.scsi.device import DeviceServer
 from tests.support.census import census
 from tests.support.target_here import serve
 
@@ -31,10 +34,25 @@ async def _main(listen: str, iqn: str, specs: list[str]) -> None:
             header = int(os.environ.get("ISER_HEADER", "28"))
             luns = dict(enumerate(units))
             logout_s = int(os.environ.get("LOGOUT_S", "0"))
-            await serve(listen.split(), iqn, luns, _ready, header=header, logout_s=logout_s)
+            await serve(
+                listen.split(),
+                iqn,
+                luns,
+                _ready,
+                header=header,
+                logout_s=logout_s,
+                make_device=_device(os.environ.get("PROFILE")),
+            )
     finally:
         for unit in units:
             unit.close()
+
+
+def _device(profile: str | None) -> server.MakeDevice:
+    if profile is None:
+        return DeviceServer
+    device: type[DeviceServer] = import_module(f"tests.support.profiles.{profile}").Device
+    return device
 
 
 def _ready(url: str) -> None:

@@ -68,7 +68,8 @@ _IN_ANY_STATE: Final = frozenset(
 Allows = Callable[[str, int], bool]
 
 
-@mypyc_attr(allow_interpreted_subclasses=True)  # of tests: a device with troubles
+# Subclasses of tests: a device with troubles, or with the habits of another target.
+@mypyc_attr(allow_interpreted_subclasses=True)
 class DeviceServer:
     """The LUNs of one target. One thread calls all methods but ``run``, which any thread may
     call (``iserblk.target.seam``)."""
@@ -175,7 +176,7 @@ class DeviceServer:
                 for lun in old - new:
                     self._attentions.pop((nexus, lun), None)
                 for lun in new - old:
-                    self._attentions[nexus, lun] = [sense.POWER_ON_OR_RESET]
+                    self._greet(nexus, lun)
             for lun in old - new:
                 nexus.end_tasks(lun, _nothing)
             for lun in new:
@@ -187,7 +188,19 @@ class DeviceServer:
             unit.reservations.lose(nexus)  # what the session that this one reinstates has reserved
         self._nexuses.add(nexus)
         for lun in self._units:
-            self._attentions[nexus, lun] = [sense.POWER_ON_OR_RESET]
+            self._greet(nexus, lun)
+
+    def greeting(self, _nexus: Nexus, _lun: int) -> int:
+        """ASC << 8 | ASCQ of the unit attention that a nexus gets first from a LUN that is new to
+        it; 0: none."""
+        return sense.POWER_ON_OR_RESET
+
+    def _greet(self, nexus: Nexus, lun: int) -> None:
+        code = self.greeting(nexus, lun)
+        if code:
+            self._attentions[nexus, lun] = [code]
+        else:
+            self._attentions.pop((nexus, lun), None)
 
     def detach(self, nexus: Nexus) -> None:
         for unit in self._units.values():
