@@ -21,8 +21,8 @@ import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from typing import Any, NoReturn
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from fuse_mount.errors import BY_STATUS, MountError, MountFailed, SystemProblem, UsageError
 from fuse_mount.options import MountOptions, parse_options
@@ -32,6 +32,9 @@ from iserblk.installation import HERE, no_pyfuse3
 from iserblk.metrics.address import default_option
 from iserblk.named.resolving import resolve
 from iserblk.url import is_url, parse_url
+
+if TYPE_CHECKING:
+    from iserblk.waiting.until_told import UntilTold
 
 log = logging.getLogger(__name__)
 
@@ -50,8 +53,6 @@ _MAX_BACKGROUND = 64
 # more: the request was interrupted, or its file system was unmounted.
 _REFUSED = "fuse_reply_* failed"
 
-_ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-
 _UNMOUNT_TIMEOUT_S = 120.0
 
 
@@ -66,9 +67,9 @@ def mount_foreground(
     ``options``: the values of -o, each a comma-separated list. ``ready`` is called once, in the
     trio loop, when the files can be used. Returns after a clean unmount by ``fusermount3 -u``,
     ``umount``, SIGTERM, SIGINT or SIGHUP: requests under way are finished, and everything is
-    flushed. After a second signal the server no longer waits for the target. Raises MountError; or
-    SystemExit with 128 + the signal's number if a signal came before ``ready``. Nothing is mounted
-    then.
+    flushed. After a further signal of an impatient user (iserblk/endings.py) the server no longer
+    waits for the target. Raises MountError; or SystemExit with 128 + the signal's number if a
+    signal came before ``ready``. Nothing is mounted then.
     """
     settled = parse_options(options)
     source = urls[0]
@@ -82,13 +83,13 @@ def mount_foreground(
     _check_system()
     import trio  # noqa: PLC0415 - after the check, as it may be missing
 
-    from iserblk.waiting.descriptors import signals_noted  # noqa: PLC0415
+    from iserblk.waiting.until_told import until_told  # noqa: PLC0415
 
     with _locked(mountpoint):
         number = 0
         try:
-            with signals_noted(*_ENDING) as early:
-                number = trio.run(_serve, resolved.urls, source, mountpoint, settled, ready, early)
+            with until_told() as told:
+                number = trio.run(_serve, resolved.urls, source, mountpoint, settled, ready, told)
         except Exception as error:
             raise _for_mount(mountpoint, error) from None
     if number:
@@ -197,11 +198,10 @@ async def _serve(
     mountpoint: str,
     options: MountOptions,
     ready: Callable[[], None],
-    came: list[int],
+    told: UntilTold,
 ) -> int:
     """Mount and serve. Returns the number of a signal that came before ``ready``, or 0. ``source``:
-    the first URL, or what names it, as it was given. ``came``: signals that came before this
-    call."""
+    the first URL, or what names it, as it was given."""
     # These need packages that _check_system has checked.
     import pyfuse3  # noqa: PLC0415
     import trio  # noqa: PLC0415
@@ -213,41 +213,39 @@ async def _serve(
     early = 0
     mounted = closed = False
 
-    async def end_on_signals(signals: AsyncIterator[int]) -> None:
+    async def end_on_signals() -> None:
         nonlocal early
-        number = await anext(signals)
+        number = await told.begun()
         if mounted:
             if not closed:
                 pyfuse3.terminate()
-            await anext(signals)
-            log.error("%s: second signal to end: not waiting for the target", mountpoint)
+            await told.lost_patience()
+            log.error("%s: told twice to end: not waiting for the target", mountpoint)
         else:
             early = number
         nursery.cancel_scope.cancel()
 
     logging.getLogger("pyfuse3").addFilter(is_of_use)
     failed: Sequence[str] = ()
-    # Before the mount: a signal that kills this process would leave a dead mount.
-    with trio.open_signal_receiver(*_ENDING) as signals:
-        if came:
-            return came[0]
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(end_on_signals, signals)
-            served = default_option(mountpoint) | options.disk
-            async with open_disks(urls, served) as disks:
-                files = LunFiles(disks.disks, options)
-                pyfuse3.trio = Readers().namespace()  # type: ignore[attr-defined]
-                _mount(files, mountpoint, _source(source), options)
-                try:
-                    _raise_background_limit(mountpoint)
-                    mounted = True
-                    ready()
-                    await pyfuse3.main(_MIN_TASKS, _MAX_TASKS)
-                    failed = await files.flush_all()
-                finally:
-                    closed = True
-                    pyfuse3.close(unmount=True)
-            nursery.cancel_scope.cancel()
+    if told.first:
+        return told.first
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(end_on_signals)
+        served = default_option(mountpoint) | options.disk
+        async with open_disks(urls, served) as disks:
+            files = LunFiles(disks.disks, options)
+            pyfuse3.trio = Readers().namespace()  # type: ignore[attr-defined]
+            _mount(files, mountpoint, _source(source), options)
+            try:
+                _raise_background_limit(mountpoint)
+                mounted = True
+                ready()
+                await pyfuse3.main(_MIN_TASKS, _MAX_TASKS)
+                failed = await files.flush_all()
+            finally:
+                closed = True
+                pyfuse3.close(unmount=True)
+        nursery.cancel_scope.cancel()
     if failed:
         raise MountFailed(f"{mountpoint}: data may be lost: {'; '.join(failed)}")
     return early

@@ -24,7 +24,8 @@ ALLOWED: dict[str, set[str]] = {
     "files": set(),
     "installation": set(),
     "secret": set(),
-    "waiting": set(),
+    "endings": set(),
+    "waiting": {"endings"},
     "names": {"errors"},
     "metrics": {"errors", "names"},
     "options": {"errors", "secret", "metrics", "names"},
@@ -127,11 +128,11 @@ ALLOWED: dict[str, set[str]] = {
         *("disk.seam", "nbd.exports", "nbd.handshake", "nbd.client", "nbd.server"),
     },
     "nbd.kernel": {
-        *("errors", "installation", "names", "background", "credentials", "metrics"),
+        *("endings", "errors", "installation", "names", "background", "credentials", "metrics"),
         *("nbd.messages", "nbd.buffers"),
         *("nbd.listening", "nbd.client", "nbd.server", "nbd.serving"),
     },
-    "nbd.nbdkit": {"errors", "credentials", "disk.blocking", "nbd.kernel"},
+    "nbd.nbdkit": {"endings", "errors", "credentials", "disk.blocking", "nbd.kernel"},
     "csi": {"errors", "options", "url", "nbd.kernel"},
     "target.store": {"errors", "files"},
     "target.ports": {"errors", "names", "scsi"},
@@ -184,6 +185,7 @@ ALLOWED: dict[str, set[str]] = {
     "asyncio": {"disk.asyncio"},
     "cli": {
         *(
+            "endings",
             "errors",
             "files",
             "installation",

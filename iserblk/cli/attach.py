@@ -5,11 +5,9 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import signal
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from types import FrameType
 
 import click
 
@@ -19,6 +17,7 @@ from iserblk.cli.output import print_json
 from iserblk.disk.blocking import open_disks
 from iserblk.disk.multipath.addresses import settle
 from iserblk.disk.seam import LunInfo
+from iserblk.endings import Endings, ending_signals
 from iserblk.errors import BadArgument, Busy, IserblkError
 from iserblk.named.files import Named, may_be_name
 from iserblk.named.resolving import resolve
@@ -45,7 +44,7 @@ _ENDING_S = 1.0  # between the end of a server and that of its device, when a pr
     "-f",
     "--foreground",
     is_flag=True,
-    help="Stay in the foreground; detach on SIGTERM or SIGINT.",
+    help="Stay in the foreground; detach on SIGTERM, SIGINT or SIGHUP.",
 )
 @click.option(
     "-o",
@@ -124,7 +123,9 @@ def command(
                 at = attach(lun, at, connections or (4 if by_nbdkit else 1), PLACES)
                 attached.append(at)
             served.append((at, lun))
-        told = _listen() if foreground else []
+        told = Endings(ending_signals())
+        if foreground:  # a signal raises nothing any more
+            told.listen()
         _say(served, as_json)
         if foreground:
             tell_systemd("READY=1")
@@ -247,29 +248,17 @@ def _undo(attached: Sequence[Device]) -> None:
 # --- in the foreground -------------------------------------------------------------------------
 
 
-def _listen() -> list[int]:
-    """From now on SIGTERM and SIGINT raise nothing: their numbers go into the list returned."""
-    told: list[int] = []
-
-    def end(number: int, _frame: FrameType | None) -> None:
-        told.append(number)
-
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, end)
-    return told
-
-
-def _stay(served: Mapping[Device, Lun], told: Sequence[int]) -> None:
+def _stay(served: Mapping[Device, Lun], told: Endings) -> None:
     """Wait until other processes have detached every device; after a signal, detach them here. A
     server that died gets a successor. Raises IserblkError when none can serve, for io-timeout."""
     left = dict(served)
     since: dict[Device, float] = {}  # the first successor that could not serve
-    while left and not told:
+    while left and not told.first:
         _reap()  # not when one is found to have ended: it may need a moment more
         for each, lun in list(left.items()):
             with Server(Home(each)) as server:
-                ended = server.ended(0 if told else _LOOK_S / len(left))
-            if not ended or told:
+                ended = server.ended(0 if told.first else _LOOK_S / len(left))
+            if not ended or told.first:
                 continue
             try:
                 if not _has_successor(each, lun):
@@ -314,17 +303,17 @@ def _reap() -> None:
             pass
 
 
-def _detach_when_unused(each: Device, told: Sequence[int]) -> None:
-    """Detach once no process uses the device. Raises Busy after a second signal."""
+def _detach_when_unused(each: Device, told: Endings) -> None:
+    """Detach once no process uses the device. Raises Busy when the user has lost patience."""
     said = ""
     while True:
         try:
             detach(each)
         except Busy as error:
-            if len(told) > 1:
+            if told.impatient:
                 raise
             if str(error) != said:
-                log.warning("%s (waiting; a second signal ends this)", error)
+                log.warning("%s (waiting; another signal ends this)", error)
                 said = str(error)
             time.sleep(_LOOK_S)
         else:

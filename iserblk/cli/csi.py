@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import platform
-import signal
 import threading
 from pathlib import Path
-from types import FrameType
 
 import click
 
@@ -15,6 +13,7 @@ from iserblk.csi.host import Machine
 from iserblk.csi.node import Node
 from iserblk.csi.server import serve
 from iserblk.csi.volumes import Records
+from iserblk.endings import Endings, ending_signals
 from iserblk.errors import BadArgument
 from iserblk.nbd.kernel.device import Places, need_root
 
@@ -51,7 +50,7 @@ _SCHEME = "unix://"
     help="The path of the socket as the kubelet sees it. Default: that of --endpoint.",
 )
 def command(endpoint: str, node_id: str, registry: Path | None, seen_at: Path | None) -> None:
-    """Serve the identity and node services of CSI until SIGTERM or SIGINT (docs/kubernetes.md).
+    """Serve the identity and node services of CSI until a signal ends it (docs/kubernetes.md).
 
     Volumes are LUNs that exist: their URL is in volumeAttributes, CHAP in a secret. They stay as
     they are when the plugin ends, and its successor looks after them. Prints `ready unix://PATH`.
@@ -62,12 +61,7 @@ def command(endpoint: str, node_id: str, registry: Path | None, seen_at: Path | 
         raise BadArgument(f"--endpoint {endpoint}: write unix:///PATH/csi.sock")
     need_root()
     stopped = threading.Event()
-
-    def end(_number: int, _frame: FrameType | None) -> None:
-        stopped.set()
-
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, end)
+    Endings(ending_signals(), lambda _number: stopped.set()).listen()
     node = Node(node_id, Machine(PLACES), Records(PLACES.run / "csi"))
     serve(node, path, registry, seen_at or path, lambda: ready(f"{_SCHEME}{path}"), stopped)
     tell_systemd("STOPPING=1")

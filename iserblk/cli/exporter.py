@@ -35,7 +35,7 @@ LISTEN = "127.0.0.1:13260"
     help="Look for sockets in DIR, and not where attach, mount and nbd make them. May be repeated.",
 )
 def command(addresses: tuple[str, ...], listen: str, given: tuple[Path, ...]) -> None:
-    """Serve the metrics of all LUNs that are in use on this machine, until SIGTERM or SIGINT.
+    """Serve the metrics of all LUNs that are in use on this machine, until a signal ends it.
 
     Root's exporter has those of all users, another user's its own. ADDRESS: a further value of
     metrics=. Prints `ready URL` once Prometheus can ask. There is no authentication: every client

@@ -2,7 +2,8 @@
 
 Exit status: 0 done · 1 other · 4 transport · 5 login refused · 7 bad argument or URL ·
 8 connect timeout · 11 command timeout · 13 permission · 21 no such target or LUN ·
-23 host not found · 24 authentication · 27 not supported · 28 busy · 130, 143 SIGINT, SIGTERM.
+23 host not found · 24 authentication · 27 not supported · 28 busy · 129, 130, 143 SIGHUP, SIGINT,
+SIGTERM.
 ``mount`` and ``umount`` have those of mount(8): 1 usage, 2 system, 32 failed.
 """
 
@@ -16,13 +17,13 @@ import re
 import signal
 import sys
 from collections.abc import Sequence
-from types import FrameType
 from typing import NoReturn
 
 import click
 
 from iserblk import __version__
 from iserblk.credentials import hide_command_line
+from iserblk.endings import Endings, ending_signals
 from iserblk.errors import BadArgument, IserblkError
 from iserblk.installation import HERE
 
@@ -109,7 +110,8 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     _open_standard_streams()
     if arguments is None:
         hide_command_line()
-    signal.signal(signal.SIGTERM, _end)
+    heard = [number for number in ending_signals() if number != signal.SIGINT or _interrupts()]
+    Endings(heard, _end).listen()
     status = _run(arguments)
     try:
         sys.stdout.flush()
@@ -133,7 +135,14 @@ def _open_standard_streams() -> None:
     sys.stderr = sys.stderr or open(os.devnull, "w")  # noqa: SIM115 (for good)
 
 
-def _end(number: int, _frame: FrameType | None) -> None:
+def _interrupts() -> bool:
+    """False: SIGINT is ignored, as in a shell's background job, and stays ignored."""
+    return signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def _end(number: int) -> None:
+    if number == signal.SIGINT:
+        raise KeyboardInterrupt
     sys.exit(128 + number)
 
 

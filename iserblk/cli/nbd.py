@@ -71,7 +71,7 @@ def command(
     threads: int | None,
     **options: str | None,
 ) -> None:
-    """Export the LUNs of URL… over NBD, until SIGTERM or SIGINT.
+    """Export the LUNs of URL… over NBD, until SIGTERM, SIGINT or SIGHUP.
 
     Prints `ready NBD-URI` once clients can connect. The exports are called lun0, lun1, …; the
     default export is that of the first URL. Without --tls there is no authentication: every client

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 import sys
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
@@ -10,44 +9,39 @@ from typing import TypeVar
 import trio
 
 from iserblk.errors import first_error
-from iserblk.waiting.descriptors import signals_noted
+from iserblk.waiting.until_told import UntilTold, until_told
 
-_ENDING = (signal.SIGINT, signal.SIGTERM)
 T = TypeVar("T")
 
 
-def run(body: Callable[[], Awaitable[T]]) -> T:
-    """Run ``body`` in trio, and return its result. SIGINT and SIGTERM cancel ``body``, which may
-    clean up; then the process ends with 128 + signal. From a group of errors (several tasks
-    failed) raises the first IserblkError, else the first OSError, else the group.
+def run(body: Callable[[], Awaitable[T]], *, hangup: bool = True) -> T:
+    """Run ``body`` in trio, and return its result. SIGINT, SIGTERM and SIGHUP cancel ``body``,
+    which may clean up; then the process ends with 128 + signal. ``hangup``: see ``ending_signals``.
+    From a group of errors (several tasks failed) raises the first IserblkError, else the first
+    OSError, else the group.
     """
     try:
-        with signals_noted(*_ENDING) as noted:
-            results, number = trio.run(_with_signals, body, noted)
+        with until_told(hangup=hangup) as heard:
+            results = trio.run(_with_signals, body, heard)
     except BaseExceptionGroup as group:
         raise first_error(group) from None
     if not results:
-        sys.exit(128 + number)
+        sys.exit(128 + heard.first)
     return results[0]
 
 
-async def _with_signals(body: Callable[[], Awaitable[T]], early: list[int]) -> tuple[list[T], int]:
-    """The result of ``body`` (an empty list if it was cancelled), and the number of the first
-    signal. ``early``: signals that came before this was called."""
-    number = 0
+async def _with_signals(body: Callable[[], Awaitable[T]], heard: UntilTold) -> list[T]:
+    """The result of ``body``; an empty list if a signal has cancelled it."""
     results: list[T] = []
+    if heard.first:
+        return results
 
-    with trio.open_signal_receiver(*_ENDING) as signals:
-        if early:
-            return [], early[0]
+    async def watch() -> None:
+        await heard.begun()
+        nursery.cancel_scope.cancel()
 
-        async def watch() -> None:
-            nonlocal number
-            number = await anext(signals)
-            nursery.cancel_scope.cancel()
-
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(watch)
-            results.append(await body())
-            nursery.cancel_scope.cancel()
-    return results, number
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(watch)
+        results.append(await body())
+        nursery.cancel_scope.cancel()
+    return results

@@ -332,7 +332,7 @@ def _serve(read: Callable[[], TargetConfig], rereads: bool, early: list[int]) ->
                 with trio.CancelScope(shield=True):
                     await trio.to_thread.run_sync(_close, luns)
 
-    run(serving)
+    run(serving, hangup=not rereads)
 
 
 def _close(luns: LunList) -> None:

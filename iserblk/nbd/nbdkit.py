@@ -13,7 +13,6 @@ import logging
 import os
 import re
 import select
-import signal
 import socket
 import subprocess
 import sys
@@ -21,12 +20,12 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from types import FrameType
 from typing import IO
 
 from iserblk import errors
 from iserblk.credentials import FIRST_DESCRIPTOR, handed_on
 from iserblk.disk.blocking import open_disks
+from iserblk.endings import Endings, ending_signals
 from iserblk.errors import BadArgument, IserblkError, RemoteProtocolError, TransportError
 from iserblk.nbd.kernel.programs import PLUGIN, last_line, nbdkit_environment, nbdkit_program
 
@@ -92,13 +91,15 @@ def _run(
     descriptors: list[int],
     ready: Callable[[], None],
 ) -> int:
-    told = 0
+    def end(_number: int) -> None:
+        if not told.impatient:
+            child.terminate()
+            return
+        log.error("told twice to end: not waiting for the target; what was written since the last"
+                  " flush may be lost")  # fmt: skip
+        child.kill()
 
-    def end(number: int, _frame: FrameType | None) -> None:
-        nonlocal told
-        told = number
-        child.terminate()
-
+    told = Endings(ending_signals(), end)
     heard, tells = _pipe()
     with heard:
         with tells:
@@ -108,11 +109,12 @@ def _run(
                 env={**nbdkit_environment(), _READY: str(tells.fileno())},
                 stderr=subprocess.PIPE,
                 pass_fds=[*descriptors, tells.fileno()],
+                # Of a terminal it hears nothing itself: it would end at SIGHUP, ignored or not.
+                process_group=0,
             )
         assert child.stderr is not None
         said = _Said(child.stderr)
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, end)
+        told.listen()
         try:
             started = _wait_for(heard, child)
             if started:
@@ -122,8 +124,8 @@ def _run(
         finally:
             _end(child)
             said.end()
-    if told:
-        return 128 + told
+    if told.first:
+        return 128 + told.first
     if child.returncode and not started:
         for line in said.kept:
             log.info("nbdkit: %s", line)

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import signal
 import socket
 import ssl
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Protocol
 
 import trio
@@ -20,12 +19,11 @@ from iserblk.nbd.client import Connection
 from iserblk.nbd.exports import Export
 from iserblk.nbd.handshake import Tls
 from iserblk.nbd.server import NbdServer
-from iserblk.waiting.descriptors import signals_noted
+from iserblk.waiting.until_told import UntilTold, until_told
 
 log = logging.getLogger(__name__)
 
 _SIZES_S = 10.0
-_ENDING = (signal.SIGINT, signal.SIGTERM)
 
 
 class Succession(Protocol):
@@ -69,9 +67,10 @@ def serve(
     resized: Callable[[str, int], None] | None = None,
     succession: Succession | None = None,
 ) -> int:
-    """Serve the LUNs of ``urls`` at the listening ``sockets`` until SIGTERM or SIGINT; with
+    """Serve the LUNs of ``urls`` at the listening ``sockets`` until SIGTERM, SIGINT or SIGHUP; with
     ``until_unused`` also until the last client has gone. Then what was received is answered, and
-    everything is flushed; a second signal ends that. Returns the number of the signal, or 0.
+    everything is flushed; a signal of an impatient user (module ``endings``) ends that. Returns the
+    number of the first signal, or 0.
 
     ``ready`` is called once clients can connect, ``stopping`` at the first signal, both in the trio
     loop. ``resized`` is called, in another thread, with the name of an export and its new size in
@@ -82,19 +81,17 @@ def serve(
     busy_poll_us = max(each.options.busy_poll_us for each in settle(urls, options))
     failed: list[str] = []
 
-    async def body(early: list[int]) -> int:
-        told = 0
+    async def body(heard: UntilTold) -> int:
         served: Mapping[str, DirectDisk] = {}
         stop = trio.Event()
         is_ready = False
 
-        async def end_on_signals(signals: AsyncIterator[int]) -> None:
-            nonlocal told
-            told = await anext(signals)
+        async def end_on_signals() -> None:
+            await heard.begun()
             stopping()
             if is_ready:
                 stop.set()
-                await anext(signals)
+                await heard.lost_patience()
                 log.error("told twice to end: not waiting for the target")
                 for name, disk in served.items():
                     if disk.dirty:
@@ -124,43 +121,42 @@ def serve(
             except IserblkError as error:
                 failed.append(f"{name}: the last flush failed, data may be lost: {error}")
 
-        with trio.open_signal_receiver(*_ENDING) as signals:
-            if early:
-                return early[0]
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(end_on_signals, signals)
-                taken = await _take(succession, before_opening=True)
-                beside = taken is None  # the predecessor has the place of the metrics
-                async with open_disks(urls, options, metrics_later=beside) as disks:
-                    served = disks.disks
-                    exports = {name: Export(name, disk, read_only) for name, disk in served.items()}
-                    server = NbdServer(exports, disks.default, busy_poll_us, tls, context)
-                    if taken is None:
-                        taken = await _take(succession, before_opening=False)
-                    async with server.serving(sockets, taken or ()):
-                        if until_unused:
-                            nursery.start_soon(end_when_unused, server)
-                        if resized is not None:
-                            nursery.start_soon(watch_sizes, exports)
-                        is_ready = True
-                        ready()
-                        async with trio.open_nursery() as offering:
-                            if succession is not None:
-                                metrics = disks.serve_metrics if beside else None
-                                export = exports[disks.default]
-                                offering.start_soon(_offer, succession, server, export, metrics)
-                            await stop.wait()
-                            offering.cancel_scope.cancel()
-                    async with trio.open_nursery() as flushes:  # targets that are away: all at once
-                        for name, disk in served.items():
-                            if disk.dirty:  # one without a write cache is sent nothing
-                                flushes.start_soon(flush, name, disk)
-                nursery.cancel_scope.cancel()
-        return told
+        if heard.first:
+            return heard.first
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(end_on_signals)
+            taken = await _take(succession, before_opening=True)
+            beside = taken is None  # the predecessor has the place of the metrics
+            async with open_disks(urls, options, metrics_later=beside) as disks:
+                served = disks.disks
+                exports = {name: Export(name, disk, read_only) for name, disk in served.items()}
+                server = NbdServer(exports, disks.default, busy_poll_us, tls, context)
+                if taken is None:
+                    taken = await _take(succession, before_opening=False)
+                async with server.serving(sockets, taken or ()):
+                    if until_unused:
+                        nursery.start_soon(end_when_unused, server)
+                    if resized is not None:
+                        nursery.start_soon(watch_sizes, exports)
+                    is_ready = True
+                    ready()
+                    async with trio.open_nursery() as offering:
+                        if succession is not None:
+                            metrics = disks.serve_metrics if beside else None
+                            export = exports[disks.default]
+                            offering.start_soon(_offer, succession, server, export, metrics)
+                        await stop.wait()
+                        offering.cancel_scope.cancel()
+                async with trio.open_nursery() as flushes:  # targets that are away: all at once
+                    for name, disk in served.items():
+                        if disk.dirty:  # one without a write cache is sent nothing
+                            flushes.start_soon(flush, name, disk)
+            nursery.cancel_scope.cancel()
+        return heard.first
 
     try:
-        with signals_noted(*_ENDING) as came:
-            told = trio.run(body, came)
+        with until_told() as heard:
+            told = trio.run(body, heard)
     except BaseExceptionGroup as group:
         raise first_error(group) from None
     if failed:

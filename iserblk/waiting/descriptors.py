@@ -1,11 +1,8 @@
-"""Helpers on trio: a sleep that another task ends, waiting while a socket is full, and signals
-around ``trio.run``."""
+"""Helpers on trio: a sleep that another task ends, and waiting while a socket is full."""
 
 from __future__ import annotations
 
-import signal
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Protocol
 
 import trio
@@ -73,22 +70,3 @@ class WriteWatch:
     def wake(self) -> None:
         """Check again whether the endpoint wants to write."""
         self._nap.wake()
-
-
-@contextmanager
-def signals_noted(*numbers: signal.Signals) -> Iterator[list[int]]:
-    """While this context is open, signals are only added to the list that it gives.
-
-    To be put around ``trio.run``, in the main thread. It covers the times before
-    ``trio.open_signal_receiver`` takes the signals over, and after it has given them back. The
-    usual handlers would raise inside trio's own code, and trio would report an internal error."""
-    noted: list[int] = []
-    before = {
-        number: signal.signal(number, lambda number, _frame: noted.append(number))
-        for number in numbers
-    }
-    try:
-        yield noted
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

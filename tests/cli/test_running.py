@@ -4,12 +4,24 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Iterator
 
 import pytest
 import trio
 
 from iserblk.cli.running import run
 from iserblk.errors import BadArgument, ConnectionLost
+
+
+@pytest.fixture(autouse=True)
+def handlers() -> Iterator[None]:
+    """``run`` leaves its own when a signal has come: the process is to end."""
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    before = {number: signal.getsignal(number) for number in numbers}
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # nohup, perhaps around all tests, ignores it
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
 
 
 def test_the_result_comes_out() -> None:
@@ -19,7 +31,9 @@ def test_the_result_comes_out() -> None:
     assert run(body) == 7
 
 
-@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(
+    ("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)]
+)
 def test_a_signal_cancels_and_lets_clean_up(number: int, status: int) -> None:
     cleaned = []
 

@@ -36,6 +36,16 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TargetProcess]:
         yield process
 
 
+@pytest.fixture(autouse=True)
+def handlers() -> Iterator[None]:
+    """``serve`` leaves its own when a signal has come: the process is to end."""
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    before = {number: signal.getsignal(number) for number in numbers}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
 class Watcher:
     """The callbacks of a server."""
 

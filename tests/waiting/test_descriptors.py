@@ -1,39 +1,43 @@
+"""A task that naps, and what wakes it."""
+
 from __future__ import annotations
 
-import signal
-
-import pytest
 import trio
+from trio.testing import wait_all_tasks_blocked
 
-from iserblk.waiting.descriptors import signals_noted
-
-
-class Ended(Exception):
-    pass
+from iserblk.waiting.descriptors import Nap
 
 
-def end(_number: int, _frame: object) -> None:
-    raise Ended
+async def test_it_sleeps_until_it_is_woken() -> None:
+    nap, woken = Nap(), []
+
+    async def sleep() -> None:
+        nap.wake()  # nobody sleeps: it is not kept
+        await nap.sleep()
+        woken.append(True)
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(sleep)
+        await wait_all_tasks_blocked()
+        assert woken == []
+        nap.wake()
+    assert woken == [True]
 
 
-def test_signals_around_trio_are_noted() -> None:
-    """Before trio takes them and after it has given them back; then the handlers are as before."""
-    seen = []
+async def test_a_wake_in_the_turn_in_which_it_is_cancelled_is_lost() -> None:
+    """So what sleeps here looks again for what has happened, however its sleep has ended."""
+    nap, ended = Nap(), []
 
-    async def body() -> None:
-        signal.raise_signal(signal.SIGUSR1)
-        with trio.open_signal_receiver(signal.SIGUSR1) as signals:
-            signal.raise_signal(signal.SIGUSR1)
-            seen.append(await anext(signals))
-        signal.raise_signal(signal.SIGUSR2)
+    async def sleep() -> None:
+        try:
+            await nap.sleep()
+        except trio.Cancelled:
+            ended.append("cancelled")
+            raise
 
-    before = {number: signal.signal(number, end) for number in (signal.SIGUSR1, signal.SIGUSR2)}
-    try:
-        with signals_noted(signal.SIGUSR1, signal.SIGUSR2) as noted:
-            trio.run(body)
-        assert (seen, noted) == ([signal.SIGUSR1], [signal.SIGUSR1, signal.SIGUSR2])
-        with pytest.raises(Ended):
-            signal.raise_signal(signal.SIGUSR1)
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(sleep)
+        await wait_all_tasks_blocked()
+        nursery.cancel_scope.cancel()
+        nap.wake()
+    assert ended == ["cancelled"]

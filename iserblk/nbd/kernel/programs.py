@@ -12,6 +12,7 @@ from pathlib import Path
 from types import FrameType
 
 import iserblk
+from iserblk.endings import ending_signals
 from iserblk.errors import IserblkError
 from iserblk.installation import HERE
 
@@ -53,8 +54,8 @@ def last_line(said: str) -> str:
 
 @contextlib.contextmanager
 def signals_held() -> Iterator[None]:
-    """Delay SIGINT and SIGTERM until the end of the block. Their exception between a fork and the
-    moment when we know the child's id would leave a child that we do not know."""
+    """Delay the signals that end the process until the end of the block. Their exception between a
+    fork and the moment when we know the child's id would leave a child that we do not know."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -63,7 +64,7 @@ def signals_held() -> Iterator[None]:
     def note(number: int, _frame: FrameType | None) -> None:
         came.append(number)
 
-    usual = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
+    usual = {number: signal.signal(number, note) for number in ending_signals()}
     try:
         yield
     finally:
