@@ -1,0 +1,209 @@
+"""Our initiator and istgt, over Traditional iSCSI. Needs ``scripts/peers istgt``."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import trio
+
+from iserblk.errors import AuthenticationError
+from tests.cli.commands import bad, good, good_json
+from tests.support import fio, greeting, istgt
+from tests.support.blockwork import everything
+from tests.support.faces import one_disk
+from tests.support.interop import Record, package
+from tests.support.istgt import OWN, THEIRS, VERSION, Istgt
+from tests.support.nbdkit import need, run, running_nbd
+from tests.support.outages import Outages
+
+MIB = 1 << 20
+SIZE = 64 * MIB
+REGION = MIB  # per job of fio
+UP_S, DOWN_S = 1.5, 0.3
+KILLS = 2
+DIGESTS = {"none": "", "crc32c": "?header_digest=crc32c&data_digest=crc32c"}
+in_thread = trio.to_thread.run_sync
+
+
+@pytest.fixture(scope="module")
+def program() -> Path:
+    return istgt.program()
+
+
+@pytest.fixture(scope="module")
+def running(program: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Istgt]:
+    made = Istgt(program, tmp_path_factory.mktemp("istgt"), SIZE)
+    yield made
+    made.stop()
+
+
+@pytest.fixture
+def mortal(program: Path, tmp_path: Path) -> Iterator[Istgt]:
+    """One that the test may kill."""
+    made = Istgt(program, tmp_path, SIZE)
+    try:
+        yield made
+        made.check()
+    finally:
+        made.kill()
+
+
+def with_secrets(folder: Path, own: str = OWN[1], theirs: str = "") -> dict[str, str]:
+    """The options that name a file with the secrets of the test."""
+    file = folder / "secrets"
+    file.write_text(f"{own}\n{theirs}\n" if theirs else f"{own}\n")
+    file.chmod(0o600)
+    return {"chap_secret_file": str(file)}
+
+
+def as_user(url: str) -> str:
+    return url.replace("iscsi://", f"iscsi://{OWN[0]}@")
+
+
+def test_info(running: Istgt, record: Record) -> None:
+    """What its LUN has not is told before anything is tried."""
+    (told,) = good_json("info", running.url)["disks"]
+    assert (told["size"], told["block_size"]) == (SIZE, 512)
+    assert (told["vendor"], told["product"], told["serial"]) == ("istgt", "none", "S1")
+    assert told["write_cache"] and not told["read_only"]
+    lacks = ("fua", "can_trim", "can_zero", "zero_by_unmap", "can_extents")
+    assert not any(told[each] for each in lacks)
+    found = good_json("discover", f"iscsi://{running.portal}")
+    assert {each["name"] for each in found["targets"]} == set(running.names)
+    record(ours="iserblk", peer="istgt", version=VERSION, transport="TCP", ran="discover, info")
+
+
+@pytest.mark.parametrize("digest", DIGESTS)
+def test_copy_both_ways(running: Istgt, tmp_path: Path, record: Record, digest: str) -> None:
+    there, back = tmp_path / "there", tmp_path / "back"
+    # With a part of zeroes, which it has no command for, and an end that is no whole MiB.
+    content = random.Random(digest).randbytes(17 * MIB + 4608) + bytes(9 * MIB)
+    there.write_bytes(content + random.Random(1).randbytes(SIZE - len(content)))
+    url = running.url + DIGESTS[digest]
+    good("copy", there, url)
+    good("copy", url, back)
+    assert back.read_bytes() == there.read_bytes() == running.disk().read_bytes()
+    record(
+        ours="iserblk copy",
+        peer="istgt",
+        version=VERSION,
+        transport=f"TCP, {digest.upper() if digest != 'none' else 'no'} digests",
+        ran=f"a file of {SIZE // MIB} MiB to the LUN, and the LUN to a file",
+    )
+
+
+def test_a_trim_is_refused(running: Istgt) -> None:
+    assert bad(27, "trim", running.url) == (
+        "iserblk: lun0: the LUN cannot unmap; zero the range instead"
+    )
+
+
+@pytest.mark.parametrize("asks", istgt.ASKS)
+@pytest.mark.parametrize("digest", DIGESTS)
+async def test_all_block_operations(
+    running: Istgt, tmp_path: Path, record: Record, asks: str, digest: str
+) -> None:
+    """A write with FUA becomes a write and a flush; zeroes are written."""
+    url, options = running.urls[asks] + DIGESTS[digest], {}
+    if asks != "none":
+        url = as_user(url)
+        options = with_secrets(tmp_path, theirs=THEIRS[1] if asks == "mutual" else "")
+    outcome = await everything(url, options)
+    wanted = "CRC32C" if digest == "crc32c" else "None"
+    about = outcome.connection
+    assert (about["header_digest"], about["data_digest"]) == (wanted, wanted)
+    record(
+        ours="initiator",
+        peer="istgt",
+        version=VERSION,
+        transport=f"TCP, digests {wanted}, CHAP {asks}",
+        outcome=outcome,
+    )
+
+
+@pytest.mark.parametrize(
+    ("asks", "own", "theirs", "remedy"),
+    [
+        ("one-way", "loud-loud-loud", "", "authentication failed: check user name and secret"),
+        ("one-way", "", "", "the target wants a user name and a secret"),
+        ("mutual", OWN[1], "loud-loud-loud", "did not prove who it is"),
+        ("mutual", OWN[1], "", "authentication failed"),  # it asks for both ways
+    ],
+)
+async def test_a_wrong_secret(
+    running: Istgt, tmp_path: Path, asks: str, own: str, theirs: str, remedy: str
+) -> None:
+    url, options = running.urls[asks], {}
+    if own:
+        url, options = as_user(url), with_secrets(tmp_path, own, theirs)
+    with pytest.raises(AuthenticationError, match=remedy):
+        async with one_disk("async", url, options):
+            pass
+
+
+@pytest.mark.parametrize("kind", ["iserblk", "nbdkit"])
+def test_through_nbd(running: Istgt, tmp_path: Path, record: Record, kind: str) -> None:
+    """qemu-img writes an image to it through NBD, and finds no difference; libnbd's client flushes
+    and is told that there are no discards."""
+    need("qemu-img")
+    nbd = pytest.importorskip("nbd", reason="not installed: python3-libnbd")
+    image = tmp_path / "image"
+    image.write_bytes(random.Random(kind).randbytes(SIZE - MIB) + bytes(MIB))
+    with running_nbd(kind, [running.url], tmp_path) as uri:
+        run("qemu-img", "convert", "-n", "-f", "raw", "-O", "raw", str(image), uri)
+        run("qemu-img", "compare", "-f", "raw", "-F", "raw", str(image), uri)
+        client = nbd.NBD()
+        client.connect_uri(uri)
+        client.pwrite(b"n" * 5000, 700, nbd.CMD_FLAG_FUA)
+        client.zero(8192, 8192)
+        client.flush()
+        assert client.pread(5000, 700) == b"n" * 5000
+        assert client.pread(8192, 8192) == bytes(8192)
+        assert not client.can_trim()
+        client.shutdown()
+    content = running.disk().read_bytes()
+    assert content[700:5700] == b"n" * 5000 and content[8192:16384] == bytes(8192)
+    record(
+        ours="iserblk nbd" if kind == "iserblk" else "nbd_plugin",
+        peer="istgt",
+        version=VERSION,
+        transport="TCP",
+        ran=f"{package('qemu-utils')} convert and compare, libnbd: write with FUA, zero, flush",
+    )
+
+
+# -- its own death ---------------------------------------------------------------------------------
+
+
+async def test_what_a_new_nexus_hears(mortal: Istgt) -> None:
+    """29/00, but only the first one after its start."""
+    names = [f"iqn.2026-11.example:{each}" for each in "ab"]
+    heard = [await greeting.greeting(mortal.url, name) for name in names]
+    await in_thread(mortal.kill)
+    await in_thread(mortal.start)
+    heard += [await greeting.greeting(mortal.url, name) for name in reversed(names)]
+    assert heard == [["29/00"], [], ["29/00"], []]
+
+
+@pytest.mark.parametrize("kind", ["iserblk", "nbdkit"])
+def test_it_is_killed_under_fio(mortal: Istgt, tmp_path: Path, record: Record, kind: str) -> None:
+    """fio writes, reads and compares, and sees no error while it is killed and started again."""
+    need("fio", *(["nbdkit"] if kind == "nbdkit" else []))
+    if "nbd" not in run("fio", "--enghelp").split():
+        pytest.skip("this fio has no nbd engine (built without libnbd)")
+    with (
+        running_nbd(kind, [mortal.url], tmp_path, parameters=("io-timeout=60",)) as uri,
+        Outages(mortal.kill, mortal.start, UP_S, DOWN_S) as outages,
+    ):
+        while outages.count < KILLS:
+            fio.verify("--ioengine=nbd", f"--uri={uri}", region=REGION)
+    record(
+        ours="iserblk nbd" if kind == "iserblk" else "nbd_plugin",
+        peer="istgt",
+        version=VERSION,
+        transport="TCP",
+        ran=f"{package('fio')} verify while istgt is killed and started again",
+    )

@@ -1,0 +1,73 @@
+"""What a new nexus hears first from a LUN: unit attentions, as any initiator would be told them."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from time import monotonic
+
+import trio
+
+from iserblk.errors import ScsiError
+from iserblk.initiator.commands import Work, fill_no_data, run
+from iserblk.initiator.connecting.reach import connect
+from iserblk.initiator.drivers.tasks import TrioDriver
+from iserblk.initiator.session.slots import TaskSlot, Waiter
+from iserblk.options import Options
+from iserblk.scsi import cdb, luns
+from iserblk.scsi.sense import Sense
+from iserblk.url import parse_url
+from tests.support.sessions import Host
+
+NAME = "iqn.2026-11.example:another-host"
+_MOST = 8
+
+
+class _Once(Work[bytes]):
+    """A command without data that is not sent again, whatever it is answered."""
+
+    def fill(self, slot: TaskSlot, piece: bytes, _waiter: Waiter | None) -> bool:
+        slot.cdb[:] = piece.ljust(16, b"\0")
+        fill_no_data(slot, self.lun)
+        return True
+
+    def may_repeat(self, _problem: object) -> bool:
+        return False
+
+
+@asynccontextmanager
+async def new_nexus(url: str, name: str = NAME, **options: object) -> AsyncIterator[Host]:
+    """A session of another initiator, which has sent no command. It logs out at the end."""
+    parsed = parse_url(url)
+    chosen = Options(initiator_name=name, **options)  # type: ignore[arg-type]
+    driver = TrioDriver(await connect(parsed, chosen))
+    async with trio.open_nursery() as nursery:
+        await nursery.start(driver.run)
+        try:
+            yield Host(driver, luns.encode(parsed.lun or 0))
+        finally:
+            with trio.CancelScope(shield=True):
+                await driver.log_out()
+            nursery.cancel_scope.cancel()
+
+
+async def attentions(host: Host) -> list[str]:
+    """TEST UNIT READY until it is GOOD; the unit attentions before, as ``29/00``."""
+    heard: list[str] = []
+    for _ in range(_MOST):
+        work = _Once(host.session, host.lun, "the LUN", monotonic() + host.session.io_timeout)
+        try:
+            await host.run(run(work, [cdb.test_unit_ready()]))
+        except ScsiError as error:
+            sense = error.sense
+            assert isinstance(sense, Sense) and sense.is_unit_attention, error
+            heard.append(f"{sense.asc:02X}/{sense.ascq:02X}")
+        else:
+            return heard
+    raise AssertionError(f"still not ready: {heard}")
+
+
+async def greeting(url: str, name: str = NAME, **options: object) -> list[str]:
+    """What a new nexus hears first."""
+    async with new_nexus(url, name, **options) as host:
+        return await attentions(host)
