@@ -132,6 +132,10 @@ class RequestQueue:
             finally:
                 self._waits = False
                 self._returned.wake()
+                if self._answered:
+                    # This task may be cancelled in the turn in which the answers come. Then another
+                    # task settles them.
+                    self._keeper.wake()
             self._settle()
         over, self._over = self._over, []
         self.open -= len(over)

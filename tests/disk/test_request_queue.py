@@ -67,6 +67,22 @@ def test_it_is_raised_where_the_queue_waits(begin: bool) -> None:
     assert len(disk.begun) == disk.ended == 3
 
 
+async def test_an_answer_in_the_turn_in_which_the_wait_is_cancelled_is_settled() -> None:
+    """Until then the request has its place in the session, and the lock of its blocks."""
+    disk: Any = _Disk(begin=False)
+    disk.ended = 1  # no SIGINT
+    async with open_queue(disk) as queue:
+        request = queue.read(BLOCK, 0)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(queue.ended)
+            await wait_all_tasks_blocked()
+            nursery.cancel_scope.cancel()
+            request.task_done()
+        await wait_all_tasks_blocked()
+        assert disk.ended == 2
+        assert await queue.ended() == [request]
+
+
 class _Again(_Disk):
     """Each command has to be sent again."""
 
