@@ -44,7 +44,8 @@ from iserblk.waiting.watching import Watch
 
 log = logging.getLogger(__name__)
 
-HANDSHAKE_S = 15.0
+HANDSHAKE_S = 15.0  # that a client may take for its handshake, and
+HANDSHAKE_EACH_S = 1.0  # for each export that it asks about
 MANY: Final = 8  # open requests, from which on the socket is looked at when answers come
 _MOST_BUFFERS: Final = 1024  # of one system call (IOV_MAX)
 _STEP: Final = 4096  # bytes of a handshake that are received at once
@@ -130,6 +131,7 @@ class Client:
         """None: the client has ended it. Raises RemoteProtocolError, OSError, trio.TooSlowError."""
         handshake = Handshake(exports, default, tls)
         buffer = memoryview(bytearray(_STEP))
+        asked: set[str] = set()
         with trio.fail_after(HANDSHAKE_S) as limit:
             while True:
                 await self._send_all(handshake.data_to_send())
@@ -147,6 +149,9 @@ class Client:
                 while event is not None:
                     if isinstance(event, Look):
                         left = limit.deadline - trio.current_time()
+                        if event.export.name not in asked:
+                            asked.add(event.export.name)
+                            left += HANDSHAKE_EACH_S
                         limit.deadline = inf  # the limit is the client's, not the target's
                         await self._look(event.export)
                         limit.deadline = trio.current_time() + left

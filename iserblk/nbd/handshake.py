@@ -28,9 +28,11 @@ from iserblk.nbd.messages import Negotiated, Option
 
 MOST_OPTION = 64 << 10  # bytes of the data of an option; what is longer is refused, and passed over
 MOST_PASSED_OVER = 1 << 20  # bytes of that in a handshake
-MOST_OPTIONS = 256  # in a handshake
+MOST_OPTIONS = 256  # in a handshake, and
+MOST_OPTIONS_EACH = 8  # for each export: `nbdinfo --list` asks about all of them
 MOST_QUERIES = 1024  # for metadata contexts, in one option
-MOST_UNREAD = 256 << 10  # bytes of replies, after which no more options are looked at
+MOST_UNREAD = 256 << 10  # bytes of replies beside one list of the exports, after which no more
+# options are looked at
 
 
 class Tls(Enum):
@@ -115,6 +117,8 @@ class Handshake:
         )
         self._client_flags = 0
         self._options = 0
+        self._most_options = MOST_OPTIONS + MOST_OPTIONS_EACH * len(exports)
+        self._listed = 0  # bytes of the reply to LIST
         self._to_pass_over = 0  # bytes of an option's data that are still to come
         self._passed_over = 0
         self._forget()
@@ -233,9 +237,9 @@ class Handshake:
 
     def _count_option(self) -> None:
         self._options += 1
-        if self._options > MOST_OPTIONS:
-            raise _Breach(f"more than {MOST_OPTIONS} options, and no export was chosen")
-        if len(self._out) > MOST_UNREAD:
+        if self._options > self._most_options:
+            raise _Breach(f"more than {self._most_options} options, and no export was chosen")
+        if len(self._out) > MOST_UNREAD + self._listed:
             raise _Breach("an option before the replies to others were read")
 
     def _check(self, option: int) -> Obey:
@@ -300,11 +304,13 @@ class Handshake:
 
     def _list(self, option: int, data: bytes) -> None:
         _Reader(data).end()
+        before = len(self._out)
         for export in self._exports.values():
             name = export.name.encode()
             told = len(name).to_bytes(4) + name + nbd.string(export.description)
             self._reply(option, nbd.REP_SERVER, told)
         self._reply(option, nbd.REP_ACK)
+        self._listed = len(self._out) - before
 
     def _starttls(self, option: int, data: bytes) -> StartTls:
         _Reader(data).end()

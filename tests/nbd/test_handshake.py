@@ -419,9 +419,30 @@ def test_too_much_data_ends_the_connection() -> None:
 @pytest.mark.parametrize("data", [b"", about("lun0")])
 def test_options_without_end(data: bytes) -> None:
     handshake = begin()
-    for _ in range(nbd.MOST_OPTIONS):
+    for _ in range(nbd.MOST_OPTIONS + nbd.MOST_OPTIONS_EACH * len(EXPORTS)):
         ask(handshake, INFO, data)
     breaks_off(handshake, option(INFO, data), "options, and no export")
+
+
+@pytest.mark.parametrize("count", [128, 3000])
+def test_a_client_may_ask_about_each_of_many_exports(count: int) -> None:
+    """As `nbdinfo --list` does; and without waiting for the list, which may be a long one."""
+    many = {f"lun{number}": export(f"lun{number}", size=512) for number in range(count)}
+    handshake = Handshake(many, "lun0")
+    handshake.data_to_send()
+    first = option(STRUCTURED_REPLY) + option(LIST) + option(LIST_META_CONTEXT, contexts("lun0"))
+    listed = answers(play(handshake, client_flags() + first))
+    assert [each.kind for each in listed].count(SERVER) == count
+    for name in many:
+        for number, data in (
+            (LIST_META_CONTEXT, contexts(name)),
+            (SET_META_CONTEXT, contexts(name, "base:allocation")),
+            (INFO, about(name)),
+        ):
+            *_, last = answers(play(handshake, option(number, data)))
+            assert last.kind == ACK
+    ask(handshake, GO, about("lun7"))
+    assert handshake.negotiated is not None
 
 
 def test_replies_that_a_client_does_not_wait_for_do_not_pile_up() -> None:

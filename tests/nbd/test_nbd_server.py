@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import json
 import socket
 import ssl
 import termios
@@ -11,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import trio
+from trio.testing import MockClock
 
 from iserblk.errors import CommandTimeout
 from iserblk.nbd import client as client_module
@@ -32,6 +34,7 @@ from tests.support.nbd_client import (
     request,
     write,
 )
+from tests.support.nbdkit import need
 from tests.support.until import until
 
 MIB = 1 << 20
@@ -132,6 +135,33 @@ async def test_a_handshake_takes_no_longer_than_it_may(
         assert await is_let_go(client)
     (text,) = [record.getMessage() for record in caplog.records]
     assert text == "NBD client: no end of the handshake in time"
+
+
+async def test_a_client_that_asks_about_many_exports_may_take_longer(
+    tmp_path: Path, mock_clock: MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A second for each, once."""
+    async with serving(tmp_path, fake(0), fake(1)) as path, await connect(path) as client:
+        await client.greet()
+        mock_clock.jump(client_module.HANDSHAKE_S - 0.1)
+        for name, jump in (("lun0", 1.0), ("lun0", 0.0), ("lun1", 1.0)):
+            assert await client.ask(name) == nbd.REP_ACK
+            mock_clock.jump(jump)
+        assert await client.ask("lun1") == nbd.REP_ACK
+        assert caplog.records == []
+        mock_clock.jump(0.2)
+        assert await is_let_go(client)
+
+
+@pytest.mark.parametrize("count", [128, 1000])
+async def test_all_of_many_exports_are_listed(tmp_path: Path, count: int) -> None:
+    need("nbdinfo")
+    disks = [fake(number, size=4096) for number in range(count)]
+    async with serving(tmp_path, *disks) as path:
+        words = ["nbdinfo", "--list", "--json", f"nbd+unix:///?socket={path}"]
+        done = await trio.run_process(words, capture_stdout=True)
+    listed = json.loads(done.stdout)["exports"]
+    assert [each["export-name"] for each in listed] == [f"lun{each}" for each in range(count)]
 
 
 async def test_the_limit_of_a_handshake_is_not_for_the_target(

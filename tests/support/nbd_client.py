@@ -105,6 +105,16 @@ class RawClient:
         assert magic == nbd.OPTION_REPLY_MAGIC
         return kind, await self.receive(length)
 
+    async def ask(self, export: str) -> int:
+        """INFO of an export; the type of the last reply."""
+        name = export.encode()
+        data = struct.pack(">I", len(name)) + name + bytes(2)
+        await self.send(option(nbd.Option.INFO, data))
+        while True:
+            kind, _ = await self.option_reply()
+            if kind != nbd.REP_INFO:
+                return kind
+
     async def shake_hands(self, export: str = "") -> int:
         """To the transmission, with simple replies; the size."""
         await self.greet()
