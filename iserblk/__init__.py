@@ -54,6 +54,7 @@ if TYPE_CHECKING:
     from iserblk.errors import TargetNotFound as TargetNotFound
     from iserblk.errors import TransportError as TransportError
     from iserblk.errors import WriteProtected as WriteProtected
+    from iserblk.errors import WritesLost as WritesLost
 
 __version__ = "0.1.0"
 
@@ -63,7 +64,7 @@ _ERRORS = (
     *("IserRefused", "IserblkError", "LocalProtocolError", "LoginError", "LunChanged"),
     *("NoMpaReply", "NoSuchLun", "NotSupported", "OutOfRange", "OutOfSpace"),
     *("PermissionDenied", "RemoteProtocolError", "ReservationConflict", "ReservationLost"),
-    *("ScsiError", "TargetNotFound", "TransportError", "WriteProtected"),
+    *("ScsiError", "TargetNotFound", "TransportError", "WriteProtected", "WritesLost"),
 )
 _PLACES = {
     "open_disks": "iserblk.disk.blocking",

@@ -7,6 +7,7 @@
     ├── PermissionDenied          more rights are needed
     ├── Busy                      the thing is in use: try again later
     │   └── ReservationLost       another initiator has taken over the LUN: do not write to it again
+    ├── WritesLost                writes that the target had acknowledged are lost: write them again
     ├── TransportError            no connection, or not any more; every task in flight has ended
     │   ├── RemoteProtocolError   the peer broke its protocol; the connection has been closed
     │   ├── ConnectionLost        the connection ended unexpectedly
@@ -42,9 +43,13 @@ from typing import ClassVar
 
 
 class IserblkError(Exception):
-    """Root of the tree. ``str(error)`` is one line that names the thing and the remedy."""
+    """Root of the tree. ``str(error)`` is one line that names the thing and the remedy.
+
+    ``losses``: of a flush that has failed: how many losses of writes the LUN had by then, where the
+    error tells of one; see ``iserblk.disk.durability.losses``."""
 
     errno: int = _errno.EIO
+    losses: int = 0
     exit_status: ClassVar[int] = 1
 
 
@@ -81,6 +86,11 @@ class Busy(IserblkError):
 class ReservationLost(Busy):
     """Another initiator has, or had, the LUN that ``reserve=exclusive`` reserved. No session that
     had the reservation may write to the LUN any more."""
+
+
+class WritesLost(IserblkError):
+    """Writes that were acknowledged are lost, and iserblk has no copy of them. A flush tells each
+    client of that once. Raised by a write with ``fua``, it was that write."""
 
 
 class TransportError(IserblkError):

@@ -16,7 +16,7 @@ from iserblk.disk.multipath.discovering import discover_ways
 from iserblk.disk.multipath.failback import PathsReconnector
 from iserblk.disk.multipath.recognising import join_same_luns
 from iserblk.disk.opening import find_disks, name_disks, open_session, part, reconnector
-from iserblk.disk.seam import AsyncLun, CommandResult, Extent, LunInfo
+from iserblk.disk.seam import AsyncLun, CommandResult, Extent, FlushClient, LunInfo
 from iserblk.initiator.drivers.tasks import TrioDriver
 from iserblk.initiator.reconnecting import Reconnector
 
@@ -44,7 +44,14 @@ class TrioDisk:
 
     @property
     def dirty(self) -> bool:
-        return self.core.durability.wants_flush()
+        return self.core.durability.wants_flush(self.core.client)
+
+    @property
+    def client(self) -> FlushClient:
+        return self.core.client
+
+    def new_client(self) -> FlushClient:
+        return self.core.durability.losses.new_client()
 
     async def refresh(self) -> int:
         return await self.driver.run_operation(self.core.refresh())
@@ -84,8 +91,8 @@ class TrioDisk:
                     return
         await self.driver.run_operation(core.write(buffer, offset, fua, deadline))
 
-    async def flush(self) -> None:
-        await self.driver.run_operation(self.core.flush())
+    async def flush(self, client: FlushClient | None = None) -> None:
+        await self.driver.run_operation(self.core.flush(client=client))
 
     async def trim(
         self, offset: int, length: int, fua: bool = False, *, patient: bool = False

@@ -23,7 +23,7 @@ import trio
 
 from iserblk.disk import aio
 from iserblk.disk.seam import AsyncLun, CommandResult, Extent, LunInfo
-from iserblk.errors import ConnectionLost, LocalProtocolError
+from iserblk.errors import ConnectionLost, IserblkError, LocalProtocolError
 
 T = TypeVar("T")
 
@@ -273,7 +273,12 @@ class AsyncioDisk:
         await self._request(partial(self._disk.write, buffer, offset, fua))
 
     async def flush(self) -> None:
-        await self._request(self._disk.flush)
+        try:
+            await self._request(partial(self._disk.flush, self._disk.client))
+        except IserblkError as error:
+            # Not before: a task that is cancelled instead has heard of no loss.
+            self._disk.client.told(error.losses)
+            raise
 
     async def trim(
         self, offset: int, length: int, fua: bool = False, *, patient: bool = False

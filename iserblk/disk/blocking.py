@@ -23,7 +23,7 @@ from iserblk.disk.multipath.addresses import Address, settle
 from iserblk.disk.multipath.discovering import discover_ways
 from iserblk.disk.multipath.recognising import join_same_luns
 from iserblk.disk.opening import find_disks, give_up, name_disks, open_session, part, reconnector
-from iserblk.disk.seam import BlockingLun, CommandResult, Extent, LunInfo
+from iserblk.disk.seam import BlockingLun, CommandResult, Extent, FlushClient, LunInfo
 from iserblk.initiator.drivers.threads import BlockingDriver
 from iserblk.initiator.session.driving import TICK_S
 from iserblk.initiator.session.slots import Operation
@@ -45,7 +45,14 @@ class ThreadDisk:
 
     @property
     def dirty(self) -> bool:
-        return self.core.durability.wants_flush()
+        return self.core.durability.wants_flush(self.core.client)
+
+    @property
+    def client(self) -> FlushClient:
+        return self.core.client
+
+    def new_client(self) -> FlushClient:
+        return self.core.durability.losses.new_client()
 
     def refresh(self) -> int:
         return self._run(self.core.refresh())
@@ -94,8 +101,8 @@ class ThreadDisk:
     def _run(self, operation: Operation[T]) -> T:
         return self.driver.run(operation, self.core.dropped)
 
-    def flush(self) -> None:
-        self._run(self.core.flush())
+    def flush(self, client: FlushClient | None = None) -> None:
+        self._run(self.core.flush(client=client))
 
     def trim(self, offset: int, length: int, fua: bool = False, *, patient: bool = False) -> None:
         self._run(self.core.trim(offset, length, fua, patient))

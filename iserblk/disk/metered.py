@@ -11,7 +11,7 @@ from typing import BinaryIO
 
 from iserblk.disk.file import open_file
 from iserblk.disk.lun.operations import DiskCore
-from iserblk.disk.seam import AsyncLun, BlockingLun, CommandResult, Extent
+from iserblk.disk.seam import AsyncLun, BlockingLun, CommandResult, Extent, FlushClient
 from iserblk.initiator.session.slots import TaskSlot, Waiter
 from iserblk.metrics.counting import (
     BYTES,
@@ -85,6 +85,13 @@ class MeteredBlocking:
     def dirty(self) -> bool:
         return self.disk.dirty
 
+    @property
+    def client(self) -> FlushClient:
+        return self.disk.client
+
+    def new_client(self) -> FlushClient:
+        return self.disk.new_client()
+
     def refresh(self) -> int:
         return self.disk.refresh()
 
@@ -108,9 +115,9 @@ class MeteredBlocking:
         took = clock() - start
         _succeeded(self._here.rows[WRITE], took, len(buffer))
 
-    def flush(self) -> None:
+    def flush(self, client: FlushClient | None = None) -> None:
         with _Timed(self._metrics, FLUSH):
-            self.disk.flush()
+            self.disk.flush(client)
 
     def trim(self, offset: int, length: int, fua: bool = False, *, patient: bool = False) -> None:
         with _Timed(self._metrics, TRIM, length):
@@ -182,6 +189,13 @@ class MeteredAsync:
     def dirty(self) -> bool:
         return self.disk.dirty
 
+    @property
+    def client(self) -> FlushClient:
+        return self.disk.client
+
+    def new_client(self) -> FlushClient:
+        return self.disk.new_client()
+
     async def refresh(self) -> int:
         return await self.disk.refresh()
 
@@ -207,9 +221,9 @@ class MeteredAsync:
         took = clock() - start
         _succeeded(self._rows[WRITE], took, len(buffer))
 
-    async def flush(self) -> None:
+    async def flush(self, client: FlushClient | None = None) -> None:
         with _Timed(self._metrics, FLUSH):
-            await self.disk.flush()
+            await self.disk.flush(client)
 
     async def trim(
         self, offset: int, length: int, fua: bool = False, *, patient: bool = False

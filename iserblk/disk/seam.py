@@ -87,6 +87,26 @@ class CommandResult(NamedTuple):
         return f"{words}: {self.decoded}" if self.sense else words
 
 
+class FlushClient(Protocol):
+    """Who asks for flushes of a LUN, and hears of each loss of writes once; see
+    ``iserblk.disk.durability.losses``. Any thread may call its methods."""
+
+    @property
+    def owed(self) -> bool:
+        """There is a loss of which it has to be told: its next flush fails."""
+        ...
+
+    def told(self, losses: int) -> None:
+        """Its flush has failed, and the answer has reached it. ``losses``: those of the error
+        (``IserblkError.losses``); 0: the error tells of none."""
+        ...
+
+    def ended(self, *, heard: bool = True) -> None:
+        """It does not flush any more. ``heard`` False: after all, the last answer that it was told
+        of a loss with has not reached it."""
+        ...
+
+
 class BlockingDisk(Protocol):
     """One LUN for threads. Every method may be called from any thread at any time."""
 
@@ -113,11 +133,29 @@ class BlockingDisk(Protocol):
         ...
 
     def write(self, buffer: memoryview, offset: int, fua: bool = False) -> None:
-        """Write the whole ``buffer``; with ``fua`` it is on stable storage at return."""
+        """Write the whole ``buffer``; with ``fua`` it is on stable storage at return. Losses of
+        other writes are no error of this one."""
         ...
 
-    def flush(self) -> None:
-        """Put on stable storage all writes, trims and zeroes that returned before the call."""
+    @property
+    def client(self) -> FlushClient:
+        """The client of the LUN that the disk itself is; see ``flush``."""
+        ...
+
+    def new_client(self) -> FlushClient:
+        """One more client of the LUN, for a front-end that has several; its ``ended`` is to be
+        called."""
+        ...
+
+    def flush(self, client: FlushClient | None = None) -> None:
+        """Put on stable storage all writes, trims and zeroes that returned before the call, of all
+        clients.
+
+        Raises WritesLost, once for each client, when the LUN has lost writes since the client was
+        told of losses, whose writes they were. The flush was carried out, too. ``client``: who asks
+        for it; the caller tells it, with the ``losses`` of the error. None: the disk's own
+        ``client``, which is told by the exception. NOBODY: no client does; no loss is raised.
+        """
         ...
 
     def trim(self, offset: int, length: int, fua: bool = False, *, patient: bool = False) -> None:
@@ -223,13 +261,18 @@ class AsyncDisk(Protocol):
     @property
     def dirty(self) -> bool: ...
 
+    @property
+    def client(self) -> FlushClient: ...
+
+    def new_client(self) -> FlushClient: ...
+
     async def refresh(self) -> int: ...
 
     async def read_into(self, buffer: memoryview, offset: int) -> None: ...
 
     async def write(self, buffer: memoryview, offset: int, fua: bool = False) -> None: ...
 
-    async def flush(self) -> None: ...
+    async def flush(self, client: FlushClient | None = None) -> None: ...
 
     async def trim(
         self, offset: int, length: int, fua: bool = False, *, patient: bool = False

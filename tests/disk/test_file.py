@@ -10,7 +10,7 @@ from typing import Any, cast
 import pytest
 
 from iserblk.disk.file import BUFFER, DiskFile, open_file
-from iserblk.disk.seam import BlockingDisk
+from iserblk.disk.seam import BlockingDisk, FlushClient
 from iserblk.errors import BadArgument, CommandTimeout, OutOfRange, WriteProtected
 from tests.support.fake_disk import FakeDisk, lun_info
 
@@ -38,8 +38,8 @@ class Memory(FakeDisk):
             raise self.error
         super().check(method, offset, length)
 
-    def flush(self) -> None:
-        super().flush()
+    def flush(self, client: FlushClient | None = None) -> None:
+        super().flush(client)
         self.flushes += 1
 
 

@@ -10,6 +10,7 @@ import pytest
 import trio
 
 from iserblk.disk import metered
+from iserblk.disk.durability.losses import NOBODY
 from iserblk.disk.metered import (
     MeteredAsync,
     MeteredBlocking,
@@ -105,7 +106,7 @@ BUFFER = memoryview(bytearray(512))
 REQUESTS: list[tuple[int, int, tuple[Any, ...], dict[str, Any]]] = [
     (READ, 512, ("read_into", BUFFER, 1024), {}),
     (WRITE, 512, ("write", BUFFER, 1024, True), {}),
-    (FLUSH, 0, ("flush",), {}),
+    (FLUSH, 0, ("flush", NOBODY), {}),
     (TRIM, 2048, ("trim", 1024, 2048, True), {"patient": True}),
     (ZERO, 2048, ("zero", 1024, 2048),
      {"may_trim": True, "fast": True, "fua": True, "patient": True}),

@@ -39,7 +39,7 @@ LIES: list[Step] = [Group((Op(WRITE, 0, 64), Op(WRITE, 64, 64))), Flush(), Reope
 
 
 def test_a_flush_that_does_not_come_through_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def flush(self: TrioDisk) -> None:
+    async def flush(self: TrioDisk, client: object = None) -> None:
         pass
 
     play(LIES, 6, GATEWAY, "iser")

@@ -71,7 +71,7 @@ READS += [Group(tuple(Op(READ, at, 8) for at in range(0, 128, 8)))]
 
 
 def test_a_flush_that_does_nothing_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def flush(self: TrioDisk) -> None:
+    async def flush(self: TrioDisk, client: object = None) -> None:
         pass
 
     play(LIES, 6, NBD, "iser")

@@ -12,6 +12,7 @@ import trio
 import trio.lowlevel
 import trio.testing
 
+from iserblk.disk.seam import FlushClient
 from iserblk.errors import CommandTimeout
 from iserblk.initiator.session.slots import TaskSlot, Waiter
 from iserblk.nbd import messages as nbd
@@ -324,7 +325,7 @@ async def test_more_replies_than_one_system_call_takes() -> None:
 
 async def test_a_bug_is_an_error_for_the_client(caplog: pytest.LogCaptureFixture) -> None:
     class Broken(AsyncFake):
-        async def flush(self) -> None:
+        async def flush(self, client: FlushClient | None = None) -> None:
             raise ZeroDivisionError
 
     disk = Broken(fake().fake)

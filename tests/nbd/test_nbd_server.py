@@ -14,6 +14,7 @@ import pytest
 import trio
 from trio.testing import MockClock
 
+from iserblk.disk.seam import FlushClient
 from iserblk.errors import CommandTimeout
 from iserblk.nbd import client as client_module
 from iserblk.nbd import limited_log, transmission
@@ -294,7 +295,7 @@ async def test_requests_that_fail_are_counted(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     class Failing(AsyncFake):
-        async def flush(self) -> None:
+        async def flush(self, client: FlushClient | None = None) -> None:
             raise CommandTimeout("no answer in 30 s")
 
     count = 3 * BURST

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 import trio
 
+from iserblk.disk.seam import FlushClient
 from iserblk.errors import CommandTimeout, ConnectFailed
 from iserblk.nbd import messages as nbd
 from iserblk.nbd import serving
@@ -110,7 +111,7 @@ def test_the_last_flushes_begin_together(tmp_path: Path, monkeypatch: pytest.Mon
     begun: list[trio.Event] = []
 
     class Away(AsyncFake):
-        async def flush(self) -> None:
+        async def flush(self, client: FlushClient | None = None) -> None:
             begun.append(trio.Event())
             if len(begun) == 2:
                 for each in begun:

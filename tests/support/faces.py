@@ -84,6 +84,8 @@ class InQueue:
         self._begun = trio.Event()
         self.info: LunInfo = disk.info
         self.refresh = disk.refresh
+        self.client = disk.client
+        self.new_client = disk.new_client
         self.flush = disk.flush
         self.trim = disk.trim
         self.zero = disk.zero

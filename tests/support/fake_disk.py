@@ -28,7 +28,8 @@ from typing import Any
 import trio
 
 from iserblk import errors
-from iserblk.disk.seam import EXTENT_DATA, EXTENT_HOLE, EXTENT_ZERO, Extent, LunInfo
+from iserblk.disk.durability.losses import Losses
+from iserblk.disk.seam import EXTENT_DATA, EXTENT_HOLE, EXTENT_ZERO, Extent, FlushClient, LunInfo
 from iserblk.initiator.session.slots import TaskSlot, Waiter
 from iserblk.waiting.strands import elsewhere
 
@@ -86,6 +87,8 @@ class FakeDisk:
         self.holes = set(range(info.size // BLOCK))
         self.faulty = "FAKE_FAULTS" in os.environ
         self.dirty = False
+        self.losses = Losses()
+        self.client = self.losses.new_client()
 
     def check(self, method: str, offset: int, length: int) -> None:
         self.dirty |= method in ("write", "trim", "zero")
@@ -125,10 +128,16 @@ class FakeDisk:
             range(offset // BLOCK, (offset + len(buffer) + BLOCK - 1) // BLOCK)
         )
 
-    def flush(self) -> None:
+    def flush(self, client: FlushClient | None = None) -> None:
         note(f"{self.info.name} flush")
         self.check("flush", 0, 0)
         self.dirty = False
+        if (client or self.client).owed:
+            error = errors.WritesLost(f"{self.info.name}: writes were lost")
+            error.losses = self.losses.count
+            if client is None:
+                self.client.told(error.losses)
+            raise error
 
     def trim(self, offset: int, length: int, fua: bool = False, *, patient: bool = False) -> None:
         note(f"{self.info.name} trim {offset} {length} fua={fua}")
@@ -190,6 +199,7 @@ class BlockingFake:
     def __init__(self, disk: FakeDisk) -> None:
         self.info = disk.info
         self.fake = disk
+        self.client = disk.client
         lock = threading.Lock()
         for name in ("read_into", "write", "flush", "trim", "zero", "extents", "cache"):
             setattr(self, name, self._locked(lock, getattr(disk, name)))
@@ -208,7 +218,10 @@ class BlockingFake:
 
     @property
     def dirty(self) -> bool:
-        return self.fake.dirty
+        return self.fake.dirty or self.client.owed
+
+    def new_client(self) -> FlushClient:
+        return self.fake.losses.new_client()
 
     def refresh(self) -> int:
         self.fake.refresh()
@@ -245,6 +258,7 @@ class AsyncFake:
     def __init__(self, disk: FakeDisk) -> None:
         self.info = disk.info
         self.fake = disk
+        self.client = disk.client
 
     def check_here(self) -> None:
         """It belongs to no loop."""
@@ -255,7 +269,10 @@ class AsyncFake:
 
     @property
     def dirty(self) -> bool:
-        return self.fake.dirty
+        return self.fake.dirty or self.client.owed
+
+    def new_client(self) -> FlushClient:
+        return self.fake.losses.new_client()
 
     async def refresh(self) -> int:
         await elsewhere(trio.lowlevel.checkpoint)
@@ -273,9 +290,9 @@ class AsyncFake:
         await elsewhere(trio.lowlevel.checkpoint)
         self.fake.write(buffer, offset, fua)
 
-    async def flush(self) -> None:
+    async def flush(self, client: FlushClient | None = None) -> None:
         await elsewhere(trio.lowlevel.checkpoint)
-        self.fake.flush()
+        self.fake.flush(client)
 
     async def trim(
         self, offset: int, length: int, fua: bool = False, *, patient: bool = False

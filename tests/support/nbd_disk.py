@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 
 import trio
 
-from iserblk.disk.seam import EXTENT_DATA, DirectDisk, Extent, LunInfo
+from iserblk.disk.seam import EXTENT_DATA, DirectDisk, Extent, FlushClient, LunInfo
 from iserblk.errors import IserblkError
 from iserblk.nbd.buffers import Memory
 from iserblk.nbd.client import Client
@@ -232,6 +232,7 @@ class NbdDisk:
     ) -> None:
         self.info: LunInfo = disk.info
         self._disk = disk
+        self.client = disk.client
         self._all = connections
         self._knowing = [each for each in connections if each.form != SIMPLE]
         self._chance = chance
@@ -263,7 +264,11 @@ class NbdDisk:
         flags = conversation.FUA if fua else 0
         await self._any().ask(conversation.WRITE, offset, len(buffer), flags, bytes(buffer))
 
-    async def flush(self) -> None:
+    def new_client(self) -> FlushClient:
+        return self._disk.new_client()
+
+    async def flush(self, client: FlushClient | None = None) -> None:
+        """Of whichever connection: each is a client."""
         await self._any().ask(conversation.FLUSH)
 
     async def trim(

@@ -7,7 +7,8 @@ than a flush that it spoils, or than a write that it lost. The other calls come 
 
 After a loss: with a journal, everything in it is sent again on a new connection
 (``replay_needed``), and no flush succeeds before that. Without a journal, or when the journal does
-not have everything, the next flush fails, and so does every flush that is under way.
+not have everything, the loss is counted (``losses``): the next flush of each client fails, and so
+does every flush of a client that is under way.
 
 The journal has everything (``_complete``) when it holds each change that no flush covers. This ends
 where the cache turns volatile while changes are under way that were submitted without the journal,
@@ -16,8 +17,8 @@ behind that (``_gaps``), when no such change was under way: the flush covers the
 ended, and later ones are in the journal, because a change claims its blocks before it looks for a
 journal.
 
-A deferred error always makes the next flush fail, with or without a journal: the medium has refused
-a write that was acknowledged. To send everything again would most likely fail again, just as late;
+A deferred error always counts as a loss, with or without a journal: the medium has refused a write
+that was acknowledged. To send everything again would most likely fail again, just as late;
 and with a target that reports the error each time there would be no end.
 """
 
@@ -29,7 +30,9 @@ from enum import Enum, auto
 from typing import Final, NamedTuple
 
 from iserblk.disk.durability.journal import Batches, Journal
+from iserblk.disk.durability.losses import Losses
 from iserblk.disk.ranges import RangeLock
+from iserblk.disk.seam import FlushClient
 from iserblk.initiator.session.slots import TaskSlot
 from iserblk.scsi import sense as sense_data
 from iserblk.scsi.sense import Sense
@@ -44,7 +47,7 @@ class Flushed(Enum):
 
     DONE = auto()
     AGAIN = auto()  # what it was to cover was lost and will be sent again: flush after that
-    LOST = auto()  # part of what it was to cover is lost for good: the flush must fail
+    LOST = auto()  # meanwhile something was lost for good: perhaps part of what it was to cover
 
 
 class FlushToken(NamedTuple):
@@ -62,7 +65,8 @@ class Durability:
     """Which writes to one LUN are not on stable storage yet, or are lost. ``name``: for logs.
     ``volatile``: the LUN has a write cache that must be flushed (WCE); this may be learned later.
 
-    ``journal``: the journal, while there is something to keep in it. ``replay_needed``: the target
+    ``losses``: those that no replay makes good, and who knows of them. ``journal``: the journal,
+    while there is something to keep in it. ``replay_needed``: the target
     has lost its cache, and what the journal has was not sent again yet. ``epoch`` changes with each
     such loss, and with each replay.
     """
@@ -70,6 +74,7 @@ class Durability:
     def __init__(self, name: str, volatile: bool, ranges: RangeLock) -> None:
         self.name = name
         self.volatile = volatile
+        self.losses = Losses()
         self.journal: Journal | None = None
         self.replay_needed = False
         self.epoch = 0
@@ -82,9 +87,7 @@ class Durability:
         self._dirty = False
         self._lock = threading.Lock()
         self._flushing = 0  # flushes under way that have something to flush
-        self._losses = 0  # losses that no replay makes good
         self._replays = 0  # losses that a replay makes good
-        self._lost = False  # there was such a loss, and no flush has failed for it yet
 
     def assign(self, journal: Journal) -> None:
         """Keep changes in ``journal`` while the LUN is volatile. Call it before the first
@@ -131,7 +134,8 @@ class Durability:
             complete = self._complete or (
                 journal is not None and not self._ranges.changing_outside(journal.has)
             )
-            return FlushToken(needed, self._losses, self._replays, batches, complete, self._gaps)
+            losses = self.losses.count
+            return FlushToken(needed, losses, self._replays, batches, complete, self._gaps)
 
     def end_flush(self, token: FlushToken, done: bool) -> Flushed:
         """End a flush; returns how it ended. ``done``: the target says that it succeeded."""
@@ -146,14 +150,12 @@ class Durability:
             if again:
                 self._dirty = True
                 return Flushed.AGAIN
-            lost = self._lost or token.losses != self._losses
             if done:
-                self._lost = False
                 if token.complete and token.gaps == self._gaps:
                     self._complete = True
             elif token.needed:
                 self._dirty = True
-            return Flushed.LOST if lost else Flushed.DONE
+            return Flushed.DONE if token.losses == self.losses.count else Flushed.LOST
 
     def hear(self, slot: TaskSlot) -> bool:
         """Take in ``slot.sense`` of a command of this LUN that ended with CHECK CONDITION. True:
@@ -182,9 +184,11 @@ class Durability:
                 return self._lose_power(sense)
         return False
 
-    def wants_flush(self) -> bool:
-        """Whether a flush would have something to make durable, or a loss to report."""
-        return self._lost or self._unflushed(None, False)
+    def wants_flush(self, client: FlushClient | None = None) -> bool:
+        """Whether a flush would have something to make durable, or a loss of which ``client`` has
+        to be told. None: a client that begins now."""
+        owed = self.losses.untold if client is None else client.owed
+        return owed or self._unflushed(None, False)
 
     def _unflushed(self, but: TaskSlot | None, resuming: bool) -> bool:
         """Whether something is not on stable storage. ``but``: the command that brought the report,
@@ -212,9 +216,7 @@ class Durability:
         return replay
 
     def _lose(self, what: str) -> None:
-        with self._lock:
-            self._losses += 1
-            self._lost = True
+        self.losses.add()
         log.error("%s: the target %s; the next flush fails", self.name, what)
 
     # -- replay -----------------------------------------------------------------------------------

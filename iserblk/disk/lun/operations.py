@@ -16,6 +16,7 @@ from time import monotonic
 from typing import Final, TypeVar
 
 from iserblk.disk.durability.journal import Journal
+from iserblk.disk.durability.losses import NOBODY
 from iserblk.disk.durability.promise import Durability, Flushed
 from iserblk.disk.durability.replay import replay
 from iserblk.disk.lun.geometry import Geometry
@@ -23,7 +24,7 @@ from iserblk.disk.lun.inventory import Inventory
 from iserblk.disk.lun.reservation import Reservation
 from iserblk.disk.lun.sizing import Sizing
 from iserblk.disk.ranges import RangeLock
-from iserblk.disk.seam import EXTENT_DATA, Extent, LunInfo
+from iserblk.disk.seam import EXTENT_DATA, Extent, FlushClient, LunInfo
 from iserblk.errors import (
     IserblkError,
     LocalProtocolError,
@@ -31,6 +32,7 @@ from iserblk.errors import (
     OutOfRange,
     ScsiError,
     WriteProtected,
+    WritesLost,
 )
 from iserblk.initiator.commands import (
     AGAIN_S,
@@ -233,6 +235,7 @@ class DiskCore:
         self.pack_write = cdb.pack_write16 if geometry.long_cdbs else cdb.pack_write10
         self.metrics = LunMetrics()
         self.durability = Durability(info.name, info.write_cache, self.ranges)
+        self.client = self.durability.losses.new_client()  # who has no client of its own
         session.listeners.add(lun, self)
         self.reservation: Reservation | None = None  # with reserve=exclusive
         self.inventory: Inventory | None = None  # of a URL without a LUN; all its disks share it
@@ -575,7 +578,30 @@ class DiskCore:
         self, buffer: memoryview, offset: int, fua: bool = False, deadline: float = 0.0
     ) -> Operation[None]:
         """Write ``buffer``; any alignment. Blocks that are covered in part are read, changed and
-        written back. ``deadline``: as in ``read``."""
+        written back. ``deadline``: as in ``read``. Raises WritesLost where ``fua`` cannot be
+        kept."""
+        if not fua:
+            return self._write(buffer, offset, False, deadline)
+        deadline = deadline or self.deadline()
+        return self._durably(lambda: self._write(buffer, offset, True, deadline))
+
+    def _durably(self, change: Callable[[], Operation[None]]) -> Operation[None]:
+        """Carry out a change that ends with a flush, and once more where a loss was heard of
+        meanwhile, which may have been that of this change. Losses of other changes are no fault of
+        this one: the flushes of clients tell of them."""
+        losses = self.durability.losses
+        for _ in range(2):
+            before = losses.count
+            yield from change()
+            if losses.count == before:
+                return
+        raise WritesLost(
+            f"{self.info.name}: the target has lost this write, twice; its log may say why"
+        )
+
+    def _write(
+        self, buffer: memoryview, offset: int, fua: bool, deadline: float
+    ) -> Operation[None]:
         check_buffer(buffer)
         deadline = deadline or self.deadline()
         yield from self._begin_change(offset, len(buffer), len(buffer), deadline)
@@ -596,7 +622,7 @@ class DiskCore:
             journal = self.durability.journal  # the cache may have turned volatile meanwhile
             # A write larger than the journal stays in the caller's buffer, and is flushed now.
             if (fua and not use_fua) or (journal is not None and len(buffer) > journal.limit):
-                yield from self.flush(deadline)
+                yield from self.flush(deadline, NOBODY)
             if journal is not None:
                 try:
                     journal.settle(work.kept)
@@ -628,37 +654,58 @@ class DiskCore:
         finally:
             self.ranges.unlock(lba, lba)
 
-    def flush(self, deadline: float = 0.0) -> Operation[None]:
-        """Send SYNCHRONIZE CACHE for the whole LUN, where it has a write cache. Raises IserblkError
-        also when the target reports that writes since the last flush were lost, and the journal
-        does not have them."""
+    def flush(self, deadline: float = 0.0, client: FlushClient | None = None) -> Operation[None]:
+        """Send SYNCHRONIZE CACHE for the whole LUN, where it has a write cache. Raises WritesLost
+        where ``client`` was not told of each loss; the flush was carried out then. The caller tells
+        ``client``. None: ``self.client``, which is told at once. NOBODY: no client has asked for
+        this flush."""
+        own = client is None
+        on_behalf = self.client if client is None else client
         deadline = deadline or self.deadline()
+        try:
+            yield from self._flush(on_behalf, deadline)
+        except IserblkError as error:
+            if own:
+                on_behalf.told(error.losses)
+            raise
+
+    def _flush(self, client: FlushClient, deadline: float) -> Operation[None]:
+        losses = self.durability.losses
         pack = cdb.synchronize_cache16 if self.geometry.long_cdbs else cdb.synchronize_cache10
         while True:
             token = self.durability.begin_flush()
-            done = False
             try:
                 # (A LUN that is read-only now may have unflushed writes from before.)
                 if self.durability.volatile and (token.needed or not self.info.read_only):
                     yield from command(
                         self.session, self.lun, pack(0, 0), self.info.name, deadline=deadline
                     )
-                done = True
-            finally:
-                outcome = self.durability.end_flush(token, done)
-            if outcome is Flushed.DONE:
-                # A program that only reads, writes and flushes would not ask for the size before
-                # it reaches the old end. The flush has succeeded, whatever the answer is.
-                with contextlib.suppress(IserblkError):
-                    yield from self.know_size(deadline)
-                return
-            if outcome is Flushed.LOST:
-                raise IserblkError(
+            except IserblkError as error:
+                before = losses.count
+                self.durability.end_flush(token, False)
+                if losses.count != before:  # by this failure: so the error tells of a loss
+                    error.losses = losses.count
+                raise
+            except BaseException:
+                self.durability.end_flush(token, False)
+                raise
+            outcome = self.durability.end_flush(token, True)
+            if outcome is Flushed.AGAIN:
+                yield AGAIN_S  # until the loss of the connection is found; then a new one is made
+                check_time(self.session, deadline, self.info.name)
+                continue
+            if client.owed or (outcome is Flushed.LOST and client is not NOBODY):
+                lost = WritesLost(
                     f"{self.info.name}: writes since the last flush were lost at the target; "
                     "its log may say why"
                 )
-            yield AGAIN_S  # until the loss of the connection is found; then it waits for a new one
-            check_time(self.session, deadline, self.info.name)
+                lost.losses = losses.count
+                raise lost
+            # A program that only reads, writes and flushes would not ask for the size before it
+            # reaches the old end. The flush has succeeded, whatever the answer is.
+            with contextlib.suppress(IserblkError):
+                yield from self.know_size(deadline)
+            return
 
     def _make_room(self, length: int, deadline: float) -> Operation[None]:
         """Flush when the journal has no room for a write of ``length`` bytes. One operation
@@ -669,7 +716,7 @@ class DiskCore:
             check_time(self.session, deadline, self.info.name)
             if journal.claim_flush(waiter):
                 try:
-                    yield from self.flush(deadline)
+                    yield from self.flush(deadline, NOBODY)
                 finally:
                     journal.end_flush()
             while waiter.pending:
@@ -681,8 +728,17 @@ class DiskCore:
         self, offset: int, length: int, fua: bool = False, patient: bool = False
     ) -> Operation[None]:
         """Send UNMAP for the whole granules inside the range. Raises NotSupported where the LUN has
-        none."""
+        none. ``fua``: as in ``write``."""
         clock = _Clock(self, patient)
+        if not fua:
+            return self._trim(offset, length, clock)
+        return self._durably(lambda: self._flushed(self._trim(offset, length, clock), clock))
+
+    def _flushed(self, change: Operation[None], clock: _Clock) -> Operation[None]:
+        yield from change
+        yield from self.flush(clock.deadline, NOBODY)
+
+    def _trim(self, offset: int, length: int, clock: _Clock) -> Operation[None]:
         yield from self._begin_change(offset, length, 0, clock.deadline)
         if not self.info.can_trim:
             raise NotSupported(f"{self.info.name}: the LUN cannot unmap; zero the range instead")
@@ -697,8 +753,6 @@ class DiskCore:
             return self._exclusive(batch, unmap, deadline, short_ok=True)
 
         yield from self._in_batches(self.geometry.unmap_ranges(offset, length), send, clock)
-        if fua:
-            yield from self.flush(clock.deadline)
 
     def zero(
         self,
@@ -710,8 +764,18 @@ class DiskCore:
         patient: bool = False,
     ) -> Operation[None]:
         """Send WRITE SAME of zeroes for whole blocks, and write zeroes for the edges; write zeroes
-        for all where the LUN has no WRITE SAME. Raises NotSupported then with ``fast``."""
+        for all where the LUN has no WRITE SAME. Raises NotSupported then with ``fast``. ``fua``: as
+        in ``write``."""
         clock = _Clock(self, patient)
+        if not fua:
+            return self._zero(offset, length, may_trim, fast, clock)
+        return self._durably(
+            lambda: self._flushed(self._zero(offset, length, may_trim, fast, clock), clock)
+        )
+
+    def _zero(
+        self, offset: int, length: int, may_trim: bool, fast: bool, clock: _Clock
+    ) -> Operation[None]:
         yield from self._begin_change(offset, length, 0, clock.deadline)
         if fast and not self.info.can_zero:
             raise NotSupported(
@@ -739,8 +803,6 @@ class DiskCore:
                 step = min(len(_ZEROES), offset + length - position)
                 yield from self.write(_ZEROES[:step], position, deadline=clock.deadline)
                 position += step
-        if fua:
-            yield from self.flush(clock.deadline)
 
     def _in_batches(
         self,

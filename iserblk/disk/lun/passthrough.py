@@ -20,6 +20,7 @@ from __future__ import annotations
 
 from time import monotonic
 
+from iserblk.disk.durability.losses import NOBODY
 from iserblk.disk.lun.operations import DiskCore
 from iserblk.disk.seam import CommandResult
 from iserblk.errors import BadArgument, CommandTimeout, IserblkError, NotSupported, ScsiError
@@ -121,9 +122,9 @@ def _send(
         while not core.ranges.quiet(0, ANYTHING, waiter):
             yield from _patiently(core, waiter, deadline)
         journal = core.durability.journal
-        asks = cdb[0] == opcodes.REQUEST_SENSE and core.durability.wants_flush()
+        asks = cdb[0] == opcodes.REQUEST_SENSE and core.durability.wants_flush(NOBODY)
         if asks or (journal is not None and journal.active):
-            yield from core.flush(deadline)
+            yield from core.flush(deadline, NOBODY)
         try:
             return (yield from _once(core, cdb, into, out, deadline, 0, ANYTHING))
         finally:

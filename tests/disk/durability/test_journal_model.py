@@ -240,7 +240,7 @@ class Machine:
     def excuse(self) -> None:
         """Where the cache turned volatile something of all this may be gone, but only if that is
         told."""
-        if self.turned and self.core.durability._lost:
+        if self.turned and self.core.client.owed:
             self.owed = True
             for change in self.changes:
                 change.excused = True

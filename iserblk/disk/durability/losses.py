@@ -1,0 +1,125 @@
+"""To whom the losses of a LUN are told: each client of the LUN hears of each loss once, as Linux's
+errseq_t has it.
+
+A LUN counts its losses: the times at which writes that it had acknowledged were lost for good. A
+**client** knows how many of them it was told of. Its next flush fails where the count has grown
+since, whether or not the client has written anything: a flush covers what other clients wrote. No
+client's flush takes a loss from another client.
+
+A client is *told* when the answer to the flush has reached it. So a flush that fails leaves the
+client as it was, and who delivers the answer calls ``Client.told``.
+
+A **new client** knows of the losses that some client was told of. Of those that no client was told
+of it hears. So it does of those that a client did not know when it ended (``Client.ended``):
+that client may come back as the new one, and repeat the flush whose answer it never got. This is
+over when a client that began behind that end was told.
+
+Thread-safe.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable
+from typing import Final
+
+
+class Losses:
+    """Losses of one LUN. ``count``: how many there were. ``changed``: called when there is one
+    more, or a client was told; it must not raise, nor take long."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.changed: Callable[[], None] = _nothing
+        self._told = 0  # a client was told of so many
+        self._left: int | None = None  # so many were known to a client that has ended
+        self._left_at = 0  # when the last such client ended
+        self._clock = 0  # clients that have begun or ended
+        self._lock = threading.Lock()
+
+    def add(self) -> None:
+        """There is one more."""
+        with self._lock:
+            self.count += 1
+        self.changed()
+
+    @property
+    def untold(self) -> bool:
+        """A client that begins now would hear of a loss."""
+        return self._known() < self.count
+
+    def new_client(self, known: int | None = None) -> Client:
+        """``known``: losses that it was told of, as part of another process."""
+        with self._lock:
+            self._clock += 1
+            return Client(self, self._known() if known is None else known, self._clock)
+
+    def take_over(self, count: int) -> None:
+        """Count losses that another process has counted. Call it before a client begins."""
+        with self._lock:
+            self.count += count
+            self._told += count
+        self.changed()
+
+    def _known(self) -> int:
+        return self._told if self._left is None else min(self._told, self._left)
+
+    def tell(self, client: Client, count: int) -> None:
+        """See ``Client.told``."""
+        with self._lock:
+            client.known = max(client.known, count)
+            self._told = max(self._told, count)
+            if self._left is not None and client.began > self._left_at:
+                self._left = None
+        self.changed()
+
+    def leave(self, client: Client, known: int) -> None:
+        """See ``Client.ended``."""
+        with self._lock:
+            if known < self.count:
+                self._clock += 1
+                self._left_at = self._clock
+                self._left = known if self._left is None else min(self._left, known)
+
+
+def _nothing() -> None:
+    pass
+
+
+class Client:
+    """Implements FlushClient. ``known``: losses that it was told of. ``began``: when, by the clock
+    of ``Losses``."""
+
+    __slots__ = ("_before", "_losses", "began", "known")
+
+    def __init__(self, losses: Losses, known: int, began: int) -> None:
+        self.known = known
+        self.began = began
+        self._losses = losses
+        self._before = known
+
+    @property
+    def owed(self) -> bool:
+        return self._losses.count > self.known
+
+    def told(self, losses: int) -> None:
+        if losses > self.known:
+            self._before = self.known
+            self._losses.tell(self, losses)
+
+    def ended(self, *, heard: bool = True) -> None:
+        self._losses.leave(self, self.known if heard else self._before)
+
+
+class _Nobody(Client):
+    """The client of flushes that no client has asked for. They fail by their own fault only, and
+    take no loss from a client."""
+
+    __slots__ = ()
+
+    def told(self, losses: int) -> None:
+        """It hears of nothing."""
+
+
+NOBODY: Final = _Nobody(Losses(), sys.maxsize, 0)
