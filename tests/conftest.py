@@ -18,7 +18,7 @@ import pytest
 from iserblk import forms
 from iserblk.initiator.connecting import reach
 from iserblk.initiator.connecting.styles import Styles
-from tests.support import interop
+from tests.support import clocks, interop
 
 try:
     import hypothesis
@@ -127,6 +127,14 @@ def pytest_sessionfinish(session: pytest.Session) -> Iterator[None]:
     if file:
         with Path(file).open("a", encoding="utf-8") as lines:
             lines.writelines(f"{test}: {why}\n" for test, why in _failures)
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> clocks.Clock:
+    """The clock that iserblk reads in this test, instead of the real one."""
+    made = clocks.Clock()
+    clocks.give(monkeypatch, made)
+    return made
 
 
 class _Warnings(logging.Handler):

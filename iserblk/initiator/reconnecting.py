@@ -106,7 +106,7 @@ class Reconnector:
         self._fresh: Session | None = None
         self._stopped = False
         self._pause = FIRST_PAUSE_S
-        self._regained_at = 0.0
+        self._regained_at = -math.inf  # never
         driver.reconnect = self._call
 
     def _call(self) -> None:

@@ -12,7 +12,6 @@ from iserblk.disk import opening
 from iserblk.disk.multipath import paths
 from iserblk.disk.multipath.addresses import settle
 from iserblk.errors import ConnectionLost, LunChanged, RemoteProtocolError, ScsiError
-from iserblk.initiator import reconnecting
 from iserblk.initiator.session.listeners import LunListener
 from iserblk.initiator.session.session import Session
 from iserblk.initiator.session.slots import Operation
@@ -28,7 +27,7 @@ from tests.disk.fake_lun import FakeLun, FakeLuns, finish
 from tests.disk.odd_luns import NO_MEDIUM, found, numbers
 from tests.initiator import fake
 from tests.initiator.test_reconnecting import Driver
-from tests.support import logs
+from tests.support import clocks, logs
 
 pytestmark = pytest.mark.logs(logs.LEFT_OUT)
 
@@ -139,14 +138,14 @@ async def test_a_session_is_reinstated_after_time2wait(
         raise LunChanged("this is enough")
 
     monkeypatch.setattr(opening, "connect", connect)
-    monkeypatch.setattr(reconnecting, "monotonic", trio.current_time)
+    clocks.give(monkeypatch, autojump_clock.current_time)
     driver = Driver(lost)
     (address,) = settle(["iscsi://host/iqn.2026-11.example:disk/0"], {})
     reconnector = opening.reconnector(driver, address, [])
     async with trio.open_nursery() as nursery:
         nursery.start_soon(reconnector.run)
         dm.inbox.append(ConnectionLost("cut"))
-        lost.progress(0.0)
+        lost.progress(trio.current_time())
         assert lost.reinstate_at > 0
         lost.reinstate_at = trio.current_time() + 2.0  # on trio's clock
         at = lost.reinstate_at

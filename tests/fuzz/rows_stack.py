@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
+from time import monotonic
 
 from crc32c import crc32c
 
@@ -146,7 +147,7 @@ def _session(case: Case) -> None:
         message = case.mutated(bytes(data)) if case.chance.random() < 0.7 else bytes(data)
         bhs.data_segment_untrusted(memoryview(message))  # what every datamover has seen to
         dm.inbox.append(message)
-        made.progress(1.0)
+        made.progress(monotonic())
         if made.error is not None:
             assert isinstance(made.error, RemoteProtocolError | ConnectionLost), made.error
             assert all(waiter.woken == 1 for waiter in waiters)

@@ -15,9 +15,9 @@ from iserblk.initiator.session.slots import TaskSlot
 from iserblk.iscsi import bhs, pdu
 from iserblk.iscsi.keys import SessionParameters
 from tests.initiator.fake import CountingWaiter, FakeDatamover, FakeDriver
+from tests.support import clocks
 
 MOST = 1 << 16  # of the window
-NOW = 5000.0
 
 
 class Polled(FakeDatamover):
@@ -56,9 +56,17 @@ class Bench:
         self.session.drive(self.driver)
         self.dms = [first]
         self.waiter = CountingWaiter()
-        self.now = NOW
+        self._clock = clocks.given()
         for cid in range(1, count):
             self.add(cid)
+
+    @property
+    def now(self) -> float:
+        return self._clock.now
+
+    @now.setter
+    def now(self, now: float) -> None:
+        self._clock.now = now
 
     def reconnectable(self) -> None:
         self.driver.reconnect = self._reconnect

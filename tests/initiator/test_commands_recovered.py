@@ -15,7 +15,7 @@ from tests.disk.durability.test_promise import BLOCK, Bench
 from tests.initiator.fake import CountingWaiter
 from tests.support import logs
 
-pytestmark = pytest.mark.logs(logs.CARRIED_OUT)
+pytestmark = [pytest.mark.logs(logs.CARRIED_OUT), pytest.mark.usefixtures("clock")]
 
 # FAILURE PREDICTION THRESHOLD EXCEEDED, in both formats, and "no sense" with nothing to add.
 CARRIED_OUT = [

@@ -28,7 +28,7 @@ from tests.initiator.fake import CountingWaiter
 from tests.support import logs
 from tests.target.iser_client import IserClient, Traced
 
-pytestmark = pytest.mark.logs(logs.DEADLINES)
+pytestmark = [pytest.mark.logs(logs.DEADLINES), pytest.mark.usefixtures("clock")]
 
 URL = parse_url("iser://10.0.0.1/iqn.2026-11.example:disk/0")
 LUN = bytes(8)

@@ -39,7 +39,7 @@ from tests.initiator.fake import CountingWaiter, FakeDriver, response
 from tests.support import logs
 from tests.target.iser_client import IQN, IserClient
 
-pytestmark = pytest.mark.logs(logs.DEADLINES)
+pytestmark = [pytest.mark.logs(logs.DEADLINES), pytest.mark.usefixtures("clock")]
 
 LUN = b"\0\1" + bytes(6)
 DATA = bytes((7 * j + (j >> 8)) & 255 for j in range(65536))

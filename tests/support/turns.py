@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from time import monotonic
+
 import trio
 import trio.testing
 
@@ -56,7 +58,7 @@ class Answering:
                 response=pdu.TMF_COMPLETE, itt=itt, stat_sn=100, exp_cmd_sn=1, max_cmd_sn=window
             ).pack()
         self.datamover.inbox.append(answer)
-        self.session.progress(trio.current_time())
+        self.session.progress(monotonic())
         if settle:
             await self.settle()
         return True

@@ -10,6 +10,7 @@ import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
+from time import monotonic
 
 import pytest
 import trio
@@ -78,7 +79,7 @@ async def serving(
 async def ended(session: Session) -> None:
     while session.error is None:
         await trio.lowlevel.wait_readable(session.fileno())
-        session.progress(0.0)
+        session.progress(monotonic())
 
 
 # An Extended CDB AHS of 0 bytes: the iSER layer finds nothing wrong with the message.
@@ -462,7 +463,7 @@ async def test_initiators_are_asked_to_log_out(
             async def run() -> None:
                 while session.suspended is None:
                     await trio.lowlevel.wait_readable(session.fileno())
-                    session.progress(0.0)
+                    session.progress(monotonic())
 
             nursery.start_soon(run)
             before = trio.current_time()

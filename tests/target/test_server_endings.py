@@ -8,6 +8,7 @@ import socket
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
+from time import monotonic
 
 import pytest
 import trio
@@ -100,7 +101,7 @@ class Bench:
         session.queue.submit(slot)
         while waiter.pending:
             await trio.lowlevel.wait_readable(session.fileno())
-            session.progress(0.0)
+            session.progress(monotonic())
         session.queue.release(slot)
         return session
 

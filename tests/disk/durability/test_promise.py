@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from time import monotonic
 from typing import Any
 
 import pytest
@@ -58,7 +59,7 @@ class Bench:
         for heard, sense in zip(waiting, senses, strict=False):
             self.peer.respond(heard, status=2 if sense else 0, sense=sense)
         self._answered += len(senses)
-        self.session.progress(1.0)
+        self.session.progress(monotonic())
 
     def end(self, operation: Operation[Any], *senses: bytes) -> None:
         """Answer one command after another until it ends; what is not in ``senses`` is GOOD."""

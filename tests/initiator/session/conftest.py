@@ -7,6 +7,12 @@ from collections.abc import Iterator
 import pytest
 
 from tests.initiator.several import Bench
+from tests.support.clocks import Clock
+
+
+@pytest.fixture(autouse=True)
+def _made_up_time(clock: Clock) -> None:
+    """These tests say what time it is."""
 
 
 @pytest.fixture

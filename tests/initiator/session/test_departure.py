@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from time import monotonic
-
 import pytest
 
 from iserblk.initiator.session.life import State
@@ -51,8 +49,7 @@ def test_commands_that_take_too_long_for_that_go_over(two: Bench) -> None:
     """The logout ends them at the target."""
     slots = [two.submit() for _ in range(4)]
     asked(two, 0, 0)
-    two.now = monotonic() + 1
-    two.progress()
+    two.progress(1)
     two.logged_out(0, logout_of(two.dms[0]), exp_cmd_sn=3)
     assert two.dms[0].terminated and two.session.life.state is State.LOGGED_IN
     assert [slot.connection.cid for slot in slots] == [1] * 4
@@ -67,8 +64,7 @@ def test_a_logout_that_is_refused_or_not_answered_cuts_the_connection(
     """Then it is recovered from as from any that is lost."""
     two.submit()
     asked(two, 0, 0)
-    two.now = monotonic() + 1
-    two.progress()
+    two.progress(1)
     if code is None:
         two.progress(ANSWER_S)
     else:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from time import monotonic
 from typing import Any
 
 import pytest
@@ -321,7 +320,7 @@ def test_time2retain_ends_the_reinstatement(benches: list[Bench]) -> None:
 def test_a_drop_that_the_target_announces(one: Bench, wait: int, retain: int) -> None:
     """With the times that it has announced, not those of the login."""
     one.submit()
-    before = monotonic()
+    before = one.now
     one.receive(
         0,
         pdu.AsyncMessage(

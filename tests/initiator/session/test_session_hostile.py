@@ -17,6 +17,7 @@ import threading
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import suppress
 from functools import partial
+from time import monotonic
 from typing import Any
 
 import pytest
@@ -187,6 +188,11 @@ WRITTEN, GIVEN_BACK = 0x11, 0x77  # content of buffers: during a write, after an
 READS = [(4096, 0), (700, 300), (512 * KIB, 4096)]  # length, offset
 WRITES = [(4096, 0), (9 * KIB, 8192), (700, 300), (300 * KIB, 4096)]
 DEPTH = 6
+
+
+@pytest.fixture(autouse=True)
+def _made_up_time() -> None:
+    """None, but the real one: threads and tasks wait here."""
 
 
 @pytest.fixture(autouse=True)
@@ -414,7 +420,7 @@ def test_tasks_survive(pair: str, acts: list[Any], seed: int) -> None:
 def _settle(made: Session) -> None:
     """Run ``progress`` as long as the descriptor asks for it."""
     while made.error is None and select.select([made.fileno()], [], [], 0.05)[0]:
-        made.progress(1.0)
+        made.progress(monotonic())
 
 
 @pytest.mark.parametrize("pair", PAIRS)
@@ -450,7 +456,7 @@ def test_pings_without_end_while_the_wire_is_full() -> None:
     ping = pdu.NopIn(itt=bhs.NO_TAG, ttt=7, stat_sn=100, exp_cmd_sn=1, max_cmd_sn=32).pack()
     for _ in range(4 * CONTROL_SLOTS):
         dm.inbox.append(ping)
-        made.progress(1.0)
+        made.progress(monotonic())
     assert isinstance(made.error, RemoteProtocolError) and "flood" in str(made.error)
     assert len({id(slot) for slot, _ in dm.sent}) == len(dm.sent) < CONTROL_SLOTS
 
@@ -460,7 +466,7 @@ def test_pings_that_are_answered_in_time_are_no_flood() -> None:
     ping = pdu.NopIn(itt=bhs.NO_TAG, ttt=7, stat_sn=100, exp_cmd_sn=1, max_cmd_sn=32).pack()
     for _ in range(4 * CONTROL_SLOTS):
         dm.inbox.append(ping)
-        made.progress(1.0)
+        made.progress(monotonic())
     assert made.error is None and len(dm.sent) == 4 * CONTROL_SLOTS
 
 
@@ -470,11 +476,11 @@ def test_answer_of_another_kind_than_the_question(opcode: int) -> None:
     made, dm = session()
     waiter = CountingWaiter()
     slot = command(made, waiter)
-    deadlines.Ladder(made).cancel(slot, 1.0)
+    deadlines.Ladder(made).cancel(slot, monotonic())
     answer = pdu.TaskManagementResponse(
         opcode=opcode, response=0, itt=itt_of(dm.sent[1]), stat_sn=1, exp_cmd_sn=1, max_cmd_sn=32
     )
     dm.inbox.append(answer.pack())
-    made.progress(1.0)
+    made.progress(monotonic())
     assert isinstance(made.error, RemoteProtocolError)
     assert waiter.woken == 1 and isinstance(slot.error, RemoteProtocolError)

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from pathlib import Path
+from time import monotonic
 
 import pytest
 import trio
@@ -249,7 +250,7 @@ async def test_a_peer_that_breaks_the_rules_ends_its_own_connection(fabric: Fabr
         fabric.pairs[0][0].post([request])
         while session.error is None:
             await trio.lowlevel.wait_readable(session.fileno())
-            session.progress(0.0)
+            session.progress(monotonic())
         async with aio.open_disks([url], {"rcap": "verbs"}):
             pass
 
