@@ -48,3 +48,11 @@ def test_a_lun_that_comes_later(device: type[DeviceServer], told: tuple[int, int
     heard = [[client.code(TEST_UNIT_READY) for _ in range(3)] for client in clients]
     assert sorted((each.count(POWER_ON) for each in heard), reverse=True) == [*told]
     assert [each[-1] for each in heard] == [GOOD, GOOD]
+
+
+def test_istgt_tells_the_first_that_asks() -> None:
+    """Not the first that logs in."""
+    server = istgt.Device({0: unit(0)}, IQN)
+    one, two = (Client(server, ready=False, name=f"iqn.2026-11.example:{n}") for n in "ab")
+    heard = [each.code(TEST_UNIT_READY) for each in (two, one, two)]
+    assert heard == [POWER_ON, GOOD, GOOD]
