@@ -7,11 +7,11 @@ from dataclasses import replace
 import click
 
 from iserblk.cli.options import connection, connection_options, json_option
-from iserblk.cli.output import print_json
+from iserblk.cli.output import end_partly, print_json
 from iserblk.cli.running import run
 from iserblk.credentials import find_credentials
 from iserblk.discovery.ranking import Candidate
-from iserblk.discovery.targets import Found, FoundTarget, find_targets
+from iserblk.discovery.targets import Found, FoundTarget, find_targets, shortened
 from iserblk.errors import BadArgument, TargetNotFound
 from iserblk.iscsi.send_targets import TYPE_WORDS
 from iserblk.named.resolving import names_lun, urls_of
@@ -31,6 +31,8 @@ def command(where: str, probe: bool, as_json: bool, **options: str | None) -> No
     iser://HOST[:PORT] or iscsi://HOST[:PORT], with USER@ and options as usual, isns://HOST[:PORT]
     for an iSNS server, or slp://[HOST[:PORT]][?scope=LIST] for an SLP agent (without HOST: for all
     in the network). A URL that names a target asks for that target only.
+
+    What of an answer cannot be read is named on stderr, and left out; the exit status is 1 then.
     """
     url, settled = _place(where, connection(options))
     found = run(lambda: find_targets(url, settled, probe))
@@ -40,6 +42,7 @@ def command(where: str, probe: bool, as_json: bool, **options: str | None) -> No
         print_json(_as_json(found))
     else:
         _show(found)
+    end_partly(shortened(found.left_out))
 
 
 def _place(where: str, given: dict[str, str]) -> tuple[Url, Options]:
@@ -85,6 +88,8 @@ def _about(way: Candidate) -> str:
         words.append("takes iSER" if way.iser else "no iSER")
     if way.near:
         words.append("own subnet")
+    if way.unusable:
+        words.append("link-local, unusable without %INTERFACE")
     return ", ".join(words)
 
 
@@ -98,6 +103,7 @@ def _as_json(found: Found) -> dict[str, object]:
             "group_type": None if way.portal.kind is None else TYPE_WORDS[way.portal.kind],
             "iser": way.iser,
             "own_subnet": way.near,
+            "needs_interface": way.unusable,
         }
 
     return {
@@ -106,4 +112,5 @@ def _as_json(found: Found) -> dict[str, object]:
             {"name": target.name, "portals": [portal(target, way) for way in target.ways]}
             for target in found.targets
         ],
+        "left_out": found.left_out,
     }

@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+import logging
+import sys
+from collections.abc import Iterable, Sequence
 
 import click
+
+from iserblk.errors import IserblkError
+
+log = logging.getLogger(__name__)
 
 
 def size_words(size: float) -> str:
@@ -19,6 +25,15 @@ def size_words(size: float) -> str:
 
 def print_json(value: object) -> None:
     click.echo(json.dumps(value, indent=2, ensure_ascii=False))
+
+
+def end_partly(left_out: Sequence[str]) -> None:
+    """Behind what is printed of a list: name on stderr what could not be read and is left out, and
+    end with status 1. Does nothing where there is no such thing."""
+    for words in left_out:
+        log.error("left out: %s", words)
+    if left_out:
+        sys.exit(IserblkError.exit_status)
 
 
 def print_table(title: str, rows: Iterable[tuple[str, str]]) -> None:

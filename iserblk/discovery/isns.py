@@ -335,17 +335,22 @@ def target_query(initiator: str) -> list[Attribute]:
     ]
 
 
-def targets_untrusted(attributes: Iterable[Attribute]) -> list[str]:
-    """Names of targets in a response, each once, in the order of the response."""
+def targets_untrusted(attributes: Iterable[Attribute], left_out: list[str]) -> list[str]:
+    """Names of targets in a response, each once, in the order of the response. Nodes that cannot be
+    read are added to ``left_out``, in words."""
     names: dict[str, None] = {}
     name = ""
     for attribute in _operating(attributes):
-        if attribute.tag == ISCSI_NAME:
-            name = text_untrusted(attribute)
-        elif attribute.tag == ISCSI_NODE_TYPE and name:
-            if number_untrusted(attribute) & NODE_TARGET:
-                names[name] = None
-            name = ""
+        try:
+            if attribute.tag == ISCSI_NAME:
+                name = ""
+                name = text_untrusted(attribute)
+            elif attribute.tag == ISCSI_NODE_TYPE and name:
+                node, name = name, ""
+                if number_untrusted(attribute) & NODE_TARGET:
+                    names[node] = None
+        except RemoteProtocolError as error:
+            left_out.append(f"{error}: {attribute.value[:40]!r}")
         if len(names) > MAXIMUM_TARGETS:
             raise _bad(f"more than {MAXIMUM_TARGETS} targets")
     return list(names)
@@ -364,25 +369,34 @@ def portal_query(initiator: str, target: str) -> list[Attribute]:
     ]
 
 
-def portals_untrusted(attributes: Iterable[Attribute], target: str) -> list[Portal]:
+def portals_untrusted(
+    attributes: Iterable[Attribute], target: str, left_out: list[str]
+) -> list[Portal]:
     """TCP portals of ``target`` in a response. A portal whose tag is missing or null is left out:
-    so iSNS tells that the target cannot be reached through it."""
+    so iSNS tells that the target cannot be reached through it. Portals that cannot be read are
+    added to ``left_out``, in words."""
     found: dict[Portal, None] = {}
     name = host = ""
     port = 0
     for attribute in _operating(attributes):
-        if attribute.tag == GROUP_ISCSI_NAME:
-            name, host, port = text_untrusted(attribute), "", 0
-        elif attribute.tag == GROUP_ADDRESS:
-            host = address_untrusted(attribute)
-        elif attribute.tag == GROUP_PORT:
-            port = number_untrusted(attribute)
-        elif attribute.tag == GROUP_TAG:
-            # Case does not count in iSCSI names.
-            same = name.lower() == target.lower()
-            if same and host and 0 < port < _UDP and attribute.value:
-                found[Portal(host, port, number_untrusted(attribute) & 0xFFFF)] = None
-            host, port = "", 0
+        try:
+            if attribute.tag == GROUP_ISCSI_NAME:
+                name, host, port = "", "", 0
+                name = text_untrusted(attribute)
+            elif attribute.tag == GROUP_ADDRESS:
+                host = ""
+                host = address_untrusted(attribute)
+            elif attribute.tag == GROUP_PORT:
+                port = 0
+                port = number_untrusted(attribute)
+            elif attribute.tag == GROUP_TAG:
+                # Case does not count in iSCSI names.
+                same = name.lower() == target.lower()
+                if same and host and 0 < port < _UDP and attribute.value:
+                    found[Portal(host, port, number_untrusted(attribute) & 0xFFFF)] = None
+                host, port = "", 0
+        except RemoteProtocolError as error:
+            left_out.append(f"a portal of {target}: {error}: {attribute.value[:40]!r}")
         if len(found) > MAXIMUM_PORTALS:
             raise _bad(f"more than {MAXIMUM_PORTALS} portals of {target}")
     return list(found)

@@ -11,7 +11,7 @@ from iserblk.discovery import isns
 from iserblk.discovery.isns_connection import IsnsConnection
 from iserblk.errors import ConnectTimeout, IserblkError, RemoteProtocolError
 from iserblk.initiator.connecting.iwarp import connect_tcp, resolve
-from iserblk.iscsi.send_targets import TargetRecord
+from iserblk.iscsi.send_targets import TargetRecord, Told
 from iserblk.names import initiator_name
 from iserblk.options import Options
 from iserblk.url import Url, name_portal
@@ -23,11 +23,12 @@ ANSWER_TIMEOUT_S = 30.0  # for all answers together
 FAREWELL_S = 2.0
 
 
-async def ask_isns(url: Url, options: Options) -> list[TargetRecord]:
+async def ask_isns(url: Url, options: Options) -> Told:
     """The targets that the server of ``url`` knows, or only the target that ``url`` names. We
-    register as an initiator while we ask, unless we are registered already. Raises TransportError
-    and its subclasses, RemoteProtocolError, PermissionDenied when the server refuses to answer us,
-    or another IserblkError."""
+    register as an initiator while we ask, unless we are registered already. What cannot be read of
+    the answers is left out, and so is a target of which the server does not tell. Raises
+    TransportError and its subclasses, RemoteProtocolError, PermissionDenied when the server refuses
+    to answer us, or another IserblkError."""
     name = name_portal(url.host, url.port)
     sock = await connect_tcp(await resolve(url.host, url.port), name, CONNECT_TIMEOUT_S)
     with sock:
@@ -44,20 +45,24 @@ async def ask_isns(url: Url, options: Options) -> list[TargetRecord]:
             raise RemoteProtocolError(error.layer, f"{name}: {text}") from None
 
 
-async def _look(server: IsnsConnection, initiator: str, wanted: str) -> list[TargetRecord]:
+async def _look(server: IsnsConnection, initiator: str, wanted: str) -> Told:
+    left_out: list[str] = []
     entity = await _register(server, initiator)
     try:
-        names = [wanted] if wanted else await _targets(server, initiator)
+        names = [wanted] if wanted else await _targets(server, initiator, left_out)
         records = []
         for target in names:
             query = isns.portal_query(initiator, target)
             status, attributes = await server.ask(isns.DEV_ATTR_QRY, query)
             if status not in (0, isns.NO_SUCH_ENTRY):
-                raise server.refused(status)
-            portals = isns.portals_untrusted(attributes, target)
+                if wanted:
+                    raise server.refused(status)
+                left_out.append(f"{target}: {server.refused(status)}")
+                continue
+            portals = isns.portals_untrusted(attributes, target, left_out)
             if portals or not wanted:
                 records.append(TargetRecord(target, tuple(portals)))
-        return records
+        return Told(records, left_out)
     finally:
         if entity:
             with (
@@ -81,10 +86,10 @@ async def _register(server: IsnsConnection, initiator: str) -> str:
     return isns.entity_untrusted(attributes)
 
 
-async def _targets(server: IsnsConnection, initiator: str) -> list[str]:
+async def _targets(server: IsnsConnection, initiator: str, left_out: list[str]) -> list[str]:
     status, attributes = await server.ask(isns.DEV_ATTR_QRY, isns.target_query(initiator))
     if status == isns.NO_SUCH_ENTRY:
         return []
     if status:
         raise server.refused(status)
-    return isns.targets_untrusted(attributes)
+    return isns.targets_untrusted(attributes, left_out)

@@ -1,4 +1,5 @@
-"""Ranks the portals of a target: iSER first, then those in subnets of this machine, then as given.
+"""Ranks the portals of a target: iSER first, then those in subnets of this machine, then as given;
+last those that cannot be used, because their addresses lack an interface.
 
 Only ``local_networks`` does I/O: it reads this machine's subnets from /proc.
 """
@@ -13,7 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from iserblk.iscsi import send_targets
-from iserblk.iscsi.send_targets import Portal
+from iserblk.iscsi.send_targets import Portal, needs_interface
 
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
@@ -33,6 +34,11 @@ class Candidate:
     iser: bool | None = None
     near: bool | None = None
 
+    @property
+    def unusable(self) -> bool:
+        """A link-local address without %INTERFACE."""
+        return needs_interface(self.portal.host)
+
 
 def judge(portal: Portal, networks: Collection[Network], iser: bool | None = None) -> Candidate:
     """Make a Candidate of a portal. ``iser``: whether a probe found that it takes iSER; None: not
@@ -44,6 +50,8 @@ def judge(portal: Portal, networks: Collection[Network], iser: bool | None = Non
 
 def is_near(host: str, networks: Collection[Network]) -> bool | None:
     # None: ``host`` is a name, not an address.
+    if needs_interface(host):  # each interface has its own network of these addresses
+        return False
     try:
         address = ipaddress.ip_address(host.partition("%")[0])
     except ValueError:
@@ -54,7 +62,9 @@ def is_near(host: str, networks: Collection[Network]) -> bool | None:
 def rank(candidates: Sequence[Candidate]) -> list[Candidate]:
     """Sort candidates, the best first. Equal candidates stay in the order given."""
     preference = {True: 0, None: 1, False: 2}
-    return sorted(candidates, key=lambda each: (preference[each.iser], not each.near))
+    return sorted(
+        candidates, key=lambda each: (each.unusable, preference[each.iser], not each.near)
+    )
 
 
 def as_iser(candidate: Candidate, iser: bool) -> Candidate:

@@ -237,7 +237,9 @@ class _Fields:
     def url_entry(self) -> UrlEntry:
         self.number(1)
         lifetime = self.number(2)
-        entry = UrlEntry(self.string(), lifetime)
+        # One that is not UTF-8 is no URL of a target; the entries behind it may be.
+        url = self._take(self.number(2)).decode(errors="surrogateescape")
+        entry = UrlEntry(url, lifetime)
         self.authentication()
         return entry
 

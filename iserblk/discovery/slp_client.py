@@ -25,7 +25,7 @@ from iserblk.errors import (
     RemoteProtocolError,
 )
 from iserblk.initiator.connecting.iwarp import Address, connect_tcp, resolve
-from iserblk.iscsi.send_targets import Portal, TargetRecord
+from iserblk.iscsi.send_targets import Portal, TargetRecord, Told
 from iserblk.url import DEFAULT_PORT, Url, name_portal
 
 log = logging.getLogger(__name__)
@@ -40,22 +40,25 @@ _DATAGRAM = 65536
 _Body = Callable[[Iterable[str]], bytes]
 
 
-async def ask_slp(url: Url, interfaces: Sequence[int] | None = None) -> list[TargetRecord]:
+async def ask_slp(url: Url, interfaces: Sequence[int] | None = None) -> Told:
     """The targets that the agent of ``url`` knows, or, without a host, those of all agents of the
     network; only the target that ``url`` names. ``url.options`` may have ``scope``, a list.
-    ``interfaces``: indexes of those to ask by multicast; None: all. Raises TransportError and its
-    subclasses, RemoteProtocolError or another IserblkError where one agent is asked, and
+    ``interfaces``: indexes of those to ask by multicast; None: all. What an agent says that cannot
+    be read is left out, and so is an agent of the network that refuses. Raises TransportError and
+    its subclasses, RemoteProtocolError or another IserblkError where one agent is asked, and
     ConnectFailed where there is no network to ask."""
     scopes = _scopes(url.options.get("scope", slp.DEFAULT_SCOPE))
     predicate = f"(iscsi-name={slp.escape(url.iqn)})" if url.iqn else ""
     known: list[tuple[_Agent, slp.UrlEntry]] = []
+    left_out: list[str] = []
     if url.host:
         agent = _Agent(await resolve(url.host, url.port), name_portal(url.host, url.port))
         known += [(agent, entry) for entry in await agent.services(scopes, predicate)]
     else:
         indexes = multicast.interfaces() if interfaces is None else interfaces
-        known += await _ask_all(indexes, url.port, scopes, predicate)
-    return await _records(known, scopes, url.iqn)
+        known += await _ask_all(indexes, url.port, scopes, predicate, left_out)
+    targets = await _records(known, scopes, url.iqn, left_out)
+    return Told(targets, left_out)
 
 
 def _scopes(text: str) -> list[str]:
@@ -66,15 +69,19 @@ def _scopes(text: str) -> list[str]:
 
 
 async def _records(
-    known: Iterable[tuple[_Agent, slp.UrlEntry]], scopes: Sequence[str], wanted: str
+    known: Iterable[tuple[_Agent, slp.UrlEntry]],
+    scopes: Sequence[str],
+    wanted: str,
+    left_out: list[str],
 ) -> list[TargetRecord]:
-    """The targets behind service URLs, each with the portal group that its agent tells."""
+    """The targets behind service URLs, each with the portal group that its agent tells. URLs that
+    cannot be read are added to ``left_out``."""
     places: dict[tuple[str, Portal], tuple[str, _Agent, str]] = {}
     for agent, entry in known:
         try:
             name, portal = slp.target_untrusted(entry.url, DEFAULT_PORT)
         except RemoteProtocolError as error:
-            log.info("%s: %s", agent.name, error)
+            left_out.append(f"{agent.name}: {error}")
             continue
         if entry.lifetime and (not wanted or name.lower() == wanted.lower()):
             places.setdefault((name.lower(), portal), (name, agent, entry.url))
@@ -185,9 +192,14 @@ def _new_xid() -> int:
 
 
 async def _ask_all(
-    interfaces: Sequence[int], port: int, scopes: Sequence[str], predicate: str
+    interfaces: Sequence[int],
+    port: int,
+    scopes: Sequence[str],
+    predicate: str,
+    left_out: list[str],
 ) -> list[tuple[_Agent, slp.UrlEntry]]:
-    """The URLs of targets that agents of the network tell, each with an agent that knows it."""
+    """The URLs of targets that agents of the network tell, each with an agent that knows it. What
+    cannot be used of their answers is added to ``left_out``."""
     known: list[tuple[_Agent, slp.UrlEntry]] = []
 
     async def ask_services() -> None:
@@ -199,7 +211,7 @@ async def _ask_all(
             try:
                 _, entries = slp.service_reply_untrusted(message)
             except RemoteProtocolError as error:
-                log.info("%s: %s", agent.name, error)
+                left_out.append(f"{agent.name}: {error}")
                 continue
             if message.flags & slp.OVERFLOW:
                 entries = await ask_one(agent)
@@ -214,7 +226,7 @@ async def _ask_all(
             try:
                 said = slp.advertisement_untrusted(message)
             except RemoteProtocolError as error:
-                log.info("%s: %s", agent.name, error)
+                left_out.append(f"{agent.name}: {error}")
                 continue
             if not said.error and said.scopes & slp.items(",".join(scopes)):
                 known.extend((agent, entry) for entry in await ask_one(agent))
@@ -223,7 +235,7 @@ async def _ask_all(
         try:
             return await agent.services(scopes, predicate)
         except IserblkError as error:
-            log.warning("%s", error)
+            left_out.append(str(error))
             return []
 
     async with trio.open_nursery() as nursery:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 
 import trio
 
@@ -14,12 +15,13 @@ from iserblk.initiator.connecting.iwarp import connect_tcp, resolve
 from iserblk.initiator.connecting.reach import choose
 from iserblk.initiator.connecting.send_targets import send_targets
 from iserblk.initiator.connecting.styles import STREAM
-from iserblk.iscsi.send_targets import Portal, TargetRecord
+from iserblk.iscsi.send_targets import Portal, Told, needs_interface
 from iserblk.options import Options
 from iserblk.url import Url, name_portal
 
 PROBE_TIMEOUT_S = 5.0
 PROBES_AT_A_TIME = 16
+_MOST_WORDS = 8
 
 
 @dataclass(slots=True, frozen=True)
@@ -34,11 +36,12 @@ class FoundTarget:
 class Found:
     """The result of a discovery. ``source``: URL of the portal, server or agent that answered.
     ``scheme``: iser or iscsi; the scheme for portals of which it is not known whether they take
-    iSER."""
+    iSER. ``left_out``: what of the answer could not be read."""
 
     source: str
     scheme: str
     targets: list[FoundTarget]
+    left_out: list[str] = field(default_factory=list)
 
     def scheme_of(self, way: Candidate) -> str:
         return self.scheme if way.iser is None else "iser" if way.iser else "iscsi"
@@ -47,6 +50,14 @@ class Found:
         """The URL of ``target`` at one of its portals."""
         place = name_portal(way.portal.host, way.portal.port)
         return f"{self.scheme_of(way)}://{place}/{target.name}"
+
+
+def shortened(left_out: Sequence[str]) -> list[str]:
+    """The first lines of ``left_out``, and how many more there are: a target can send thousands."""
+    shown = [*left_out[:_MOST_WORDS]]
+    if len(left_out) > _MOST_WORDS:
+        shown.append(f"{len(left_out) - _MOST_WORDS} more")
+    return shown
 
 
 async def find_targets(url: Url, options: Options, probe: bool) -> Found:
@@ -65,25 +76,31 @@ async def find_targets(url: Url, options: Options, probe: bool) -> Found:
     iser = answer.scheme == "iser" and options.style != STREAM
     known = {(answer.portal.host, answer.portal.port): True} if iser else {}
     source = f"{answer.scheme}://{name_portal(answer.portal.host, answer.portal.port)}"
-    return await _found(source, answer.scheme, answer.targets, known, options, probe)
+    told = Told(answer.targets, answer.left_out)
+    return await _found(source, answer.scheme, told, known, options, probe)
 
 
 async def _found(
     source: str,
     scheme: str,
-    records: list[TargetRecord],
+    told: Told,
     known: dict[tuple[str, int], bool],
     options: Options,
     probe: bool,
 ) -> Found:
-    """Probe and rank the portals of ``records``. ``known``: whether a portal takes iSER, for those
+    """Probe and rank the portals of ``told``. ``known``: whether a portal takes iSER, for those
     where that is known already."""
     if probe:
-        portals = {(each.host, each.port) for record in records for each in record.portals}
+        portals = {
+            (each.host, each.port)
+            for record in told.targets
+            for each in record.portals
+            if not needs_interface(each.host)
+        }
         known = {**known, **await _probe(sorted(portals - known.keys()), options)}
     networks = local_networks()
     targets = []
-    for record in records:
+    for record in told.targets:
         ways = [judge(each, networks) for each in record.portals]
         ways = [
             as_iser(way, known[key])
@@ -92,7 +109,7 @@ async def _found(
             for way in ways
         ]
         targets.append(FoundTarget(record.name, rank(ways)))
-    return Found(source, scheme, targets)
+    return Found(source, scheme, targets, told.left_out)
 
 
 async def _probe(portals: list[tuple[str, int]], options: Options) -> dict[tuple[str, int], bool]:

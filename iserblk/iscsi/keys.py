@@ -247,6 +247,9 @@ _MAY_BE_UNKNOWN = frozenset(
     ("RDMAExtensions", "TargetRecvDataSegmentLength", "InitiatorRecvDataSegmentLength")
 )
 
+# What a target says of itself, and an initiator makes no use of: a wrong value (-1) does no harm.
+_NOT_USED = ("TargetPortalGroupTag",)
+
 _NUMERICAL_VALUE = re.compile("[0-9]{1,20}|0[xX][0-9a-fA-F]{1,16}")
 
 _COMBINE: dict[str, Callable[[int, int], int]] = {
@@ -296,6 +299,8 @@ def answer(
     if key.sender == (INITIATOR if by_target else TARGET):
         raise RemoteProtocolError("iSCSI", f"{name} was sent by the wrong side")
     value = parse(key, offer)
+    if value is None and name in _NOT_USED:
+        return None
     if value is None or key.kind == OBSOLETE:
         return REJECT
     if key.kind == DECLARE:

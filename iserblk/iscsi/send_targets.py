@@ -2,8 +2,9 @@
 (RFC 7143 section 13.8, appendix C, sections 11.10 and 11.11).
 
 All that is decoded here comes from the network, and raises no exception but RemoteProtocolError.
-Harmless errors of targets are tolerated: a missing portal group tag, a missing address, unknown
-text behind the tag.
+Harmless errors of targets are tolerated: a portal group tag that is missing or none (-1, 65536), a
+missing or empty address, port 0, unknown text behind the tag. What else cannot be read is left out,
+and named; the rest of the answer counts.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import NamedTuple
 from iserblk.errors import IserblkError, RemoteProtocolError
 from iserblk.iscsi import bhs, pdu, reasons
 from iserblk.iscsi.serial import MASK32
-from iserblk.iscsi.text import decode_untrusted, encode
+from iserblk.iscsi.text import encode
 
 DEFAULT_PORT = 3260
 MAXIMUM_ANSWER = 4 << 20  # bytes of one answer, all its PDUs together: some 40,000 targets
@@ -61,6 +62,23 @@ class TargetRecord(NamedTuple):
     portals: tuple[Portal, ...]
 
 
+class Told(NamedTuple):
+    """An answer: its targets, and, for the user, what of it could not be read and is left out."""
+
+    targets: list[TargetRecord]
+    left_out: list[str]
+
+
+def needs_interface(host: str) -> bool:
+    """An IPv6 address that is valid on one link, and does not say on which interface of this
+    machine that link is (%INTERFACE): it cannot be used (RFC 4007 section 6)."""
+    try:
+        address = ipaddress.IPv6Address(host)
+    except ValueError:
+        return False
+    return address.is_link_local and not address.scope_id
+
+
 def _bad(text: str, why: str) -> RemoteProtocolError:
     return RemoteProtocolError("iSCSI", f"TargetAddress {text[:80]!r}: {why}")
 
@@ -72,14 +90,13 @@ def _number(digits: str, most: int) -> int | None:
     return value if value <= most else None
 
 
-def portal_untrusted(text: str) -> Portal:
-    """Read ``host[:port][,tag[,type]]``, with an IPv6 address in brackets (section 13.8)."""
-    address, *fields = text.split(",")
+def portal_untrusted(text: str, default_port: int = DEFAULT_PORT) -> Portal:
+    """Read ``host[:port][,tag[,type]]``, with an IPv6 address in brackets (section 13.8).
+    ``default_port``: in place of port 0."""
+    address, *fields = (field.strip() for field in text.split(","))
     tag = kind = None
-    if fields and fields[0]:
+    if fields:
         tag = _number(fields[0], 0xFFFF)
-        if tag is None:
-            raise _bad(text, "the portal group tag is no number from 0 to 65535")
     if len(fields) > 1 and fields[1]:
         kind = _number(fields[1], 0xFFFF)
         if kind not in _TYPES:
@@ -88,9 +105,9 @@ def portal_untrusted(text: str) -> Portal:
     port: int | None = DEFAULT_PORT
     if port_text is not None:
         port = _number(port_text, 0xFFFF)
-    if not port:
-        raise _bad(text, "the port is no number from 1 to 65535")
-    return Portal(host, port, tag, kind)
+    if port is None:
+        raise _bad(text, "the port is no number from 0 to 65535")
+    return Portal(host, port or default_port, tag, kind)
 
 
 def _split_host(text: str, address: str) -> tuple[str, str | None]:
@@ -116,33 +133,78 @@ def _ipv6(text: str, host: str) -> str:
         raise _bad(text, "no IPv6 address") from None
 
 
-def records_untrusted(
-    pairs: Iterable[tuple[str, str]], here: Portal | None = None
-) -> list[TargetRecord]:
+def records_untrusted(pairs: Iterable[tuple[str, str]], here: Portal | None = None) -> Told:
     """The targets of an answer to SendTargets, in its order. A target that comes twice is merged.
 
-    ``here``: the portal that was asked. It is used for targets without an address, and its host
-    for addresses with an unspecified host (0.0.0.0, ::).
+    ``here``: the portal that was asked. It is used for targets without an address that can be read,
+    its host for addresses with an unspecified host (0.0.0.0, ::), and its port for port 0. Raises
+    RemoteProtocolError where nothing of the answer can be read.
     """
     found: dict[str, dict[Portal, None]] = {}
+    left_out: list[str] = []
     portals: dict[Portal, None] | None = None
+    skipped = False  # the last target, and what belongs to it
     for key, value in pairs:
         if key == "TargetName":
-            if not value or len(value.encode()) > _MAXIMUM_NAME or not value.isprintable():
-                raise RemoteProtocolError("iSCSI", f"TargetName {value[:80]!r} is no iSCSI name")
-            portals = found.setdefault(value, {})
-        elif key == "TargetAddress":
+            skipped = not (value and value.isprintable()) or len(value.encode()) > _MAXIMUM_NAME
+            if skipped:
+                left_out.append(f"TargetName {value[:80]!r} is no iSCSI name")
+            else:
+                portals = found.setdefault(value, {})
+        elif key == "TargetAddress" and not skipped:
             if portals is None:
-                raise RemoteProtocolError("iSCSI", "a TargetAddress in front of any TargetName")
-            portal = portal_untrusted(value)
-            if here is not None and portal.host in ("0.0.0.0", "::"):
-                portal = portal._replace(host=here.host)
-            portals[portal] = None
+                left_out.append(f"TargetAddress {value[:80]!r} in front of any TargetName")
+                continue
+            try:
+                portal = _place(value, here)
+            except RemoteProtocolError as error:
+                left_out.append(str(error).removeprefix(f"{error.layer}: "))
+                continue
+            if portal is not None:
+                portals[portal] = None
+        elif not key:
+            left_out.append(f"text that is no key=value pair: {value[:40]!r}")
         # Other keys are not permitted there, but do no harm.
-    return [
-        TargetRecord(name, tuple(each) or ((here,) if here is not None else ()))
-        for name, each in found.items()
-    ]
+    if left_out and not found:
+        raise RemoteProtocolError("iSCSI", left_out[0])
+    return Told(
+        [
+            TargetRecord(name, tuple(each) or ((here,) if here is not None else ()))
+            for name, each in found.items()
+        ],
+        left_out,
+    )
+
+
+def _place(text: str, here: Portal | None) -> Portal | None:
+    """The portal of a TargetAddress in an answer of ``here``; None where it names none. Raises
+    RemoteProtocolError."""
+    if not text.partition(",")[0].strip():
+        return None
+    if here is None:
+        return portal_untrusted(text)
+    portal = portal_untrusted(text, here.port)
+    if portal.host in ("0.0.0.0", "::"):
+        return portal._replace(host=here.host)
+    _, percent, interface = here.host.partition("%")
+    if percent and needs_interface(portal.host):  # on the link on which it was asked
+        return portal._replace(host=f"{portal.host}%{interface}")
+    return portal
+
+
+def pairs_untrusted(data: bytes) -> list[tuple[str, str]]:
+    """The pairs of an answer to SendTargets, in its order. More is tolerated than in a login: any
+    key, how often it may come, and bytes that are not UTF-8, which become lone surrogates. An item
+    that is no pair has the key "". Raises RemoteProtocolError for more than MAXIMUM_RECORDS."""
+    found: list[tuple[str, str]] = []
+    for item in data.split(b"\0"):
+        if not item:
+            continue
+        key, equals, value = item.decode(errors="surrogateescape").partition("=")
+        found.append((key, value) if equals else ("", key))
+        if len(found) > MAXIMUM_RECORDS:
+            raise RemoteProtocolError("iSCSI", f"a text of more than {MAXIMUM_RECORDS} keys")
+    return found
 
 
 class DiscoveryInitiator:
@@ -248,7 +310,7 @@ class DiscoveryInitiator:
             self._asking = False
             whole = bytes(self._parts)
             self._parts.clear()
-            self.answer = decode_untrusted(whole, MAXIMUM_ANSWER, MAXIMUM_RECORDS)
+            self.answer = pairs_untrusted(whole)
             return []
         if response.ttt == bhs.NO_TAG:
             raise RemoteProtocolError("iSCSI", "a Text Response that is not the last has no tag")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import socket
 from collections.abc import Iterator
@@ -14,6 +15,7 @@ from iserblk.iscsi.bhs import LOGIN_REQUEST, LOGIN_RESPONSE
 from iserblk.iscsi.text import encode
 from tests.cli.commands import bad, good, good_json, iserblk, serving
 from tests.support.portal import Portal, portals
+from tests.support.profiles import jiva, scst
 from tests.support.spy import spying
 from tests.support.target import IQN, ROOT, TargetProcess, running_target
 
@@ -155,6 +157,7 @@ def test_long_answers(portal: Portal) -> None:
         "group_type": "InfiniBand",
         "iser": True,
         "own_subnet": is_near("192.0.2.1", local_networks()),
+        "needs_interface": False,
     }
     assert (two["url"], two["group"]) == (f"iscsi://[2001:db8::1]:860/{IQN}3", 7)
 
@@ -177,12 +180,71 @@ def test_no_targets(portal: Portal) -> None:
     portal.answer = [b""]
     where = f"iscsi://{portal.name}"
     assert good("discover", where) == f"{where} knows no targets for us\n"
-    assert good_json("discover", where) == {"source": where, "targets": []}
+    assert good_json("discover", where) == {"source": where, "targets": [], "left_out": []}
 
 
 def test_nonsense_is_an_error(portal: Portal) -> None:
-    portal.answer = [encode([("TargetName", IQN), ("TargetAddress", "somewhere:x,1")])]
-    assert "'somewhere:x,1'" in bad(4, "discover", f"iscsi://{portal.name}")
+    portal.answer = [encode([("TargetAddress", "somewhere,1")])]
+    assert "'somewhere,1'" in bad(4, "discover", f"iscsi://{portal.name}")
+
+
+@pytest.mark.parametrize(
+    "odd", ["somewhere:x,1", "[fe80::1%eth0,1", "user@host,1", "192.0.2.1:70000,1"]
+)
+def test_one_bad_address_does_not_hide_the_others(odd: str, portal: Portal) -> None:
+    """It is named, and the status says that something is missing."""
+    names = [f"{IQN}{number}" for number in range(10)]
+    portal.answer = [
+        encode(
+            pair
+            for number, name in enumerate(names)
+            for pair in (
+                ("TargetName", name),
+                ("TargetAddress", odd if number == 4 else f"{portal.name},1"),
+            )
+        )
+    ]
+    where = f"iscsi://{portal.name}"
+    done = iserblk("discover", where)
+    (line,) = done.stderr.splitlines()
+    assert done.returncode == 1
+    assert line.startswith(f"iserblk: left out: TargetAddress {odd!r}: ")
+    assert [line for line in done.stdout.splitlines() if line[0] != " "] == names
+    done = iserblk("discover", where, "--json")
+    report = json.loads(done.stdout)
+    assert done.returncode == 1
+    assert [each["name"] for each in report["targets"]] == names
+    (words,) = report["left_out"]
+    assert words.startswith("TargetAddress ")
+
+
+@pytest.mark.parametrize("tag", [jiva.PORTAL_GROUP, 65536, "x", "", "1 "])
+def test_a_portal_group_that_is_none_does_no_harm(tag: object, portal: Portal) -> None:
+    portal.group = tag if isinstance(tag, int) else 1
+    portal.answer = [encode([("TargetName", IQN), ("TargetAddress", f"{portal.name},{tag}")])]
+    assert f"iscsi://{portal.name}/{IQN}" in good("discover", f"iscsi://{portal.name}")
+
+
+def test_link_local_portals_come_last(portal: Portal) -> None:
+    addresses = (*scst.LINK_LOCAL, f"{portal.name},1", "[fe80::3],1,3")
+    pairs = [("TargetName", IQN), *(("TargetAddress", each) for each in addresses)]
+    portal.answer = [encode(pairs)]
+    where = f"iscsi://{portal.name}"
+    first, *others = good("discover", where, "--probe").splitlines()[1:]
+    assert first.startswith(f"  {where}/{IQN} ")
+    assert len(others) == 3
+    assert all(line.endswith("link-local, unusable without %INTERFACE") for line in others)
+    ways = good_json("discover", where)["targets"][0]["portals"]
+    assert [way["needs_interface"] for way in ways] == [False, True, True, True]
+
+
+@pytest.mark.parametrize(
+    ("host", "words"),
+    [("fe80::1", "write [fe80::1%INTERFACE]"), ("fe80::1%none0", "is there an interface none0")],
+)
+def test_a_link_local_address_needs_an_interface(host: str, words: str) -> None:
+    for command in ("discover", "info"):
+        assert words in bad(23, command, f"iscsi://[{host}]:3260/{IQN}")
 
 
 def test_errors(target: TargetProcess) -> None:

@@ -71,7 +71,7 @@ def test_the_registration_of_a_target() -> None:
         f"0000003000000008{name}0000003100000010{two}00000032000000040000035d"
         "000000330000000400000004"
     )
-    assert isns.portals_untrusted(attributes, "IQN.x:t") == portals
+    assert isns.portals_untrusted(attributes, "IQN.x:t", []) == portals
 
 
 def test_a_message_of_several_pdus() -> None:
@@ -171,8 +171,17 @@ def test_targets() -> None:
     answer = [isns.number(33, 1), END]
     for name, kind in ((TARGET, 1), (US, 2), (OTHER, 3), (TARGET, 1)):
         answer += [isns.text(32, name), isns.number(33, kind)]
-    assert isns.targets_untrusted(answer) == [TARGET, OTHER]
-    assert isns.targets_untrusted([isns.text(32, TARGET), isns.number(33, 1), END]) == []
+    assert isns.targets_untrusted(answer, []) == [TARGET, OTHER]
+    assert isns.targets_untrusted([isns.text(32, TARGET), isns.number(33, 1), END], []) == []
+
+
+def test_a_target_that_cannot_be_read_is_left_out() -> None:
+    bad = (Attribute(32, b"\xff" * 4), isns.number(33, 1), isns.text(32, US), Attribute(33, b""))
+    answer = [END, isns.text(32, TARGET), isns.number(33, 1), *bad]
+    answer += [isns.text(32, OTHER), isns.number(33, 1)]
+    left_out: list[str] = []
+    assert isns.targets_untrusted(answer, left_out) == [TARGET, OTHER]
+    assert ["not UTF-8" in left_out[0], "0 bytes instead of 4" in left_out[1]] == [True, True]
 
 
 # shows: SYSTEM-10
@@ -184,7 +193,7 @@ def test_portals() -> None:
     answer += group(TARGET, "10.0.0.3", 0x10000 | 3260, 1)  # UDP
     answer += group(OTHER, "10.0.0.4", 3260, 1)
     answer += group(TARGET, "10.0.0.1", 3260, 1)
-    assert isns.portals_untrusted(answer, TARGET) == [
+    assert isns.portals_untrusted(answer, TARGET, []) == [
         Portal("10.0.0.1", 3260, 1),
         Portal("2001:db8::1", 860, 2),
     ]
@@ -201,9 +210,15 @@ def test_portals() -> None:
         Attribute(50, bytes(8)),
     ],
 )
-def test_values_that_are_none(attribute: Attribute) -> None:
-    with pytest.raises(RemoteProtocolError):
-        isns.portals_untrusted([END, attribute], TARGET)
+def test_a_portal_that_cannot_be_read_is_left_out(attribute: Attribute) -> None:
+    """With the attributes that belong to it."""
+    left_out: list[str] = []
+    odd = group(TARGET, "10.0.0.1", 3260, 1)
+    odd[[each.tag for each in odd].index(attribute.tag)] = attribute
+    answer = [END, *odd, *group(TARGET, "10.0.0.2", 3260, 1)]
+    assert isns.portals_untrusted(answer, TARGET, left_out) == [Portal("10.0.0.2", 3260, 1)]
+    (words,) = left_out
+    assert f"a portal of {TARGET}" in words and f"attribute {attribute.tag}" in words
 
 
 @given(st.lists(st.binary(max_size=80), max_size=6))
@@ -230,9 +245,9 @@ def test_any_bytes(parts: list[bytes]) -> None:
 def test_any_attributes(values: list[tuple[int, bytes]]) -> None:
     attributes = [Attribute(*value) for value in values]
     for read in (
-        isns.targets_untrusted,
+        lambda given: isns.targets_untrusted(given, []),
         isns.entity_untrusted,
-        lambda given: isns.portals_untrusted(given, "iqn.2026-11.x:a"),
+        lambda given: isns.portals_untrusted(given, "iqn.2026-11.x:a", []),
     ):
         with contextlib.suppress(RemoteProtocolError):
             read(attributes)
@@ -246,4 +261,4 @@ def test_a_byte_that_is_wrong(at: int, value: int, cut: int) -> None:
     raw[at % len(raw)] = value
     with contextlib.suppress(RemoteProtocolError):
         for message in MessageReader().feed(bytes(raw[: len(raw) - cut])):
-            isns.portals_untrusted([END, *isns.response_untrusted(message)[1]], TARGET)
+            isns.portals_untrusted([END, *isns.response_untrusted(message)[1]], TARGET, [])

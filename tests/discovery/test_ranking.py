@@ -52,6 +52,17 @@ def test_order() -> None:
     ]
 
 
+def test_what_cannot_be_used_comes_last() -> None:
+    """A link-local address without an interface, also where another interface of this machine has a
+    network of such addresses, and whatever the target says of iSER."""
+    networks = [*NETWORKS, ipaddress.ip_network("fe80::/64")]
+    hosts = ("fe80::1", "fe80::2%eth0", "10.9.0.1", "name")
+    ways = rank([judge(Portal(host, 1, 1, 3 if host == "fe80::1" else 0), networks)
+                 for host in hosts])  # fmt: skip
+    assert [way.portal.host for way in ways] == ["fe80::2%eth0", "10.9.0.1", "name", "fe80::1"]
+    assert [(way.unusable, way.near) for way in ways[::3]] == [(False, True), (True, False)]
+
+
 # shows: SYSTEM-21
 def test_asking_counts_more_than_the_type() -> None:
     portal = Portal("h", 1, 1, 0)

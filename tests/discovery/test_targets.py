@@ -13,7 +13,7 @@ from iserblk.discovery import targets
 from iserblk.discovery.ranking import Candidate
 from iserblk.discovery.targets import Found, FoundTarget, find_targets, takes_iser
 from iserblk.errors import ConnectFailed, ConnectionLost
-from iserblk.iscsi.send_targets import INFINIBAND, Portal, TargetRecord
+from iserblk.iscsi.send_targets import INFINIBAND, Portal, TargetRecord, Told
 from iserblk.options import Options
 from iserblk.url import Url
 
@@ -28,6 +28,7 @@ class Answer(NamedTuple):
     portal: Portal
     scheme: str
     targets: list[TargetRecord]
+    left_out: list[str]
 
 
 def ask_at(host: str, scheme: str = "iser", port: int = 3260) -> Url:
@@ -38,7 +39,7 @@ class World:
     """What the network answers. ``probed``: portals that were asked for iSER, in order."""
 
     def __init__(self) -> None:
-        self.answer = Answer(NEAR, "iser", [TargetRecord(IQN, (FAR, NEAR))])
+        self.answer = Answer(NEAR, "iser", [TargetRecord(IQN, (FAR, NEAR))], [])
         self.records: list[TargetRecord] = []
         self.iser: set[Portal] = set()
         self.probed: list[Portal] = []
@@ -49,9 +50,9 @@ class World:
         await trio.lowlevel.checkpoint()
         return self.answer
 
-    async def ask_isns(self, url: Url, options: Options) -> list[TargetRecord]:
+    async def ask_isns(self, url: Url, options: Options) -> Told:
         await trio.lowlevel.checkpoint()
-        return self.records
+        return Told(self.records, ["a node"])
 
     async def takes_iser(self, portal: Portal, options: Options) -> bool:
         self.probed.append(portal)
@@ -96,7 +97,7 @@ async def test_over_tcp_nothing_is_known_of_any_portal(world: World) -> None:
 
 # shows: SYSTEM-22
 async def test_a_portal_group_may_say_that_it_takes_iser(world: World) -> None:
-    world.answer = Answer(NEAR, "iscsi", [TargetRecord(IQN, (FAR, DEVICE))])
+    world.answer = Answer(NEAR, "iscsi", [TargetRecord(IQN, (FAR, DEVICE))], [])
     found = await find_targets(ask_at("10.1.0.1", "iscsi"), Options(), probe=False)
     assert [way.iser for way in found.targets[0].ways] == [True, None]
 
@@ -105,7 +106,10 @@ async def test_a_portal_group_may_say_that_it_takes_iser(world: World) -> None:
 async def test_a_probe_asks_each_portal_once_and_not_the_known_one(world: World) -> None:
     """What a probe finds out counts more than the subnet, and than the portal group's type."""
     world.answer = Answer(
-        NEAR, "iser", [TargetRecord(IQN, (NEAR, FAR, DEVICE)), TargetRecord(f"{IQN}2", (FAR,))]
+        NEAR,
+        "iser",
+        [TargetRecord(IQN, (NEAR, FAR, DEVICE)), TargetRecord(f"{IQN}2", (FAR,))],
+        [],
     )
     world.iser = {FAR}
     found = await find_targets(ask_at("10.1.0.1"), Options(), probe=True)
@@ -125,9 +129,24 @@ async def test_only_so_many_portals_are_probed_at_once(
 ) -> None:
     monkeypatch.setattr(targets, "PROBES_AT_A_TIME", 3)
     portals = tuple(Portal(f"192.0.2.{number}", 3260, 1) for number in range(8))
-    world.answer = Answer(NEAR, "iser", [TargetRecord(IQN, portals)])
+    world.answer = Answer(NEAR, "iser", [TargetRecord(IQN, portals)], [])
     await find_targets(ask_at("10.1.0.1"), Options(), probe=True)
     assert len(world.probed) == 8 and world.most_at_once == 3
+
+
+async def test_what_cannot_be_reached_is_not_probed(world: World) -> None:
+    lost = Portal("fe80::1", 3260, 1)
+    world.answer = Answer(FAR, "iscsi", [TargetRecord(IQN, (lost, NEAR))], ["an address"])
+    found = await find_targets(ask_at("10.1.0.1"), Options(), probe=True)
+    assert [way.portal for way in found.targets[0].ways] == [NEAR, lost]
+    assert [each.host for each in world.probed] == [NEAR.host]
+    assert found.left_out == ["an address"]
+
+
+def test_only_so_many_lines_about_what_is_left_out() -> None:
+    assert targets.shortened(["a", "b"]) == ["a", "b"]
+    said = targets.shortened([str(number) for number in range(1000)])
+    assert (said[0], said[-1], len(said)) == ("0", "992 more", 9)
 
 
 async def test_an_isns_server_does_not_say_who_takes_iser(world: World) -> None:
@@ -136,6 +155,7 @@ async def test_an_isns_server_does_not_say_who_takes_iser(world: World) -> None:
     found = await find_targets(url, Options(), probe=False)
     assert (found.source, found.scheme) == ("isns://[2001:db8::1]:3205", "iscsi")
     assert found.targets == [FoundTarget(IQN, [Candidate(FAR, None, False)])]
+    assert found.left_out == ["a node"]
     assert not world.probed
 
 

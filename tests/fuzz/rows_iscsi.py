@@ -112,7 +112,7 @@ def _discovery(case: Case) -> None:
             header = bytes((bhs.NOP_IN, 0x80)) + header[2:]
         session.receive(header, data)
         if session.answer is not None:
-            for record in send_targets.records_untrusted(session.answer, _HERE):
+            for record in send_targets.records_untrusted(session.answer, _HERE).targets:
                 assert record.name and record.portals
             return
 

@@ -39,8 +39,8 @@ _STREAMS = [pdu(each, 0x0C00) for each in _PAYLOADS]
 _READERS = (
     isns.names_untrusted,
     isns.entity_untrusted,
-    isns.targets_untrusted,
-    lambda attributes: isns.portals_untrusted(attributes, TARGET),
+    lambda attributes: isns.targets_untrusted(attributes, []),
+    lambda attributes: isns.portals_untrusted(attributes, TARGET, []),
     lambda attributes: isns.period_untrusted(attributes, 300),
 )
 

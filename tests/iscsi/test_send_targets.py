@@ -14,6 +14,8 @@ from iserblk.iscsi.send_targets import (
     DiscoveryInitiator,
     Portal,
     TargetRecord,
+    needs_interface,
+    pairs_untrusted,
     portal_untrusted,
     records_untrusted,
 )
@@ -44,6 +46,9 @@ A, B = "iqn.2026-11.example:a", "iqn.2026-11.example:b"
         ("fe80::1,1", Portal("fe80::1", 3260, 1)),  # no brackets: it has no port then
         ("[fe80::1%eth0]:3260,1", Portal("fe80::1", 3260, 1)),
         ("münchen.example:1,1", Portal("münchen.example", 1, 1)),
+        *((f"h,{tag}", Portal("h", 3260)) for tag in ("-1", "65536", "x")),  # no tag
+        ("10.0.0.1:3260,1 ", Portal("10.0.0.1", 3260, 1)),
+        ("10.0.0.1:0,1", Portal("10.0.0.1", 3260, 1)),
     ],
 )
 def test_addresses(text: str, portal: Portal) -> None:
@@ -58,7 +63,7 @@ def test_addresses(text: str, portal: Portal) -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        *("", ",1", ":3260,1", "h:0,1", "h:65536,1", "h:x,1", "h,65536", "h,x", "[::1,1", "[x],1"),
+        *("", ",1", ":3260,1", "h:65536,1", "h:x,1", "[::1,1", "[x],1", "[fe80::1%eth0,1"),
         *("[::1]3260,1", "a b,1", "user@h,1", "h/x,1", "::::,1", "h" * 256, "\u202eh\n,1"),
     ],
 )
@@ -79,7 +84,7 @@ def test_any_address(text: str) -> None:
 )
 def test_any_records(pairs: list[tuple[str, str]]) -> None:
     with contextlib.suppress(RemoteProtocolError):
-        for record in records_untrusted(pairs, Portal("h", 1)):
+        for record in records_untrusted(pairs, Portal("h", 1)).targets:
             assert record.name and record.portals
 
 
@@ -97,13 +102,14 @@ def test_records() -> None:
         ("TargetAddress", "[::1],3"),
     ]
     here = Portal("10.0.0.9", 3333)
-    assert records_untrusted(pairs, here) == [
+    assert records_untrusted(pairs, here).targets == [
         TargetRecord(
             B, (Portal("10.0.0.1", 3260, 1), Portal("10.0.0.9", 860, 2), Portal("::1", 3260, 3))
         ),
         TargetRecord(A, (here,)),
     ]
-    assert records_untrusted([("TargetName", A)]) == [TargetRecord(A, ())]
+    assert records_untrusted(pairs, here).left_out == []
+    assert records_untrusted([("TargetName", A)]).targets == [TargetRecord(A, ())]
 
 
 @pytest.mark.parametrize(
@@ -113,12 +119,68 @@ def test_records() -> None:
         [("TargetName", "")],
         [("TargetName", "x" * 224)],
         [("TargetName", "a\nb")],
-        [("TargetName", A), ("TargetAddress", "h:0,1")],
+        [("", "rubbish")],
     ],
 )
 def test_no_records(pairs: list[tuple[str, str]]) -> None:
     with pytest.raises(RemoteProtocolError):
         records_untrusted(pairs)
+
+
+@pytest.mark.parametrize("address", ["", " ", ",1", "0.0.0.0:0,1", "10.0.0.9:0"])
+def test_addresses_that_do_not_tell_the_portal(address: str) -> None:
+    """It is that which was asked, wholly or in part."""
+    here = Portal("10.0.0.9", 3333)
+    told = records_untrusted([("TargetName", A), ("TargetAddress", address)], here)
+    ((portal,),) = (each.portals for each in told.targets)
+    assert (portal.host, portal.port, told.left_out) == ("10.0.0.9", 3333, [])
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        b"TargetAddress=10.0.0.1:iscsi,1",
+        b"TargetAddress=[fe80::1%eth0,1",
+        b"TargetAddress=10.0.0.1:65536,1",
+        b"TargetAddress=\xff\xfe,1",
+        b"TargetName=\0TargetAddress=10.9.9.9,1",
+        b"TargetName=iqn.\xff\0TargetAddress=10.9.9.9,1",
+        b"TargetName=" + b"x" * 224 + b"\0TargetAddress=10.9.9.9,1",
+        b"no pair",
+        b"\xff\xff",
+    ],
+)
+def test_what_cannot_be_read_does_not_hide_the_rest(odd: bytes) -> None:
+    """It is named. Addresses behind a name that is none are left out with it."""
+    before = encode([("TargetName", A), ("TargetAddress", "10.0.0.1,1"), ("TargetAlias", "one")])
+    after = encode([("TargetName", B), ("TargetAddress", "10.0.0.2,1"), ("TargetAlias", "two")])
+    told = records_untrusted(pairs_untrusted(before + odd + b"\0" + after), Portal("h", 1))
+    assert told.targets == [
+        TargetRecord(A, (Portal("10.0.0.1", 3260, 1),)),
+        TargetRecord(B, (Portal("10.0.0.2", 3260, 1),)),
+    ]
+    (words,) = told.left_out
+    assert "\n" not in words and words.isprintable()
+
+
+def test_a_target_whose_only_address_cannot_be_read() -> None:
+    """It is looked for where it was heard of."""
+    here = Portal("10.0.0.9", 3333)
+    told = records_untrusted([("TargetName", A), ("TargetAddress", "10.0.0.1:x,1")], here)
+    assert told.targets == [TargetRecord(A, (here,))]
+    assert told.left_out == ["TargetAddress '10.0.0.1:x,1': the port is no number from 0 to 65535"]
+
+
+def test_link_local_addresses() -> None:
+    """Of the link on which the target was asked, if that has a name."""
+    pairs = [("TargetName", A), ("TargetAddress", "[fe80::1%target0]:860,1")]
+    for here, host in (("fe80::9%eth1", "fe80::1%eth1"), ("10.0.0.9", "fe80::1")):
+        ((record,), _) = records_untrusted(pairs, Portal(here, 3260))
+        assert record.portals == (Portal(host, 860, 1),)
+    assert [needs_interface(host) for host in ("fe80::1", "fe80::1%eth1", "2001:db8::1")] == [
+        *(True, False, False)
+    ]
+    assert [needs_interface(host) for host in ("169.254.0.1", "host", "")] == [False] * 3
 
 
 # -- the text operation --------------------------------------------------------------------------
@@ -162,7 +224,7 @@ def response(one: DiscoveryInitiator, **fields: object) -> bytes:
 def test_answers_in_parts(limit: int, count: int) -> None:
     one, lengths, targets = ask_ours(limit, count)
     assert one.answer is not None
-    records = records_untrusted(one.answer)
+    records = records_untrusted(one.answer).targets
     assert [record.name for record in records] == list(targets)
     assert all(len(record.portals) == 2 for record in records)
     assert len(lengths) == max(1, -(-sum(lengths) // limit))

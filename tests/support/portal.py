@@ -22,12 +22,14 @@ class Portal:
     ``answer``: the parts of the answer to SendTargets; ``asked``: the values that it had.
     ``logins``, ``mpa``: how many connections came with each. MPA Requests get no answer, as from
     any target that takes them for the beginning of a PDU; with ``slam`` the connection ends.
-    ``digests``: login agrees to digests (nothing behind it computes any)."""
+    ``digests``: login agrees to digests (nothing behind it computes any). ``group``: the portal
+    group, as login tells it."""
 
     def __init__(self, host: str = "127.0.0.1", slam: bool = False, digests: bool = False) -> None:
         self.redirect: tuple[int, str] | None = None
         self.answer: list[bytes] = [encode([("TargetName", IQN)])]
         self.asked: list[str] = []
+        self.group = 1
         self.logins = 0
         self.mpa = 0
         self._slam = slam
@@ -66,6 +68,7 @@ class Portal:
 
     def _iscsi(self, connection: socket.socket) -> None:
         login = LoginTarget(LoginTargetConfig(IQN, 1, rdma=False))
+        login.parameters.target_portal_group_tag = self.group
         if not self._digests:
             login.parameters.header_digest = login.parameters.data_digest = "None"
         while not login.done:

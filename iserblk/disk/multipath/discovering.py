@@ -11,7 +11,7 @@ from time import monotonic
 import trio
 
 from iserblk.discovery.ranking import Candidate
-from iserblk.discovery.targets import find_targets, takes_iser
+from iserblk.discovery.targets import find_targets, shortened, takes_iser
 from iserblk.disk.multipath.addresses import Address, directory, in_session_of, with_paths
 from iserblk.disk.multipath.paths import place_of
 from iserblk.errors import IserblkError
@@ -79,7 +79,7 @@ class _Finder:
             askers = self.given[:1]
         for each in askers:
             try:
-                for url, group in await _portals(each):
+                for url, group in await _portals(each, complain):
                     if group is not None:
                         self.groups[place_of(url)] = group
                     places = await _places(url)
@@ -103,10 +103,10 @@ def _asked(address: Address) -> str:
     return f"{url.scheme}://{name_portal(url.host, url.port) if url.host else ''}"
 
 
-async def _portals(address: Address) -> list[tuple[Url, int | None]]:
+async def _portals(address: Address, complain: Callable[..., None]) -> list[tuple[Url, int | None]]:
     """What the target, or the server or agent in its place, tells: portals, and the tags of their
-    groups. Where that does not tell whether
-    a portal takes iSER, the scheme is that of ``address``."""
+    groups. Where that does not tell whether a portal takes iSER, the scheme is that of
+    ``address``."""
     url, place = address.url, address.url
     if address.options.discover != PORTAL:
         place = replace(directory(address.options), iqn=url.iqn)
@@ -116,14 +116,27 @@ async def _portals(address: Address) -> list[tuple[Url, int | None]]:
         unknown = place is not url and way.iser is None
         return url.scheme if unknown else found.scheme_of(way)
 
+    for words in shortened(found.left_out):
+        complain("%s: left out: %s", found.source, words)
+    ways = [
+        way
+        for target in found.targets
+        if target.name.lower() == url.iqn.lower()
+        for way in target.ways
+    ]
+    for way in ways:
+        if way.unusable:
+            complain(
+                "%s: found, and left out: a link-local address; give its URL with %%INTERFACE, too",
+                name_portal(way.portal.host, way.portal.port),
+            )
     return [
         (
             replace(url, scheme=scheme_of(way), host=way.portal.host, port=way.portal.port),
             way.portal.tag,
         )
-        for target in found.targets
-        if target.name.lower() == url.iqn.lower()
-        for way in target.ways
+        for way in ways
+        if not way.unusable
     ]
 
 

@@ -20,6 +20,7 @@ from iserblk.errors import (
     RemoteProtocolError,
 )
 from iserblk.initiator.connecting.login import RECEIVE_SIZE, at_portal
+from iserblk.iscsi.send_targets import needs_interface
 from iserblk.rcap.iwarp.mpa import MpaInitiator, MpaParameters
 from iserblk.rcap.iwarp.queuepair import IwarpQueuePair
 from iserblk.sockets.pacing import unpace
@@ -44,8 +45,26 @@ async def resolve(host: str, port: int) -> list[Address]:
         found = await trio.socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except (socket.gaierror, UnicodeError) as error:
         words = getattr(error, "strerror", None) or error
-        raise HostNotFound(f"cannot resolve {host}: {words}; check the host name") from None
-    return [Address(family, sockaddr) for family, _, _, _, sockaddr in found]
+        remedy = "check the host name"
+        if ":" in host and "%" in host:
+            remedy = f"is there an interface {host.partition('%')[2]} on this machine?"
+        raise HostNotFound(f"cannot resolve {host}: {words}; {remedy}") from None
+    addresses = [Address(family, sockaddr) for family, _, _, _, sockaddr in found]
+    addresses = [each for each in addresses if not _lacks_interface(each)]
+    if not addresses:
+        raise HostNotFound(
+            f"{host}: a link-local address, which means a portal only together with an interface"
+            f" of this machine: write [{found[0][4][0]}%INTERFACE]"
+        )
+    return addresses
+
+
+def _lacks_interface(address: Address) -> bool:
+    """The kernel refuses it."""
+    if address.family != socket.AF_INET6:
+        return False
+    host, _, _, interface = address.sockaddr
+    return not interface and needs_interface(host)
 
 
 async def connect_iwarp(

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import deque
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from time import monotonic
 
 import trio
@@ -37,12 +37,13 @@ ALL = "All"
 class Answer:
     """The answer to SendTargets. ``portal``: the portal that has answered. ``scheme``: ``iser`` or
     ``iscsi``, how it was asked. ``reason``: as of ``Reached``. ``targets``: in the target's
-    order."""
+    order. ``left_out``: what of the answer could not be read."""
 
     portal: Portal
     scheme: str
     reason: str
     targets: list[TargetRecord]
+    left_out: list[str] = field(default_factory=list)
 
 
 class Discovery(Login):
@@ -99,7 +100,7 @@ async def send_targets(url: Url, options: Options) -> Answer:
     reached = await reach(nameless, options, Discovery, lambda session: session.ask(value))
     here = Portal(reached.url.host, reached.url.port)
     try:
-        targets = records_untrusted(reached.result, here)
+        told = records_untrusted(reached.result, here)
     except RemoteProtocolError as error:
         raise at_portal(reached.portal, error) from None
-    return Answer(here, reached.url.scheme, reached.reason, targets)
+    return Answer(here, reached.url.scheme, reached.reason, *told)

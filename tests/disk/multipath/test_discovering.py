@@ -37,6 +37,7 @@ class World:
         self.iser: set[str] = set()
         self.names: dict[str, list[str]] = {}
         self.refusing: set[str] = set()
+        self.left_out: list[str] = []
         self.asked: list[str] = []
         self.wanted: list[str] = []
 
@@ -49,7 +50,8 @@ class World:
             raise ConnectFailed(f"{url.host}: refused")
         ways = [Candidate(Portal(host, 3260, 1), iser) for host, iser in self.portals]
         other = FoundTarget(f"{IQN}-other", [Candidate(Portal("192.0.2.9", 3260, 1), True)])
-        return Found("source", url.scheme, [other, FoundTarget(self.of, ways)])
+        targets = [other, FoundTarget(self.of, ways)]
+        return Found("source", url.scheme, targets, self.left_out)
 
     async def resolve(self, host: str, port: int) -> list[SocketAddress]:
         await trio.lowlevel.checkpoint()
@@ -100,6 +102,19 @@ async def test_found_portals_follow_the_given_one(world: World) -> None:
     assert await discovered(given()) == [
         [("iser", "192.0.2.1"), ("iser", "192.0.2.2"), ("iscsi", "192.0.2.3")]
     ]
+
+
+async def test_a_portal_whose_interface_is_not_known_is_left_out(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is named, as is what the target says and cannot be read."""
+    world.portals = [("fe80::1", True), ("192.0.2.2", True)]
+    world.left_out = [f"address {number}" for number in range(20)]
+    assert await discovered(given()) == [[("iser", "192.0.2.1"), ("iser", "192.0.2.2")]]
+    *listed, last = [record.getMessage() for record in caplog.records]
+    assert listed[0] == "source: left out: address 0"
+    assert listed[-1] == "source: left out: 12 more"
+    assert last.startswith("[fe80::1]:3260: found, and left out") and "%INTERFACE" in last
 
 
 async def test_only_addresses_that_ask_for_it_get_more_ways(world: World) -> None:

@@ -8,4 +8,6 @@ It takes what DeviceServer takes, so it is given where a target is made:
   ``lio.Device(luns, iqn)`` where a test has no sockets;
 - as a process: ``start_target("lun:size=8M", profile="lio")`` (tests/integration), that is
   ``PROFILE=lio python -m tests.support.serve …``.
+
+A profile of what a portal says of itself has constants, for ``tests.support.portal``.
 """

@@ -150,7 +150,7 @@ async def test_portals_of_all_addresses(
             server, 1, Portal("0.0.0.0", 1, 1), Portal("::", 3, 1), Portal("10.0.0.1", 4, 2)
         )
         attributes = server.heard[0][3]
-        found = isns.portals_untrusted(attributes, TARGET)
+        found = isns.portals_untrusted(attributes, TARGET, [])
         assert [(each.host, each.port) for each in found] == expected
         assert found[-1].tag == 2
 

@@ -56,7 +56,9 @@ async def announced(
 
 async def asked(where: str) -> list[TargetRecord]:
     with trio.fail_after(20):
-        return await ask_slp(parse_place(where), LOOPBACK)
+        told = await ask_slp(parse_place(where), LOOPBACK)
+    assert told.left_out == []
+    return told.targets
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", ""])
