@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from pathlib import Path
 
@@ -9,11 +10,16 @@ import click
 
 from iserblk.cli.named_rows import shown_url, shown_word
 from iserblk.cli.options import json_option
-from iserblk.cli.output import print_json
-from iserblk.errors import IserblkError, TargetNotFound
+from iserblk.cli.output import end_partly, print_json
+from iserblk.errors import BadArgument, IserblkError, TargetNotFound
 from iserblk.named.files import Named, load, names, save, secret_path
 from iserblk.named.open_iscsi import Imported, default_nodes, read_nodes
 from iserblk.url import parse_url
+
+log = logging.getLogger(__name__)
+
+
+_NOT_POSSIBLE = "not possible"
 
 
 @click.command("import")
@@ -33,20 +39,40 @@ def command(targets: tuple[str, ...], directory: Path | None, dry_run: bool, as_
     Portals, CHAP, the interface's initiator name, digests and what else has a counterpart here are
     taken over; what has none is named. Nothing of open-iscsi is changed. A named LUN has all LUNs
     of the target. A target that a named LUN has already is left alone.
+
+    What is no node record, and a target that cannot be taken over, is named on stderr, and does not
+    keep the others from being imported; the exit status is 1 then.
     """
-    found = read_nodes(directory or default_nodes())
+    nodes = read_nodes(directory or default_nodes())
     wanted = {each.lower() for each in targets}
-    if missing := wanted - {each.target.lower() for each in found}:
-        raise TargetNotFound(f"open-iscsi has no node record of {min(missing)}")
+    unread = [each for each in nodes.unread if not wanted or each.target.lower() in wanted]
+    if missing := wanted - {each.target.lower() for each in nodes.targets}:
+        name = min(missing)
+        of_it = [f": {each.words}" for each in unread if each.target.lower() == name]
+        raise TargetNotFound(f"open-iscsi has no node record of {name}{''.join(of_it[:1])}")
     known = _known_targets()
     rows: list[dict[str, object]] = []
-    for each in found:
+    for each in nodes.targets:
         if wanted and each.target.lower() not in wanted:
             continue
         rows.append(_import(each, known, dry_run))
+    words = [each.words for each in unread]
     if as_json:
-        print_json({"targets": rows})
-        return
+        print_json({"targets": rows, "unread": words})
+    else:
+        _show_all(rows)
+    end_partly(words + [f"{row['target']}: {row['outcome']}: {_reason(row)}" for row in rows
+                        if row["outcome"] == _NOT_POSSIBLE])  # fmt: skip
+
+
+def _reason(row: dict[str, object]) -> str:
+    """Why nothing was taken over."""
+    left_out = row["left_out"]
+    assert isinstance(left_out, list)
+    return str(left_out[-1])
+
+
+def _show_all(rows: list[dict[str, object]]) -> None:
     if not rows:
         click.echo("open-iscsi has no node records")
     for row in rows:
@@ -65,8 +91,8 @@ def _known_targets() -> dict[str, str]:
     for name in names():
         try:
             known.update({parse_url(text).iqn.lower(): name for text in load(name).urls})
-        except IserblkError:
-            continue
+        except IserblkError as error:
+            log.warning("%s; a target that it has may be imported again", error)
     return known
 
 
@@ -75,7 +101,7 @@ def _import(each: Imported, known: dict[str, str], dry_run: bool) -> dict[str, o
     if there := known.get(each.target.lower()):
         name, outcome = there, "there already"
     elif not each.urls:
-        name, outcome = "", "not possible"
+        name, outcome = "", _NOT_POSSIBLE
     else:
         name = _free(each.name)
         options = dict(each.options)
@@ -83,11 +109,15 @@ def _import(each: Imported, known: dict[str, str], dry_run: bool) -> dict[str, o
             options["chap-secret-file"] = str(secret_path(name))
         words = tuple(f"{key}={value}" for key, value in options.items())
         named = Named(name, tuple(each.urls), words=words)
-        named.text()
-        if dry_run:
-            outcome = "would be added"
-        else:
-            save(named, each.secrets)
+        try:
+            named.text()
+            if dry_run:
+                outcome = "would be added"
+            else:
+                save(named, each.secrets)
+        except BadArgument as error:
+            name, outcome = "", _NOT_POSSIBLE
+            each.left_out.append(str(error))
     return {
         "target": each.target,
         "name": name,

@@ -6,19 +6,26 @@ import click
 
 from iserblk.cli.named_rows import fields, shown_url
 from iserblk.cli.options import json_option
-from iserblk.cli.output import print_json
+from iserblk.cli.output import end_partly, print_json
 from iserblk.errors import IserblkError
-from iserblk.named.files import directories, load, names
+from iserblk.named.files import check_name, directories, load, misnamed, names
 
 
 @click.command("list")
 @json_option
 def command(as_json: bool) -> None:
-    """List the named LUNs: where each is attached or mounted, and its URLs, without secrets."""
+    """List the named LUNs: where each is attached or mounted, and its URLs, without secrets.
+
+    A named LUN whose file is wrong is in the list, with the reason; it is named on stderr as well,
+    and the exit status is 1.
+    """
     rows: list[tuple[str, str, str]] = []
     found: list[dict[str, object]] = []
-    for name in names():
+    wrong: list[str] = []
+    for file in sorted([*names(), *misnamed()]):
+        name = repr(file)[1:-1]  # whatever is in the name of a file
         try:
+            check_name(file)
             named = load(name)
             found.append(fields(named))
             place = " ".join(named.devices) or named.mountpoint
@@ -26,9 +33,15 @@ def command(as_json: bool) -> None:
         except IserblkError as error:
             found.append({"name": name, "error": str(error)})
             rows.append((name, "", f"cannot be used: {error}"))
+            wrong.append(f"{name}: {error}")
     if as_json:
         print_json({"luns": found})
-        return
+    else:
+        _show(rows)
+    end_partly(wrong, "cannot be used")
+
+
+def _show(rows: list[tuple[str, str, str]]) -> None:
     if not rows:
         click.echo(f"no LUN has a name in {' or '.join(map(str, directories()))}")
     widths = [max((len(row[column]) for row in rows), default=0) for column in (0, 1)]

@@ -27,12 +27,12 @@ def print_json(value: object) -> None:
     click.echo(json.dumps(value, indent=2, ensure_ascii=False))
 
 
-def end_partly(left_out: Sequence[str]) -> None:
-    """Behind what is printed of a list: name on stderr what could not be read and is left out, and
-    end with status 1. Does nothing where there is no such thing."""
-    for words in left_out:
-        log.error("left out: %s", words)
-    if left_out:
+def end_partly(wrong: Sequence[str], what: str = "left out") -> None:
+    """Behind what is printed of a list: name on stderr what could not be read, and end with status
+    1. Does nothing where there is no such thing. ``what``: became of it."""
+    for words in wrong:
+        log.error("%s: %s", what, words)
+    if wrong:
         sys.exit(IserblkError.exit_status)
 
 

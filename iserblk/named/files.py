@@ -121,7 +121,17 @@ def find(name: str) -> Path | None:
 
 def names() -> list[str]:
     """The names that there are, sorted. Raises PermissionDenied, BadArgument."""
-    found = set()
+    return sorted(filter(may_be_name, _stems()))
+
+
+def misnamed() -> list[str]:
+    """What should be names, and cannot be, of files in the directories of named LUNs. Hidden files
+    do not count. Raises PermissionDenied, BadArgument."""
+    return sorted(each for each in _stems() if each and each[0] != "." and not may_be_name(each))
+
+
+def _stems() -> set[str]:
+    found: set[str] = set()
     first, *others = directories()
     for directory in (first, *others):
         try:
@@ -133,7 +143,7 @@ def names() -> list[str]:
                 continue  # root's, where a user has some, too
             raise PermissionDenied(f"{directory}: {error.strerror}") from None
         found |= {each.removesuffix(".conf") for each in files if each.endswith(".conf")}
-    return sorted(filter(may_be_name, found))
+    return found
 
 
 def load(name: str) -> Named:

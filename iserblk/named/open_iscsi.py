@@ -5,7 +5,8 @@ versions, ``TARGET/ADDRESS,PORT,TAG``, with lines ``key = value`` (iscsiadm(8), 
 The records of one target are its portals, and become one named LUN for all LUNs of the target.
 
 Keys that mean something here become options. A key that does not, and has not the value that
-open-iscsi gives it by itself, is named as left out. No text here contains a secret.
+open-iscsi gives it by itself, is named as left out. So is a file that is no record; it does not
+keep the others from being read. No text here contains a secret.
 """
 
 from __future__ import annotations
@@ -28,6 +29,9 @@ _EMPTY = ("", "<empty>")
 _AUTH = "node.session.auth."
 _DEPTH = 1024  # the largest of queue-depth
 _LONGEST_S = 86400  # of io-timeout
+
+# What editors and packages leave beside a file. A copy of a record is none: it may be an old one.
+_COPY = re.compile(r"[.#].*|.*(~|\.(bak|old|orig|rej|save|sw[a-p]|tmp|dpkg-\w+|rpm\w+|ucf-\w+))")
 
 # Keys that ``_Conversion`` reads, or that say where a record comes from.
 _READ = {
@@ -104,23 +108,61 @@ class Imported:
     automatic: bool = False
 
 
-def read_nodes(directory: Path) -> list[Imported]:
-    """All targets of a directory of nodes, in the order of their names. Raises BadArgument when
-    there is no such directory, or a file in it is no node record; PermissionDenied."""
+@dataclass(slots=True, frozen=True)
+class Unread:
+    """A file or directory that is no node record. ``target``: in whose directory it is; ``words``:
+    its path, and what is wrong with it."""
+
+    target: str
+    words: str
+
+
+@dataclass(slots=True, frozen=True)
+class Nodes:
+    """What is in a directory of nodes. ``targets``: in the order of their names."""
+
+    targets: list[Imported]
+    unread: list[Unread]
+
+
+def read_nodes(directory: Path) -> Nodes:
+    """All targets of a directory of nodes. Raises BadArgument when there is no such directory, and,
+    as PermissionDenied, when nothing of what is in it can be read."""
     by_target: dict[str, list[Record]] = {}
-    for record in _records(directory):
-        by_target.setdefault(record.values["node.name"], []).append(record)
-    taken: set[str] = set()
-    return [_imported(name, by_target[name], taken) for name in sorted(by_target)]
-
-
-def _records(directory: Path) -> Iterator[Record]:
+    unread: list[Unread] = []
+    problem: IserblkError | None = None
     for target in _listed(directory):
         if not target.is_dir():
             continue
+        for path in _paths(target):
+            try:
+                if isinstance(path, IserblkError):
+                    raise path
+                record = _record(path)
+            except IserblkError as error:
+                unread.append(Unread(target.name, str(error)))
+                problem = problem or error
+            else:
+                by_target.setdefault(record.values["node.name"], []).append(record)
+    if problem is not None and not by_target:
+        raise problem
+    taken: set[str] = set()
+    return Nodes([_imported(name, by_target[name], taken) for name in sorted(by_target)], unread)
+
+
+def _paths(target: Path) -> Iterator[Path | IserblkError]:
+    """The files below the directory of a target; an error for a directory that cannot be read."""
+    try:
         for portal in _listed(target):
-            for path in _listed(portal) if portal.is_dir() else [portal]:
-                yield _record(path)
+            if not portal.is_dir():
+                yield portal
+                continue
+            try:
+                yield from _listed(portal)
+            except IserblkError as error:
+                yield error
+    except IserblkError as error:
+        yield error
 
 
 def _listed(directory: Path) -> list[Path]:
@@ -135,6 +177,8 @@ def _listed(directory: Path) -> list[Path]:
 
 
 def _record(path: Path) -> Record:
+    if _COPY.fullmatch(path.name):
+        raise BadArgument(f"{path}: a copy that an editor or a package has left, not a node record")
     try:
         text = path.read_bytes()[: 1 << 20].decode(errors="surrogateescape")
     except PermissionError:

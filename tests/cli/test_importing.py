@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.commands import bad, good, good_json, serving
+from tests.cli.commands import bad, good, good_json, iserblk, serving
 from tests.cli.runs import documented
 from tests.named.node_records import put_record
 from tests.support.target import IQN
@@ -87,12 +87,45 @@ def test_some_targets(nodes: Path, directory: Path) -> None:
 def test_json(nodes: Path) -> None:
     put_record(nodes, DISK, changes={**CHAP, "node.session.auth.password_in": THEIRS})
     put_record(nodes, f"{DISK}:x", changes={**CHAP, "node.session.auth.username": "al%ice"})
-    answer = good_json("import", "--from", nodes, "--dry-run")
+    done = iserblk("import", "--from", nodes, "--dry-run", "--json")
+    assert done.returncode == 1
+    (line,) = done.stderr.splitlines()
+    assert f"left out: {DISK}:x: not possible: " in line and "the user's name" in line
+    answer = json.loads(done.stdout)
     good_one, wrong = answer["targets"]
     assert (good_one["chap"], good_one["urls"]) == ("mutual", [f"iscsi://192.0.2.1:3260/{DISK}"])
     assert (wrong["outcome"], wrong["name"], wrong["urls"]) == ("not possible", "", [])
     assert set(good_one) | set(answer) == documented("import")
     assert SECRET not in json.dumps(answer) and THEIRS not in json.dumps(answer)
+
+
+@pytest.mark.parametrize("dry_run", [True, False])
+def test_a_file_that_is_no_record_is_left_out(dry_run: bool, nodes: Path, directory: Path) -> None:
+    """It is named, the others are imported, and the status says that something is missing."""
+    odd = put_record(nodes, f"{DISK}:1").with_name(".default.swp")
+    odd.write_bytes(b"b0VIM\0")
+    put_record(nodes, f"{DISK}:2").write_text("")
+    for number in (0, 3):
+        put_record(nodes, f"{DISK}:{number}")
+    words = ["import", "--from", nodes, *(["--dry-run"] if dry_run else [])]
+    done = iserblk(*words)
+    assert done.returncode == 1
+    shown = [line for line in done.stdout.splitlines() if line.startswith(DISK)]
+    assert [line.partition(": ")[0] for line in shown] == [f"{DISK}:{each}" for each in (0, 1, 3)]
+    first, second = done.stderr.splitlines()
+    assert first.startswith(f"iserblk: left out: {odd}: ")
+    assert second.startswith(f"iserblk: left out: {nodes}/{DISK}:2/")
+    assert len(os.listdir(directory) if directory.exists() else []) == (0 if dry_run else 3)
+    done = iserblk(*words, "--json")
+    assert (done.returncode, len(json.loads(done.stdout)["unread"])) == (1, 2)
+
+
+def test_what_is_wrong_with_others_does_not_concern_a_target(nodes: Path) -> None:
+    put_record(nodes, DISK)
+    record = put_record(nodes, f"{DISK}:1")
+    record.write_text("")
+    assert f"{DISK}: added, as disk" in good("import", "--from", nodes, DISK)
+    assert f"{record}: " in bad(21, "import", "--from", nodes, f"{DISK}:1")
 
 
 def test_no_nodes(tmp_path: Path) -> None:

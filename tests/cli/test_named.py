@@ -71,7 +71,9 @@ def test_added_shown_and_removed(directory: Path) -> None:
 def test_json(directory: Path) -> None:
     good("add", "disk", f"{URL}?shared=yes", "--mountpoint", "/mnt", "--journal", "off")
     (directory / "wrong.conf").write_text("nonsense")
-    disk, wrong = good_json("list")["luns"]
+    done = iserblk("list", "--json")
+    assert done.returncode == 1
+    disk, wrong = json.loads(done.stdout)["luns"]
     assert disk == {
         "name": "disk",
         "file": str(directory / "disk.conf"),
@@ -235,7 +237,41 @@ def test_a_file_with_a_secret_that_others_can_read(directory: Path) -> None:
     for words in (["info", "disk"], ["show", "disk"]):
         line = bad(7, *words)
         assert SECRET not in line and THEIRS not in line
-    assert SECRET not in good("list")
+    done = iserblk("list")
+    assert done.returncode == 1
+    assert SECRET not in done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "name", "words"),
+    [
+        ("b.conf", "b0VIM\n", "b", "line 1 is not NAME=VALUE"),
+        ("b.conf", "", "b", "it has no URL"),
+        ("b.conf", "URL=nonsense\n", "b", "it has no scheme"),
+        ("my disk.conf", "URL=iser://host/iqn.2026-11.example:b/0\n", "my disk", "cannot be the"),
+        (os.fsdecode(b"\xff.conf"), "", "\\udcff", "cannot be the name of a LUN"),
+    ],
+)
+def test_one_bad_file_does_not_hide_the_others(
+    file: str, text: str, name: str, words: str, directory: Path
+) -> None:
+    """`list` has a row for it, names it on stderr, and ends with status 1."""
+    for good_one in ("a", "c"):
+        good("add", good_one, f"iser://host/iqn.2026-11.example:{good_one}/0")
+    (directory / file).write_text(text)
+    (directory / ".a.conf.swp").write_bytes(b"b0VIM\0")
+    (directory / "a.conf~").write_text("")
+    done = iserblk("list")
+    assert done.returncode == 1
+    rows = {line.split("  ")[0].strip(): line for line in done.stdout.splitlines()}
+    assert set(rows) == {"a", "c", name}
+    assert "cannot be used" in rows[name] and words in rows[name]
+    (line,) = done.stderr.splitlines()
+    assert line.startswith(f"iserblk: cannot be used: {name}: ") and words in line
+    done = iserblk("list", "--json")
+    assert done.returncode == 1
+    luns = {each["name"]: each["error"] for each in json.loads(done.stdout)["luns"]}
+    assert words in luns.pop(name) and luns == {"a": "", "c": ""}
 
 
 # --- names in place of URLs ----------------------------------------------------------------------

@@ -36,7 +36,9 @@ def nodes(tmp_path: Path) -> Path:
 
 
 def only(nodes: Path) -> Imported:
-    (found,) = read_nodes(nodes)
+    read = read_nodes(nodes)
+    (found,) = read.targets
+    assert read.unread == []
     for text in found.urls:
         url = parse_url(text)  # all that is made can be used
         Options.from_pairs({**found.options, **url.options}.items())
@@ -188,7 +190,7 @@ def test_nothing_that_a_url_could_say(nodes: Path) -> None:
 def test_names(nodes: Path) -> None:
     for target in (DISK, "iqn.2026-12.example:disk", "eui.02004567A425678D", f"{DISK}:nbd0"):
         put_record(nodes, target)
-    assert [(each.target, each.name) for each in read_nodes(nodes)] == [
+    assert [(each.target, each.name) for each in read_nodes(nodes).targets] == [
         ("eui.02004567A425678D", "eui.02004567A425678D"),
         (DISK, "disk"),
         (f"{DISK}:nbd0", "lun-nbd0"),
@@ -203,10 +205,41 @@ def test_a_file_that_is_no_record(text: str, nodes: Path) -> None:
         read_nodes(nodes)
 
 
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        *((name, None) for name in (".default.swp", "default~", "#default#", "default.dpkg-old")),
+        *(("iface0", text) for text in (b"", b"b0VIM 8.2\0\xff\xfe", b"#node.name = x\n", b"a\n")),
+        ("iface0", "a directory"),
+    ],
+)
+def test_what_is_no_record_does_not_hide_the_others(name: str, text: object, nodes: Path) -> None:
+    """A directory in place of a file, bytes, a copy that an editor has left (None: of the record):
+    each is named, and counts for nothing."""
+    for number in range(3):
+        put_record(nodes, f"{DISK}:{number}")
+    record = put_record(nodes, f"{DISK}:1")
+    odd = record.with_name(name)
+    if text is None:
+        odd.write_bytes(record.read_bytes())
+    elif isinstance(text, bytes):
+        odd.write_bytes(text)
+    else:
+        odd.mkdir()
+    read = read_nodes(nodes)
+    assert [each.target for each in read.targets] == [f"{DISK}:{number}" for number in range(3)]
+    assert all(each.urls and not each.left_out for each in read.targets)
+    (unread,) = read.unread
+    assert unread.target == f"{DISK}:1"
+    assert unread.words.startswith(f"{odd}: ")
+    assert "\n" not in unread.words
+
+
 def test_no_nodes(tmp_path: Path) -> None:
     with pytest.raises(BadArgument, match=r"No such file or directory; --from names another"):
         read_nodes(tmp_path / "nodes")
-    assert read_nodes(tmp_path) == []
+    read = read_nodes(tmp_path)
+    assert (read.targets, read.unread) == ([], [])
 
 
 def test_open_iscsi_reads_the_records_too(tmp_path: Path) -> None:
