@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 import re
 import secrets
 import socket
@@ -11,12 +12,15 @@ from pathlib import Path
 
 from iserblk.errors import BadArgument
 
+log = logging.getLogger(__name__)
+
 NAME_FILE = Path("/etc/iscsi/initiatorname.iscsi")
 MACHINE_ID = Path("/etc/machine-id")
 _IQN = re.compile(r"iqn\.[0-9]{4}-[0-9]{2}\.[a-z0-9][a-z0-9.-]*(:[^\s/\x00-\x1f]+)?", re.IGNORECASE)
 _EUI = re.compile(r"eui\.[0-9A-Fa-f]{16}")
 _NAA = re.compile(r"naa\.([0-9A-Fa-f]{16}|[0-9A-Fa-f]{32})")
 _MAXIMUM_NAME = 223
+SAID: set[str] = set()  # what was said: a name is looked for at each login
 
 
 def shown(text: str) -> str:
@@ -55,23 +59,45 @@ def machine_id() -> str:
 
 
 def initiator_name(given: str) -> str:
-    """The initiator's name: ``given``, else that of NAME_FILE, else a stable name of this machine.
+    """The initiator's name: ``given``, else that of NAME_FILE, else a stable name of this machine;
+    in the last case with a warning, once, where there is such a file.
 
     Raises BadArgument if the name in the file is no iSCSI name.
     """
     if given:
         return given
-    try:
-        lines = NAME_FILE.read_text().splitlines()
-    except (OSError, UnicodeDecodeError):
-        lines = []
-    for line in lines:
-        key, equals, value = line.strip().partition("=")
-        if equals and key.strip() == "InitiatorName":
-            return check_name(value.strip(), f"{NAME_FILE}: InitiatorName")
+    name, problem = _name_in_file()
+    if name:
+        return check_name(name, f"{NAME_FILE}: InitiatorName")
     # Hashed, because the machine's ID itself must not be sent to the network.
     digest = hashlib.sha256(f"iserblk {machine_id() or socket.gethostname()}".encode()).hexdigest()
-    return f"iqn.2026-11.io.github.iserblk:{digest[:12]}"
+    own = f"iqn.2026-11.io.github.iserblk:{digest[:12]}"
+    if problem and problem not in SAID:
+        SAID.add(problem)
+        log.warning(
+            "%s: %s: this host calls itself %s, which targets may not admit; correct the file, or"
+            " give initiator-name=",
+            NAME_FILE,
+            problem,
+            own,
+        )
+    return own
+
+
+def _name_in_file() -> tuple[str, str]:
+    """What NAME_FILE has as a name, "" for none; and then what is wrong with the file, "" where
+    there is none. A mark of its encoding, and comments in any encoding, do no harm."""
+    try:
+        text = NAME_FILE.read_bytes().decode("utf-8-sig", errors="surrogateescape")
+    except (FileNotFoundError, NotADirectoryError):
+        return "", ""
+    except OSError as error:
+        return "", error.strerror or str(error)
+    for line in text.splitlines():
+        key, equals, value = line.strip().partition("=")
+        if equals and key.strip() == "InitiatorName":
+            return value.strip(), ""
+    return "", "it has no line InitiatorName=NAME"
 
 
 def random_isid() -> bytes:

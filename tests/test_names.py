@@ -18,6 +18,7 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A machine of its own: a folder for its two files."""
     monkeypatch.setattr(module, "NAME_FILE", tmp_path / "initiatorname.iscsi")
     monkeypatch.setattr(module, "MACHINE_ID", tmp_path / "machine-id")
+    monkeypatch.setattr(module, "SAID", set())
     return tmp_path
 
 
@@ -33,10 +34,13 @@ def test_initiator_name_from_the_option(machine: Path) -> None:
         "InitiatorName=iqn.1993-08.org.debian:01:a\n",
         "## comment\n#InitiatorName=iqn.1993-08.org.debian:01:b\n"
         "  InitiatorName = iqn.1993-08.org.debian:01:a  \nInitiatorAlias=x\n",
+        "\ufeffInitiatorName=iqn.1993-08.org.debian:01:a\r\n",
+        "# f\udcfcr den Rechner \udc85\nInitiatorName=iqn.1993-08.org.debian:01:a\n",  # no UTF-8
     ],
 )
 def test_initiator_name_from_the_file(machine: Path, text: str) -> None:
-    (machine / "initiatorname.iscsi").write_text(text)
+    name = machine / "initiatorname.iscsi"
+    name.write_bytes(text.encode(errors="surrogateescape"))
     assert initiator_name("") == "iqn.1993-08.org.debian:01:a"
 
 
@@ -47,11 +51,37 @@ def test_bad_initiator_name_in_the_file(machine: Path) -> None:
         initiator_name("")
 
 
-@pytest.mark.parametrize("content", [None, b"GenerateName=yes\n", b"\xff\xfe"])
-def test_initiator_name_of_the_machine(machine: Path, content: bytes | None) -> None:
+@pytest.mark.parametrize(
+    "content",
+    [
+        *(b"GenerateName=yes\n", b"", b"InitiatorAlias=x\n", b"#InitiatorName=iqn.2026-11.a\n"),
+        "InitiatorName=iqn.2026-11.example:a\n".encode("utf-16"),
+    ],
+)
+def test_a_file_without_a_name_is_told_of(
+    machine: Path, content: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Once: a name is looked for at each login."""
+    (machine / "initiatorname.iscsi").write_bytes(content)
+    name = initiator_name("")
+    assert initiator_name("") == name
+    (record,) = caplog.records
+    said = record.getMessage()
+    assert said.startswith(f"{machine}/initiatorname.iscsi: it has no line InitiatorName=")
+    assert name in said and "initiator-name=" in said
+
+
+def test_a_file_that_cannot_be_read_is_told_of(
+    machine: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (machine / "initiatorname.iscsi").mkdir()
+    assert initiator_name("").startswith("iqn.2026-11.io.github.iserblk:")
+    (record,) = caplog.records
+    assert "initiatorname.iscsi: Is a directory: " in record.getMessage()
+
+
+def test_initiator_name_of_the_machine(machine: Path, caplog: pytest.LogCaptureFixture) -> None:
     """The name is stable, of this machine alone, and does not show the machine's ID."""
-    if content is not None:
-        (machine / "initiatorname.iscsi").write_bytes(content)
     names = set()
     for machine_id in ("0123456789abcdef0123456789abcdef", "f123456789abcdef0123456789abcdef"):
         (machine / "machine-id").write_text(f"{machine_id}\n")
@@ -64,6 +94,7 @@ def test_initiator_name_of_the_machine(machine: Path, content: bytes | None) -> 
     (machine / "machine-id").unlink()
     names.add(initiator_name(""))  # of the host's name
     assert len(names) == 3
+    assert caplog.records == []  # there is no such file
 
 
 def test_isids_are_random() -> None:
