@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 
 import click
@@ -12,6 +13,7 @@ from iserblk.cli.output import print_json, print_table, size_words, yes_no
 from iserblk.cli.running import run
 from iserblk.disk.aio import open_disks
 from iserblk.disk.seam import LunInfo
+from iserblk.errors import IserblkError
 from iserblk.named.resolving import urls_of
 
 # What to show for the short names in a connection's description. Other names are shown as they are.
@@ -45,23 +47,26 @@ _WORDS = {
 def command(urls: tuple[str, ...], as_json: bool, **options: str | None) -> None:
     """Log in to URL and show its LUN; without /LUN, every disk of the target.
 
-    If several URLs name one LUN, also show its portals, and which of them is used.
+    If several URLs name one LUN, also show its portals, and which of them is used. Without /LUN,
+    a disk that cannot be used is named on stderr, and the exit status is 1.
     """
     given = connection(options)
     found = urls_of(urls, given)
 
-    async def look() -> list[LunInfo]:
+    async def look() -> tuple[list[LunInfo], Sequence[str]]:
         async with open_disks(found, given) as disks:
-            return [disk.info for disk in disks.disks.values()]
+            return [disk.info for disk in disks.disks.values()], disks.left_out
 
-    infos = run(look)
+    infos, left_out = run(look)
     reasons = [info.connection.pop("provider_reason") for info in infos]
     if as_json:
         pairs = zip(infos, reasons, strict=True)
         print_json({"disks": [_fields(info, why) for info, why in pairs]})
-        return
-    for info, why in zip(infos, reasons, strict=True):
-        _show(info, why)
+    else:
+        for info, why in zip(infos, reasons, strict=True):
+            _show(info, why)
+    if left_out:  # which a line of the log has named
+        sys.exit(IserblkError.exit_status)
 
 
 def _fields(info: LunInfo, why: object) -> dict[str, object]:

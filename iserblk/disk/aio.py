@@ -133,10 +133,17 @@ class TrioDisk:
 class TrioDiskSet:
     """The opened disks: ``disks`` by export name, in URL order; ``default`` is the name of the
     first. ``serve_metrics``: to be called once where they are to be served later. Raises as
-    ``MetricsPorts.open``."""
+    ``MetricsPorts.open``. ``left_out``: disks of URLs without a LUN that cannot be used, in words;
+    they have been logged."""
 
-    def __init__(self, disks: dict[str, AsyncLun], serve_metrics: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        disks: dict[str, AsyncLun],
+        serve_metrics: Callable[[], None],
+        left_out: Sequence[str] = (),
+    ) -> None:
         self.disks = disks
+        self.left_out = left_out
         self.default = next(iter(disks))
         self.serve_metrics = serve_metrics
 
@@ -162,6 +169,7 @@ async def open_disks(
     drivers: list[TrioDriver] = []
     reconnectors: list[Reconnector | PathsReconnector] = []
     disks: dict[DiskCore, TrioDriver] = {}
+    left_out: list[str] = []
     error: BaseException | None = None
     async with trio.open_nursery() as nursery:
         try:
@@ -169,7 +177,7 @@ async def open_disks(
                 driver = await open_session(address)
                 drivers.append(driver)
                 await nursery.start(_pump, driver)
-                cores = await find_disks(driver, address)
+                cores = await find_disks(driver, address, left_out)
                 disks.update(dict.fromkeys(cores, driver))
                 reconnectors.append(reconnector(driver, address, cores))
                 nursery.start_soon(reconnectors[-1].run)
@@ -183,7 +191,9 @@ async def open_disks(
                 serve_metrics()
             found = {name: TrioDisk(core, disks[core]) for name, core in named.items()}
             yield TrioDiskSet(
-                {name: metered_async(found[name], named[name]) for name in named}, serve_metrics
+                {name: metered_async(found[name], named[name]) for name in named},
+                serve_metrics,
+                left_out,
             )
         except (Exception, KeyboardInterrupt) as problem:
             error = problem  # raised below, not inside the nursery's exception group

@@ -8,7 +8,7 @@ from dataclasses import replace
 from functools import partial
 
 from iserblk.disk.lun.geometry import Geometry
-from iserblk.disk.lun.identify import identify, names
+from iserblk.disk.lun.identify import NotADisk, identify, names
 from iserblk.disk.lun.inventory import REREADS, Inventory
 from iserblk.disk.lun.operations import DiskCore
 from iserblk.disk.lun.reservation import Reservation, host_key
@@ -97,10 +97,12 @@ def _resume_by(
     paths.settled(fresh)
 
 
-async def find_disks(driver: TrioDriver, address: Address) -> list[DiskCore]:
+async def find_disks(
+    driver: TrioDriver, address: Address, left_out: list[str] | None = None
+) -> list[DiskCore]:
     """The disks that the URL names: its LUN, or every disk in REPORT LUNS. The driver must be
-    running."""
-    cores = await _find(driver, address)
+    running. ``left_out`` gets disks of the report that cannot be used, in words."""
+    cores = await _find(driver, address, [] if left_out is None else left_out)
     for core in cores:
         if address.paths is not None and len(address.paths.ways.all) > 1:
             core.info = replace(core.info, paths=tuple(address.paths.ways.describe()))
@@ -108,7 +110,7 @@ async def find_disks(driver: TrioDriver, address: Address) -> list[DiskCore]:
     return cores
 
 
-async def _find(driver: TrioDriver, address: Address) -> list[DiskCore]:
+async def _find(driver: TrioDriver, address: Address, left_out: list[str]) -> list[DiskCore]:
     url = address.url
     session = driver.session
     if url.lun is not None:
@@ -127,12 +129,13 @@ async def _find(driver: TrioDriver, address: Address) -> list[DiskCore]:
                 disk = found[lun] = await _identify(driver, address, lun)
                 disk.inventory = inventory
                 continue
-            except (NotSupported, NoSuchLun) as error:
+            except (NotADisk, NoSuchLun) as error:
                 log.info("skipped: %s", error)
-            except (CommandError, RemoteProtocolError) as error:
+            except (CommandError, RemoteProtocolError, NotSupported) as error:
                 if session.error is not None:
                     raise  # nothing of the session can be used
                 log.warning("%s: LUN %d is left out: %s", url.redacted(), lun, error)
+                left_out.append(f"{url.redacted()}: LUN {lun}: {error}")
                 problem = problem or error
             found[lun] = None
         if not inventory.changed:

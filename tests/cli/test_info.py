@@ -6,12 +6,15 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.cli.commands import environment, good, good_json, iserblk
 from tests.cli.runs import MIB, PATH_FIELDS, documented
+from tests.support.profiles import card_reader
+from tests.support.target import running_target
 
 
 def test_info_shows_every_disk(url: str) -> None:
@@ -31,6 +34,20 @@ def test_info_shows_every_disk(url: str) -> None:
     ]
     assert "provider iwarp" in lines
     assert any(line.startswith("provider chosen because: rcap=auto") for line in lines)
+
+
+def test_one_odd_lun_does_not_hide_the_others(tmp_path: Path) -> None:
+    """It is named on stderr, and the status says that something is missing."""
+    specs = [f"{tmp_path}/{number}:size=1M" for number in range(3)]
+    with running_target(specs, tmp_path / "log", environment={"PROFILE": "card_reader"}) as target:
+        for options in ([], ["--json"]):
+            done = iserblk("info", target.url, *options)
+            assert done.returncode == 1
+            (line,) = done.stderr.splitlines()
+            assert f"LUN {card_reader.LUN} is left out" in line and "no medium" in line
+            assert "lun0" in done.stdout and "lun2" in done.stdout
+            assert "lun1" not in done.stdout
+        good("info", f"{target.url}/2")
 
 
 def test_info_says_the_style(url: str) -> None:

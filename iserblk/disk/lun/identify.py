@@ -83,18 +83,22 @@ class Names(NamedTuple):
     pages: tuple[int, ...]
 
 
+class NotADisk(NotSupported):
+    """A tape, an enclosure, …: which a list of disks does not have."""
+
+
 def names(session: CommandSession, lun: int, name: str, url: str) -> Operation[Names]:
     """What one LUN tells even initiators that a reservation shuts out. (READ CAPACITY should be
     such a command, too, but LIO answers it with RESERVATION CONFLICT.)
 
-    Raises NoSuchLun, or NotSupported when it is not a disk.
+    Raises NoSuchLun, or NotADisk.
     """
     steps = _Identify(session, lun, name)
     standard = inquiry.decode_standard((yield from steps.ask(cdb.inquiry(96), 96)))
     if standard.qualifier != 0:
         raise NoSuchLun(f"{url}: the target has no LUN {lun}; `iserblk info` without it lists them")
     if standard.device_type != inquiry.DISK:
-        raise NotSupported(
+        raise NotADisk(
             f"{url}: LUN {lun} is no disk but {inquiry.device_type_words(standard.device_type)}; "
             "name another LUN"
         )
