@@ -4,6 +4,7 @@
     ├── LocalProtocolError        a caller inside iserblk broke a rule: a bug; nothing was sent
     ├── BadArgument               an option, URL or path is wrong: correct it and call again
     ├── NotSupported              the request is clear, but cannot be done: the text says what can
+    │   └── UnusableLun           a disk whose blocks or capacity cannot be used
     ├── PermissionDenied          more rights are needed
     ├── Busy                      the thing is in use: try again later
     │   └── ReservationLost       another initiator has taken over the LUN: do not write to it again
@@ -71,6 +72,11 @@ class NotSupported(IserblkError):
 
     errno = _errno.EOPNOTSUPP
     exit_status = 27
+
+
+class UnusableLun(NotSupported):
+    """The LUN is a disk, but its block length or its capacity, as it tells them now, cannot be
+    used. Nothing was written to it."""
 
 
 class PermissionDenied(IserblkError):

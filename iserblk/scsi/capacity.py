@@ -24,6 +24,19 @@ _LARGEST_BLOCK = 1 << 16
 _LARGEST_SIZE = 1 << 63  # bytes: what file offsets hold
 
 
+class UnusableCapacity(RemoteProtocolError):
+    """The data is complete, but a LUN of such a capacity cannot be used. ``reason``: why, to follow
+    "the LUN has"."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__("SCSI", f"READ CAPACITY: the LUN has {reason}")
+        self.reason = reason
+
+
+class UntoldCapacity(UnusableCapacity):
+    """READ CAPACITY(10) says that the capacity is too large for it."""
+
+
 class Capacity(NamedTuple):
     """The size of a LUN and of its blocks."""
 
@@ -37,11 +50,14 @@ class Capacity(NamedTuple):
 def _check(capacity: Capacity) -> Capacity:
     size = capacity.block_size
     if not _SMALLEST_BLOCK <= size <= _LARGEST_BLOCK or size & (size - 1):
-        raise RemoteProtocolError(
-            "SCSI", f"a block length of {size} bytes; a power of 2 from 512 to 65536 is needed"
+        raise UnusableCapacity(
+            f"a block length of {size} bytes; a power of 2 from 512 to 65536 is needed"
         )
     if capacity.blocks * size >= _LARGEST_SIZE:
-        raise RemoteProtocolError("SCSI", f"{capacity.blocks} blocks of {size} bytes is too large")
+        raise UnusableCapacity(
+            f"{capacity.blocks} blocks of {size} bytes, which is too large: less than 8 EiB can be"
+            " used"
+        )
     return capacity
 
 
@@ -50,12 +66,14 @@ def encode10(blocks: int, block_size: int) -> bytes:
 
 
 def decode10(data: bytes | memoryview) -> Capacity:
-    """READ CAPACITY(10) data. A LUN whose last LBA does not fit into 32 bits gets 2^32 - 1 blocks,
-    which 10-byte CDBs can reach. Raises RemoteProtocolError for data that cannot be used."""
+    """READ CAPACITY(10) data. Raises RemoteProtocolError for data that cannot be used, also where
+    the last LBA does not fit into 32 bits (UntoldCapacity)."""
     if len(data) < _LAYOUT10.size:
         raise RemoteProtocolError("SCSI", f"READ CAPACITY(10) answered with {len(data)} bytes")
     last, block_size = _LAYOUT10.unpack_from(data)
-    return _check(Capacity(min(last + 1, _LAST10), block_size, block_size))
+    if last == _LAST10:
+        raise UntoldCapacity("2^32 blocks or more: only READ CAPACITY(16) tells how many")
+    return _check(Capacity(last + 1, block_size, block_size))
 
 
 def encode16(capacity: Capacity) -> bytes:
@@ -65,7 +83,8 @@ def encode16(capacity: Capacity) -> bytes:
 
 
 def decode16(data: bytes | memoryview) -> Capacity:
-    """READ CAPACITY(16) data. Raises RemoteProtocolError for data that cannot be used."""
+    """READ CAPACITY(16) data. Raises RemoteProtocolError for data that cannot be used: where it is
+    complete, UnusableCapacity."""
     if len(data) < _USED16:
         raise RemoteProtocolError("SCSI", f"READ CAPACITY(16) answered with {len(data)} bytes")
     last, block_size, _, exponent, flags = _LAYOUT16.unpack(

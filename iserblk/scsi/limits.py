@@ -6,6 +6,9 @@ All arguments and results are logical blocks.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Final
+
+MAXIMUM_BLOCKS: Final = 0xFFFFFFFF  # what the length field of a 16-byte CDB holds
 
 
 def split_blocks(first: int, blocks: int, maximum: int) -> Iterator[tuple[int, int]]:

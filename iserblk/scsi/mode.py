@@ -62,10 +62,11 @@ class Modes(NamedTuple):
     write_protected: bool
     write_cache: bool  # WCE
     dpofua: bool  # FUA in READ and WRITE is understood
+    tells_cache: bool = True  # False: there was no WCE, and ``write_cache`` is an assumption
 
 
 # For a LUN without mode parameters: it may have a write cache, so flush it; and do not use FUA.
-UNKNOWN = Modes(False, True, False)
+UNKNOWN = Modes(False, True, False, False)
 
 
 def decode_sense6(data: bytes | memoryview) -> Modes:
@@ -80,11 +81,11 @@ def decode_sense6(data: bytes | memoryview) -> Modes:
 
 
 def _decode(data: bytes | memoryview, at: int, specific: int) -> Modes:
-    write_cache = True
+    write_cache, tells_cache = True, False
     while at + 3 <= len(data):
         code = data[at]
         if code & 0x3F == CACHING and not code & _SPF:
-            write_cache = bool(data[at + 2] & _WCE)
+            write_cache, tells_cache = bool(data[at + 2] & _WCE), True
             break
         if code & _SPF:
             if at + 4 > len(data):
@@ -92,7 +93,7 @@ def _decode(data: bytes | memoryview, at: int, specific: int) -> Modes:
             at += 4 + (data[at + 2] << 8 | data[at + 3])
         else:
             at += 2 + data[at + 1]
-    return Modes(bool(specific & WP), write_cache, bool(specific & DPOFUA))
+    return Modes(bool(specific & WP), write_cache, bool(specific & DPOFUA), tells_cache)
 
 
 # -- the device server's side ----------------------------------------------------------------------

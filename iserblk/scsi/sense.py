@@ -143,9 +143,23 @@ class Sense(NamedTuple):
         return self.key == NOT_READY and self.code in READY_SOON
 
     @property
+    def is_unknown_command(self) -> bool:
+        """Whether the LUN does not know the command of this sense data."""
+        return (
+            self.key == ILLEGAL_REQUEST
+            and self.code == INVALID_OPERATION_CODE
+            and not self.is_deferred
+        )
+
+    @property
     def is_invalid_field(self) -> bool:
-        """Whether the LUN knows the command, but refuses a field of its CDB or parameter list."""
-        return self.key == ILLEGAL_REQUEST and self.asc in (0x24, 0x26)
+        """Whether the LUN knows the command of this sense data, but refuses a field of its CDB or
+        parameter list. (The other codes of ASC 24h are about keys, nonces and XCDBs.)"""
+        return (
+            self.key == ILLEGAL_REQUEST
+            and (self.code == INVALID_FIELD_IN_CDB or self.asc == 0x26)
+            and not self.is_deferred
+        )
 
     @property
     def is_not_there(self) -> bool:

@@ -38,8 +38,6 @@ def test_16_golden() -> None:
     [
         (1, 0, 1),
         (0xFFFFFFFF, 0xFFFFFFFE, 0xFFFFFFFF),
-        (0x100000000, 0xFFFFFFFF, 0xFFFFFFFF),
-        (0x100000001, 0xFFFFFFFF, 0xFFFFFFFF),
     ],
 )
 def test_10(blocks: int, told: int, understood: int) -> None:
@@ -48,16 +46,24 @@ def test_10(blocks: int, told: int, understood: int) -> None:
     assert capacity.decode10(raw) == (understood, 512, 512, False, False)
 
 
+@pytest.mark.parametrize("blocks", [0x100000000, 0x100000001])
+def test_10_cannot_tell_more(blocks: int) -> None:
+    raw = capacity.encode10(blocks, 512)
+    assert raw == b"\xff" * 4 + (512).to_bytes(4, "big")
+    with pytest.raises(capacity.UntoldCapacity, match=r"READ CAPACITY\(16\)"):
+        capacity.decode10(raw)
+
+
 @pytest.mark.parametrize("size", [0, 1, 256, 520, 4104, 1 << 17, 0xFFFFFFFF])
 def test_block_lengths_that_cannot_be_used(size: int) -> None:
-    with pytest.raises(RemoteProtocolError, match="block length"):
+    with pytest.raises(capacity.UnusableCapacity, match="block length"):
         capacity.decode16(bytes(8) + size.to_bytes(4, "big") + bytes(20))
-    with pytest.raises(RemoteProtocolError, match="block length"):
+    with pytest.raises(capacity.UnusableCapacity, match="block length"):
         capacity.decode10(bytes(4) + size.to_bytes(4, "big"))
 
 
 def test_a_size_that_no_offset_can_hold() -> None:
-    with pytest.raises(RemoteProtocolError, match="too large"):
+    with pytest.raises(capacity.UnusableCapacity, match="too large"):
         capacity.decode16(b"\xff" * 8 + (512).to_bytes(4, "big") + bytes(20))
 
 

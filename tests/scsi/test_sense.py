@@ -89,7 +89,12 @@ def test_deferred() -> None:
         (sense.ABORTED_COMMAND, 0x4703, set()),
         (sense.ILLEGAL_REQUEST, sense.INVALID_FIELD_IN_CDB, {"is_invalid_field"}),
         (sense.ILLEGAL_REQUEST, sense.INVALID_FIELD_IN_PARAMETER_LIST, {"is_invalid_field"}),
-        (sense.ILLEGAL_REQUEST, sense.INVALID_OPERATION_CODE, set()),
+        (sense.ILLEGAL_REQUEST, 0x2606, {"is_invalid_field"}),
+        (sense.ILLEGAL_REQUEST, 0x2401, set()),
+        (sense.ABORTED_COMMAND, sense.INVALID_FIELD_IN_CDB, set()),
+        (sense.ILLEGAL_REQUEST, sense.INVALID_OPERATION_CODE, {"is_unknown_command"}),
+        (sense.ILLEGAL_REQUEST, 0x2002, set()),
+        (sense.ABORTED_COMMAND, sense.INVALID_OPERATION_CODE, set()),
         (sense.ILLEGAL_REQUEST, sense.LBA_OUT_OF_RANGE, set()),
         (sense.MEDIUM_ERROR, sense.UNRECOVERED_READ_ERROR, set()),
     ],
@@ -100,6 +105,9 @@ def test_what_an_initiator_decides_by(key: int, code: int, which: set[str]) -> N
         "is_unit_attention",
         "is_ready_soon",
         "is_invalid_field",
+        "is_unknown_command",
     }
     assert {each for each in questions if getattr(found, each)} == which
     assert found.code == code
+    deferred = found._replace(response=sense.FIXED_DEFERRED)
+    assert not deferred.is_invalid_field and not deferred.is_unknown_command
