@@ -72,7 +72,7 @@ try:
     from iserblk.disk.blocking import ThreadDiskSet, open_disks
     from iserblk.disk.multipath.addresses import settle
     from iserblk.disk.seam import BlockingDisk, Extent
-    from iserblk.errors import BadArgument, IserblkError
+    from iserblk.errors import BadArgument, IserblkError, NotSupported
     from iserblk.named.resolving import urls_of
     from iserblk.options import Options
     from iserblk.url import is_url, parse_url
@@ -415,7 +415,10 @@ def flush(h: Handle, flags: int) -> None:
 
 @_reported
 def trim(h: Handle, count: int, offset: int, flags: int) -> None:
-    h.disk.trim(offset, count, flags & nbdkit.FLAG_FUA != 0)
+    """A trim is a hint. Where the LUN turns out to refuse it, after this client was told that it
+    can (``can_trim``), nbdkit has no error for it that clients understand: nothing is done."""
+    with contextlib.suppress(NotSupported):
+        h.disk.trim(offset, count, flags & nbdkit.FLAG_FUA != 0)
 
 
 @_reported

@@ -546,7 +546,13 @@ class Client:
         number = nbd.error_of(error)
         if isinstance(error, OutOfRange) and request.command in (nbd.WRITE, nbd.WRITE_ZEROES):
             number = nbd.ENOSPC
-        if number == nbd.ENOTSUP and not request.flags & nbd.FLAG_FAST_ZERO:
+        if number == nbd.ENOTSUP and request.command == nbd.TRIM:
+            # This client was told that trims are taken. (The protocol has no error of this meaning
+            # for them. With ENOTSUP qemu goes on without; with any other it fails.)
+            if not self._export.no_trims_told:
+                self._export.no_trims_told = True
+                log.warning("%s; clients are told that trims are not supported", error)
+        elif number == nbd.ENOTSUP and not request.flags & nbd.FLAG_FAST_ZERO:
             number = nbd.EINVAL
         if number == nbd.EIO and not self._closing:  # then the command was aborted by ourselves
             self._logs.failures.warning("%s: %s", self.name, error)

@@ -14,8 +14,9 @@ class Export:
         self.name = name
         self.disk = disk
         info = disk.info
-        self.read_only = read_only or info.read_only
+        self._read_only = read_only
         self._failure: IserblkError | None = None
+        self.no_trims_told = False  # the log has it that the LUN refuses trims
         self.description = f"{info.vendor} {info.product}, {info.target} LUN {info.lun}"
         # Any alignment works; whole blocks of the medium work best.
         self.minimum = 1
@@ -23,6 +24,11 @@ class Export:
         # A power of two, as the protocol wants, between 512 and the largest payload.
         if self.preferred & (self.preferred - 1) or self.preferred > nbd.MOST_PAYLOAD:
             self.preferred = nbd.PREFERRED
+
+    @property
+    def read_only(self) -> bool:
+        """For clients that come now: the LUN may have become read-only, or writable."""
+        return self._read_only or self.disk.info.read_only
 
     @property
     def size(self) -> int:

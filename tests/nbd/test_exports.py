@@ -62,3 +62,14 @@ def test_the_size_is_that_of_the_disk_now() -> None:
 
 def test_its_description_says_which_lun_it_is() -> None:
     assert export().description == "iserblk fake, iqn.2026-11.example:fake LUN 0"
+
+
+def test_who_comes_later_is_told_what_the_lun_is_then() -> None:
+    """It may have refused trims, or have become read-only, since the export was made."""
+    fake = AsyncFake(FakeDisk(lun_info(0)))
+    each = Export("x", cast(DirectDisk, fake))
+    assert each.flags(structured=False) == ALWAYS | CHANGES
+    fake.info = lun_info(0, can_trim=False)
+    assert each.flags(structured=False) == ALWAYS | CHANGES & ~nbd.SEND_TRIM
+    fake.info = lun_info(0, read_only=True)
+    assert each.read_only and each.flags(structured=False) == ALWAYS | nbd.READ_ONLY

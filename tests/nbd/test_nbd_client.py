@@ -13,7 +13,7 @@ import trio.lowlevel
 import trio.testing
 
 from iserblk.disk.seam import FlushClient
-from iserblk.errors import CommandTimeout
+from iserblk.errors import CommandTimeout, NotSupported
 from iserblk.initiator.session.slots import TaskSlot, Waiter
 from iserblk.nbd import messages as nbd
 from iserblk.nbd.buffers import CLIENT_BYTES, HEADROOM, Memory
@@ -22,7 +22,7 @@ from iserblk.nbd.exports import Export
 from iserblk.nbd.handshake import Tls
 from iserblk.waiting.strands import open_strands, run
 from tests.nbd.serving import DirectFake, HeldDisk, fake
-from tests.support.fake_disk import AsyncFake
+from tests.support.fake_disk import AsyncFake, FakeDisk, lun_info
 from tests.support.nbd_client import RawClient, Reply, go, request, write
 from tests.support.until import until
 
@@ -510,3 +510,39 @@ async def test_cancelled_it_leaves_the_socket_alone() -> None:
                 other.recv(100)
             scope.cancel()
     assert scope.cancelled_caught
+
+
+class NoTrims(AsyncFake):
+    """A disk whose LUN turns out to know no UNMAP."""
+
+    def __init__(self) -> None:
+        super().__init__(FakeDisk(lun_info(0)))
+
+    async def trim(
+        self, offset: int, length: int, fua: bool = False, *, patient: bool = False
+    ) -> None:
+        self.info = lun_info(0, can_trim=False)
+        raise NotSupported("lun0: the LUN refuses UNMAP")
+
+    async def zero(self, offset: int, length: int, **how: bool) -> None:
+        raise NotSupported("lun0: no WRITE SAME")
+
+
+async def test_a_trim_that_the_lun_refuses_is_not_supported(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """qemu goes on without trims then; with any other error it fails. One line is logged."""
+    disk = NoTrims()
+    async with served(disk, count=2) as (one, other):
+        for cookie in (1, 2):
+            for each in (one, other):
+                await each.raw.send(request(nbd.TRIM, 0, 4096, cookie))
+                assert (await each.raw.reply()).error == nbd.ENOTSUP
+        await one.raw.send(request(nbd.WRITE_ZEROES, 0, 4096, 3))
+        assert (await one.raw.reply()).error == nbd.EINVAL
+        await one.raw.send(request(nbd.WRITE_ZEROES, 0, 4096, 4, nbd.FLAG_FAST_ZERO))
+        assert (await one.raw.reply()).error == nbd.ENOTSUP
+    (record,) = caplog.records
+    assert record.message == (
+        "lun0: the LUN refuses UNMAP; clients are told that trims are not supported"
+    )
