@@ -17,6 +17,8 @@ from iserblk.secret import Secret
 
 PORTAL = "portal"  # of ``Options.discover``: the target itself is asked, by SendTargets
 SMALLEST_JOURNAL = 64 << 10
+SMALLEST_TRANSFER = 512
+LARGEST_TRANSFER = 1 << 20
 MOST_CONNECTIONS = 8  # of one session
 BUSY_POLL_US = 1000  # longer than a round trip on a local network, in virtual machines, too
 _SIZE = re.compile("([0-9]{1,19})([kKmMgGtT]?)")
@@ -34,6 +36,7 @@ class Options:
     isid: bytes = b""  # of the first session; b"": a random one
     io_timeout: float = 30.0
     queue_depth: int = 128
+    max_transfer: int = 0  # bytes of one READ or WRITE; 0: as the LUN says
     journal: int = 56 << 20  # bytes; 0: none. A server then takes less than 110 MiB
     shared: bool = False  # other hosts also write to the LUNs
     connections: int = 1  # of the session, at most
@@ -201,6 +204,16 @@ def _microseconds(key: str, value: str) -> int:
     return microseconds
 
 
+def _transfer(key: str, value: str) -> int:
+    size = parse_size(value, key) if _SIZE.fullmatch(value) else 0
+    if not SMALLEST_TRANSFER <= size <= LARGEST_TRANSFER:
+        raise BadArgument(
+            f"{key}={shown(value)}: give a size from {SMALLEST_TRANSFER} to"
+            f" {LARGEST_TRANSFER >> 20}M"
+        )
+    return size
+
+
 def _journal(key: str, value: str) -> int:
     if value.lower() == "off":
         return 0
@@ -298,6 +311,7 @@ _KEYS: dict[str, tuple[str, Callable[[str, str], object]]] = {
     "hello": ("hello", _yes_no),
     "header": ("header", _header),
     "unsolicited-data": ("unsolicited_data", _auto_yes_no),
+    "max-transfer": ("max_transfer", _transfer),
     "journal": ("journal", _journal),
     "shared": ("shared", _yes_no),
     "header-digest": ("header_digest", _digest),

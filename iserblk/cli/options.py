@@ -68,6 +68,12 @@ CONNECTION = (
         "How long one request may take, reconnecting included. Default 30.",
     ),
     ("queue-depth", "N", "Commands in flight in one session. Default 128."),
+    (
+        "max-transfer",
+        "SIZE",
+        "Bytes that one command moves at most, up to 1M; for targets that refuse as much as they"
+        " say. Default: what the LUN says.",
+    ),
     ("connections", "N", "Connections of the session, 1 to 8. Default 1."),
     ("error-recovery-level", "0|1|2", "The highest level to agree to. Default 0."),
     (

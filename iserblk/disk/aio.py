@@ -27,7 +27,6 @@ class TrioDisk:
     def __init__(self, core: DiskCore, driver: TrioDriver) -> None:
         self.core = core
         self.driver = driver
-        self.info: LunInfo = core.info
         self.begin_read = core.begin_read
         self.begin_write = core.begin_write
         self.end_read = core.ended
@@ -37,6 +36,10 @@ class TrioDisk:
         self.release = driver.release
         self.abandon = driver.abandon
         self.check_here = driver.check_here
+
+    @property
+    def info(self) -> LunInfo:
+        return self.core.info
 
     @property
     def size(self) -> int:

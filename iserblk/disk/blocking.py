@@ -37,7 +37,10 @@ class ThreadDisk:
     def __init__(self, core: DiskCore, driver: BlockingDriver) -> None:
         self.core = core
         self.driver = driver
-        self.info: LunInfo = core.info
+
+    @property
+    def info(self) -> LunInfo:
+        return self.core.info
 
     @property
     def size(self) -> int:

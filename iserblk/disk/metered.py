@@ -11,7 +11,14 @@ from typing import BinaryIO
 
 from iserblk.disk.file import open_file
 from iserblk.disk.lun.operations import DiskCore
-from iserblk.disk.seam import AsyncLun, BlockingLun, CommandResult, Extent, FlushClient
+from iserblk.disk.seam import (
+    AsyncLun,
+    BlockingLun,
+    CommandResult,
+    Extent,
+    FlushClient,
+    LunInfo,
+)
 from iserblk.initiator.session.slots import TaskSlot, Waiter
 from iserblk.metrics.counting import (
     BYTES,
@@ -75,7 +82,10 @@ class MeteredBlocking:
         self._write = disk.write
         self._metrics = metrics
         self._here = metrics.of_this_thread
-        self.info = disk.info
+
+    @property
+    def info(self) -> LunInfo:
+        return self.disk.info
 
     @property
     def size(self) -> int:
@@ -179,7 +189,10 @@ class MeteredAsync:
         self._write = disk.write
         self._metrics = metrics
         self._rows = metrics.of_this_thread.rows  # of the loop's thread, the only one here
-        self.info = disk.info
+
+    @property
+    def info(self) -> LunInfo:
+        return self.disk.info
 
     @property
     def size(self) -> int:

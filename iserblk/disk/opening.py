@@ -182,6 +182,7 @@ def _core(
     session: Session, lun: bytes, info: LunInfo, geometry: Geometry, options: Options
 ) -> DiskCore:
     core = DiskCore(session, lun, info, geometry)
+    core.limit_transfer(options.max_transfer)
     if options.journal and not options.shared:
         core.keep_journal(options.journal)
     return core

@@ -10,13 +10,15 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
+from iserblk.disk.lun.geometry import Geometry
 from iserblk.disk.lun.identify import Names, identify, names
 from iserblk.disk.lun.operations import DiskCore
 from iserblk.disk.seam import LunInfo
-from iserblk.errors import LunChanged, NotSupported
+from iserblk.errors import ConnectFailed, LunChanged, NotSupported, UnusableLun
 from iserblk.initiator.session.session import Session
 from iserblk.initiator.session.slots import Operation
 
+Found = tuple[LunInfo, Geometry]
 Step = Callable[[DiskCore, Session], Operation[None]]
 _Known = TypeVar("_Known", LunInfo, Names)
 
@@ -24,12 +26,12 @@ _Known = TypeVar("_Known", LunInfo, Names)
 def check_identity(core: DiskCore, fresh: Session) -> Operation[None]:
     """Check that the LUN on ``fresh`` is the one in use, and take over its data. Raises
     LunChanged."""
-    info = yield from recognise(core, fresh)
-    if info is not None:
-        core.take_info(info)
+    found = yield from recognise(core, fresh)
+    if found is not None:
+        core.renew(*found)
 
 
-def recognise(core: DiskCore, fresh: Session) -> Operation[LunInfo | None]:
+def recognise(core: DiskCore, fresh: Session) -> Operation[Found | None]:
     """What the LUN on ``fresh`` says of itself. None: it is the LUN in use, but a reserved LUN
     tells more only to a nexus that is registered. Raises LunChanged when it is another LUN."""
     if core.reservation is None:
@@ -38,13 +40,20 @@ def recognise(core: DiskCore, fresh: Session) -> Operation[LunInfo | None]:
     return None
 
 
-def same_lun(core: DiskCore, fresh: Session) -> Operation[LunInfo]:
+def same_lun(core: DiskCore, fresh: Session) -> Operation[Found]:
     """All that the LUN on ``fresh`` says of itself. Raises LunChanged when it is not the LUN in
     use, or its block size is another."""
     known = core.info
+    geometries: list[Geometry] = []
 
     def look() -> Operation[LunInfo]:
-        info, _ = yield from identify(fresh, known.lun, known.name, known.url, known.target)
+        try:
+            info, geometry = yield from identify(
+                fresh, known.lun, known.name, known.url, known.target
+            )
+        except UnusableLun as error:  # it may be one that is not ready yet
+            raise ConnectFailed(str(error)) from None
+        geometries.append(geometry)
         return info
 
     info = yield from _same(core, look())
@@ -53,7 +62,7 @@ def same_lun(core: DiskCore, fresh: Session) -> Operation[LunInfo]:
             f"{known.url}: {identity_words(known)} had blocks of {known.block_size} bytes, "
             f"it has blocks of {info.block_size} bytes now; {_NEVER}"
         )
-    return info
+    return info, geometries[0]
 
 
 def _same(core: DiskCore, look: Operation[_Known]) -> Operation[_Known]:
@@ -76,7 +85,7 @@ def check_reservation(core: DiskCore, fresh: Session) -> Operation[None]:
     if core.reservation is not None:
         yield from core.reservation.resume(fresh, core.lun)
         # The rest, which the LUN hides from a nexus that is not registered.
-        core.take_info((yield from same_lun(core, fresh)))
+        core.renew(*(yield from same_lun(core, fresh)))
 
 
 def replay_journal(core: DiskCore, fresh: Session) -> Operation[None]:

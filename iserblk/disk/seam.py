@@ -37,7 +37,8 @@ Extent = tuple[int, int, int]  # offset, length, flags
 
 @dataclass(slots=True, frozen=True)
 class LunInfo:
-    """Identity, geometry and abilities of a LUN, as read at login."""
+    """Identity, geometry and abilities of a LUN, as it tells them at each login, without what it
+    has refused since."""
 
     name: str  # lun0, or IQN:lun0 where two URLs would clash
     url: str  # without user info
@@ -110,7 +111,11 @@ class FlushClient(Protocol):
 class BlockingDisk(Protocol):
     """One LUN for threads. Every method may be called from any thread at any time."""
 
-    info: LunInfo
+    @property
+    def info(self) -> LunInfo:
+        """As the LUN told it last: after a reconnection, or when it has refused something that it
+        said it can do, it may be another."""
+        ...
 
     @property
     def size(self) -> int:
@@ -253,7 +258,8 @@ class AsyncDisk(Protocol):
     raised.
     """
 
-    info: LunInfo
+    @property
+    def info(self) -> LunInfo: ...
 
     @property
     def size(self) -> int: ...

@@ -27,9 +27,10 @@ from iserblk.errors import (
 from iserblk.initiator.session.commanding import CommandSession
 from iserblk.initiator.session.slots import QUEUED, Operation, TaskSlot, Waiter
 from iserblk.iscsi import bhs, reasons
-from iserblk.scsi import alua
+from iserblk.scsi import alua, opcodes
 from iserblk.scsi import sense as sense_data
 from iserblk.scsi import status as sam
+from iserblk.scsi.cdb import NDOB
 from iserblk.scsi.sense import Sense
 
 log = logging.getLogger(__name__)
@@ -171,6 +172,44 @@ def port_state(error: ScsiError) -> int | None:
     """The access state for which the port refused the command; None: it failed for another
     reason."""
     return alua.state_of_sense(error.sense) if isinstance(error.sense, Sense) else None
+
+
+def is_unknown(error: IserblkError | None) -> bool:
+    """Whether the LUN does not know the command that ended so: INVALID COMMAND OPERATION CODE.
+    Nothing was done."""
+    return (
+        isinstance(error, ScsiError)
+        and isinstance(error.sense, Sense)
+        and error.sense.is_unknown_command
+    )
+
+
+def is_unfit(error: IserblkError | None) -> bool:
+    """Whether the LUN knows the command that ended so, but not in this form, or not so much at
+    once: INVALID FIELD IN CDB, or in the parameter list. Nothing was done."""
+    return (
+        isinstance(error, ScsiError)
+        and isinstance(error.sense, Sense)
+        and error.sense.is_invalid_field
+    )
+
+
+def is_refusal(error: IserblkError | None) -> bool:
+    """Whether another command may do what the one that ended so was to do. An address out of range,
+    write protection, a medium error and all else are no refusals: they would end it as well."""
+    return is_unknown(error) or is_unfit(error)
+
+
+def ignored_ndob(error: IserblkError, cdb: bytes | bytearray | memoryview) -> bool:
+    """Whether a WRITE SAME without data may have ended so because the LUN waited for data. (tgtd
+    ignores the NDOB bit, gets no data, and reports MEDIUM ERROR.)"""
+    return (
+        cdb[0] == opcodes.WRITE_SAME_16
+        and cdb[1] & NDOB != 0
+        and isinstance(error, ScsiError)
+        and isinstance(error.sense, Sense)
+        and error.sense.key == sense_data.MEDIUM_ERROR
+    )
 
 
 def check_time(session: CommandSession, deadline: float, name: str) -> None:

@@ -47,7 +47,9 @@ class FakeLun:
             return "MODE SENSE", mode.encode_sense6(0, b"", page)
         assert operation == opcodes.SERVICE_ACTION_IN_16
         if cdb[1] & 0x1F == opcodes.SA_GET_LBA_STATUS:
-            return "GET LBA STATUS", lba.encode_lba_status([(0, min(self.blocks, 0xFFFFFFFF), 0)])
+            first = int.from_bytes(cdb[2:10], "big")
+            count = min(self.blocks - first, 0xFFFFFFFF)
+            return "GET LBA STATUS", lba.encode_lba_status([(first, count, 0)])
         size = capacity.Capacity(self.blocks, self.block, self.block, lbpme=True)
         return "READ CAPACITY(16)", capacity.encode16(size)
 

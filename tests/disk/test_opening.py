@@ -11,7 +11,7 @@ from trio.testing import MockClock
 from iserblk.disk import opening
 from iserblk.disk.multipath import paths
 from iserblk.disk.multipath.addresses import settle
-from iserblk.errors import ConnectionLost, LunChanged, RemoteProtocolError, ScsiError
+from iserblk.errors import ConnectionLost, LunChanged, ScsiError, UnusableLun
 from iserblk.initiator.session.listeners import LunListener
 from iserblk.initiator.session.session import Session
 from iserblk.initiator.session.slots import Operation
@@ -54,8 +54,9 @@ async def test_one_odd_lun_is_left_out(
 
 
 async def test_where_all_are_odd_the_error_says_why() -> None:
-    with pytest.raises(RemoteProtocolError, match="520"):
+    with pytest.raises(UnusableLun, match="lun0 has a block length of 520 bytes") as raised:
         await found(FakeLuns(FakeLun(block=520)))
+    assert raised.value.exit_status == 27
     with pytest.raises(ScsiError, match="2/3a/00"):
         await found(FakeLuns(FakeLun(errors={"TEST UNIT READY": NO_MEDIUM})))
 

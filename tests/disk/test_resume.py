@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import pytest
 
 from iserblk.disk import resume
 from iserblk.disk.lun.operations import DiskCore
-from iserblk.errors import LunChanged, NoSuchLun, ReservationLost
+from iserblk.errors import (
+    LunChanged,
+    NoSuchLun,
+    ReservationLost,
+    TransportError,
+    WriteProtected,
+)
 from iserblk.initiator.session.session import Session
 from iserblk.initiator.session.slots import Operation
-from iserblk.scsi import inquiry, opcodes
+from iserblk.scsi import inquiry, mode, opcodes
 from iserblk.scsi.sense import ILLEGAL_REQUEST, encode_fixed
 from tests.disk.fake_lun import FakeLun, FakeLuns, finish, known
 from tests.disk.fake_target import POWER_ON
@@ -57,6 +63,71 @@ def test_the_same_lun_may_have_another_size_and_other_limits(core: DiskCore) -> 
     assert core.size == core.info.size == 4096 * 512
     assert (core.info.name, core.info.url) == ("backup", "iser://portal/iqn/0")
     assert core.info.paths == ({"portal": "a"},)
+
+
+LARGE = inquiry.BlockLimits(
+    max_transfer_length=2048,
+    max_unmap_lba_count=8192,
+    max_unmap_descriptor_count=1,
+    max_write_same_length=4096,
+)
+SMALL = inquiry.BlockLimits(
+    max_transfer_length=64,
+    max_unmap_lba_count=128,
+    max_unmap_descriptor_count=1,
+    max_write_same_length=32,
+)
+
+
+@dataclass
+class Limited(FakeLun):
+    """A LUN that tells its limits and modes."""
+
+    limits: inquiry.BlockLimits = LARGE
+    read_only: bool = False
+    wce: bool = False
+    thin: bool = True
+
+    def answer(self, cdb: bytearray) -> tuple[str, bytes]:
+        if cdb[0] == opcodes.INQUIRY and cdb[1] & 1 and cdb[2] in (0, 0xB0, 0xB2):
+            pages = {
+                0: inquiry.encode_supported_pages([0, 0x80, 0x83, 0xB0, 0xB2]),
+                0xB0: inquiry.encode_block_limits(self.limits),
+                0xB2: inquiry.encode_provisioning(
+                    inquiry.Provisioning(self.thin, self.thin, self.thin, self.thin), 0
+                ),
+            }
+            return f"VPD {cdb[2]:02x}", pages[cdb[2]]
+        if cdb[0] == opcodes.MODE_SENSE_6:
+            specific = (mode.WP if self.read_only else 0) | mode.DPOFUA
+            return "MODE SENSE", mode.encode_sense6(specific, b"", mode.caching_page(self.wce))
+        return super().answer(cdb)
+
+
+def test_all_that_the_lun_says_now_is_taken_over() -> None:
+    """It may be another controller's answer, or the LUN was set up anew meanwhile."""
+    core = known(FakeLuns(Limited()))
+    assert core.info.can_trim and core.info.fua and not core.info.write_cache
+    assert not core.durability.volatile
+    check(core, FakeLuns(Limited(limits=SMALL, read_only=True, wce=True)))
+    info, geometry = core.info, core.geometry
+    assert core.max_transfer == info.max_transfer == 64 * 512
+    assert (geometry.max_unmap_blocks, geometry.max_write_same_blocks) == (128, 32)
+    assert info.read_only and info.write_cache and core.durability.volatile
+    with pytest.raises(WriteProtected):
+        core.check_write(0, 512)
+    check(core, FakeLuns(Limited(thin=False)))
+    assert core.geometry.max_unmap_blocks == 8192
+    assert not core.info.read_only and not core.info.zero_by_unmap and not core.info.write_cache
+    assert core.durability.volatile  # what was written in between may be in a cache
+
+
+def test_a_lun_that_cannot_be_used_now_may_be_usable_later(core: DiskCore) -> None:
+    """A target that has just started may tell a block length of 0."""
+    with pytest.raises(TransportError, match="a block length of 520") as raised:
+        check(core, FakeLuns(FakeLun(block=520)))
+    assert not isinstance(raised.value, LunChanged)
+    check(core, FakeLuns())
 
 
 def test_another_lun_is_refused_by_its_serial_number(core: DiskCore) -> None:

@@ -56,7 +56,7 @@ def _sense(data: bytes) -> None:
 def _extents(case: Case) -> None:
     data = case.data
     offset, length = case.chance.randrange(64) * 512, case.chance.randrange(1, 64) * 512
-    extents = _GEOMETRY.extents_untrusted(memoryview(data), offset, length)
+    extents = _GEOMETRY.extents_untrusted(memoryview(data), offset, length, 1 << 20)
     position = offset
     for start, size, _ in extents:
         assert start == position and size > 0

@@ -71,7 +71,7 @@ async def test_others_come_and_go(
     mine, other = f"0 {tmp_path}/mine:size=1M", f"1 {tmp_path}/other:size=1M"
     async with one_disk(face, target.url(transport)) as disk:
         inner = disk.disk if isinstance(disk, InThreads) else disk
-        session = inner.core.session  # type: ignore[union-attr]
+        session = inner.core.session  # type: ignore[attr-defined]
         await write(disk, b"mine" * 128, 0)
         for turn, luns in enumerate([(mine, other), (mine,)]):
             await target.change(*luns)

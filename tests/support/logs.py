@@ -31,3 +31,8 @@ LEFT_OUT = r" is left out: "
 SHRUNK = r": the LUN has SHRUNK "
 IGNORED = r": command with CmdSN \d+ ignored"
 DEVICE = r"RDMA device |memory windows are not used: |connection (refused|not established): "
+# What a LUN refuses in use.
+REFUSED = (
+    r": the LUN (refuses |says that |does not know )"
+    r"|GET LBA STATUS described .* all of the LUN counts as data"
+)

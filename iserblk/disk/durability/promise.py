@@ -105,6 +105,12 @@ class Durability:
                 self._gaps += not self._complete
                 self.journal = self._assigned
 
+    def turn_write_through(self) -> None:
+        """Note that the LUN, as far as can be known, has no write cache. The journal goes on: what
+        it holds may be of use where that was an error."""
+        with self._lock:
+            self.volatile = False
+
     def stale(self, epoch: int) -> bool:
         """Whether a read that began in ``epoch`` and succeeded must be done again: it may have seen
         what was there before a write that was lost. The present state alone says too little: the

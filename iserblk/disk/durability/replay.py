@@ -1,4 +1,10 @@
-"""Sends the journal again, on a connection that takes the place of a lost one."""
+"""Sends the journal again, on a connection that takes the place of a lost one.
+
+What it holds was taken by the LUN before. On the new connection the LUN may take less at once, or
+not know a command any more: a smaller limit must not make a loss of what was acknowledged. So each
+change is sent as the LUN takes it now, in any form with the same effect. An UNMAP that is refused
+is left out: the content of its blocks is undefined anyway.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +12,7 @@ import logging
 from collections import deque
 from collections.abc import Callable
 from time import monotonic
-from typing import Final
+from typing import Final, NamedTuple, Protocol
 
 from iserblk.disk.durability.journal import Entry
 from iserblk.disk.durability.promise import Durability
@@ -17,26 +23,139 @@ from iserblk.initiator.commands import (
     Work,
     fill_no_data,
     fill_write,
+    ignored_ndob,
+    is_refusal,
+    is_unknown,
     port_state,
     retry_delay,
     run,
 )
 from iserblk.initiator.session.commanding import CommandSession
 from iserblk.initiator.session.slots import Operation, TaskSlot, Waiter
-from iserblk.scsi import opcodes
+from iserblk.scsi import cdb, opcodes
+from iserblk.scsi import lba as lba_data
 from iserblk.scsi.cdb import Slot
+from iserblk.scsi.limits import MAXIMUM_BLOCKS
 
 log = logging.getLogger(__name__)
 
-_UNMAP: Final = bytes([opcodes.UNMAP])
+ZEROES: Final = memoryview(bytes(1 << 20))  # for what is zeroed by writing
+# Bytes of a WRITE SAME: where the LUN refuses this much, zeroes are written. To send so little by
+# WRITE SAME is no faster than to write it.
+LEAST_WRITE_SAME: Final = 64 << 10
+
+_WRITE: Final = 0
+_ZERO: Final = 1  # WRITEs of zeroes
+_SAME: Final = 2  # WRITE SAME of zeroes
+_UNMAP: Final = 3
 
 PackWrite = Callable[[Slot, int, int, int], None]
+
+
+class Limits(Protocol):
+    """Limits of a LUN, as ``iserblk.disk.lun.geometry.Geometry`` has them."""
+
+    max_unmap_blocks: int
+    max_write_same_blocks: int
+
+    def half(self, blocks: int) -> int: ...
+
+
+class _Change(NamedTuple):
+    """Blocks that are to be changed again, or some of them. ``data``: of a WRITE. ``unmap``,
+    ``ndob``: bits of a WRITE SAME."""
+
+    kind: int
+    first: int
+    last: int
+    data: memoryview | None = None
+    unmap: bool = False
+    ndob: bool = False
+
+    @property
+    def blocks(self) -> int:
+        return self.last - self.first + 1
+
+
+def _change(entry: Entry) -> _Change:
+    block = entry.command_block
+    if not block:
+        return _Change(_WRITE, entry.first, entry.last, entry.data)
+    if block[0] == opcodes.UNMAP:
+        return _Change(_UNMAP, entry.first, entry.last)
+    unmap, ndob = bool(block[1] & cdb.UNMAP), bool(block[1] & cdb.NDOB)
+    return _Change(_SAME, entry.first, entry.last, None, unmap, ndob)
+
+
+class _Taken:
+    """What the LUN takes on this connection: by kind, the most blocks of one command. A command
+    that is refused lowers it."""
+
+    def __init__(self, info: LunInfo, geometry: Limits) -> None:
+        self.block = info.block_size
+        self.geometry = geometry
+        self._can_trim = info.can_trim
+        self._can_zero = info.can_zero
+        blocks = info.max_transfer // info.block_size
+        self._most = [
+            blocks,
+            min(blocks, len(ZEROES) // info.block_size),
+            min(geometry.max_write_same_blocks or MAXIMUM_BLOCKS, MAXIMUM_BLOCKS),
+            geometry.max_unmap_blocks or MAXIMUM_BLOCKS,
+        ]
+
+    def next_batch(self, todo: deque[_Change]) -> list[_Change]:
+        """Take the next few commands, in order, of which no two have a block in common."""
+        batch: list[_Change] = []
+        while todo and len(batch) < PARALLEL:
+            change = todo[0]
+            if change.kind == _UNMAP and not self._can_trim:
+                todo.popleft()
+                continue
+            if change.kind == _SAME and not self._can_zero:
+                change = change._replace(kind=_ZERO)
+            stop = min(change.last, change.first + self._most[change.kind] - 1)
+            if any(change.first <= each.last and stop >= each.first for each in batch):
+                break
+            todo.popleft()
+            if stop < change.last:
+                todo.appendleft(change._replace(first=stop + 1, data=self._part(change, stop + 1)))
+            size = (stop + 1 - change.first) * self.block
+            data = change.data[:size] if change.data is not None else None
+            batch.append(change._replace(last=stop, data=data))
+        return batch
+
+    def _part(self, change: _Change, first: int) -> memoryview | None:
+        if change.data is None:
+            return None
+        return change.data[(first - change.first) * self.block :]
+
+    def other_form(self, change: _Change, problem: IserblkError) -> list[_Change] | None:
+        """How ``change``, which was refused, may be taken. None: in no way."""
+        kind = change.kind
+        if kind == _UNMAP:
+            return []
+        half = self.geometry.half(change.blocks)
+        if kind == _SAME:
+            if is_unknown(problem):
+                self._can_zero = False
+            elif change.ndob:
+                return [change._replace(ndob=False)]
+            elif half * self.block >= LEAST_WRITE_SAME:
+                self._most[_SAME] = min(self._most[_SAME], half)
+                return [change]
+            return [change._replace(kind=_ZERO)]
+        if is_unknown(problem) or change.blocks == 1:
+            return None
+        self._most[kind] = min(self._most[kind], change.blocks // 2)
+        return [change]
 
 
 def replay(
     session: CommandSession,
     lun: bytes,
     info: LunInfo,
+    geometry: Limits,
     durability: Durability,
     pack_write: PackWrite,
 ) -> Operation[None]:
@@ -45,52 +164,34 @@ def replay(
     journal = durability.journal
     while durability.replay_needed and journal is not None:
         replays = durability.replays
+        taken = _Taken(info, geometry)
         entries = journal.begin_replay()
         try:
             log.info("%s: sending %d unflushed changes again", info.name, len(entries))
-            todo = deque(piece for entry in entries for piece in _pieces(entry, info))
-            while todo:
-                batch = _next_batch(todo)
+            todo = deque(map(_change, entries))
+            while batch := taken.next_batch(todo):
                 # Each batch has the time for one request.
                 deadline = monotonic() + session.io_timeout
                 work = _Sending(session, lun, info, durability, pack_write, deadline)
                 yield from run(work, batch)
+                for change, problem in work.refused:
+                    other = taken.other_form(change, problem)
+                    if other is None:
+                        durability.gave_up(_refused(problem))
+                    else:
+                        todo.extendleft(other)
         finally:
             journal.end_replay()
         durability.replayed(replays)
 
 
-def _pieces(entry: Entry, info: LunInfo) -> list[Entry]:
-    """The entry in pieces, each as large as the LUN takes now."""
-    data, step = entry.data, info.max_transfer // info.block_size
-    if entry.command_block or data is None or entry.last - entry.first < step:
-        return [entry]
-    return [
-        entry._replace(
-            first=first,
-            last=min(first + step, entry.last + 1) - 1,
-            data=data[
-                (first - entry.first) * info.block_size :
-                (first - entry.first + step) * info.block_size
-            ],
-        )
-        for first in range(entry.first, entry.last + 1, step)
-    ]  # fmt: skip
+def _refused(problem: IserblkError) -> str:
+    return f"refused an unflushed write that was sent again ({problem})"
 
 
-def _next_batch(todo: deque[Entry]) -> list[Entry]:
-    """Take the next few entries, in order, of which no two have a block in common."""
-    batch: list[Entry] = []
-    while todo and len(batch) < PARALLEL:
-        entry = todo[0]
-        if any(entry.first <= other.last and entry.last >= other.first for other in batch):
-            break
-        batch.append(todo.popleft())
-    return batch
-
-
-class _Sending(Work[Entry]):
-    """Sends entries that have no block in common, with the retries that are legal."""
+class _Sending(Work[_Change]):
+    """Sends changes that have no block in common, with the retries that are legal. ``refused``:
+    those that the LUN does not take in this form, and why."""
 
     def __init__(
         self,
@@ -105,24 +206,35 @@ class _Sending(Work[Entry]):
         self._block = info.block_size
         self._durability = durability
         self._pack_write = pack_write
+        self.refused: list[tuple[_Change, IserblkError]] = []
 
-    def fill(self, slot: TaskSlot, piece: Entry, waiter: Waiter | None) -> bool:
-        data = piece.data
+    def fill(self, slot: TaskSlot, piece: _Change, waiter: Waiter | None) -> bool:
+        blocks = piece.blocks
+        data: memoryview | None = piece.data
+        if piece.kind == _UNMAP:
+            data = memoryview(lba_data.unmap_parameters([(piece.first, blocks)]))
+            slot.cdb[:] = cdb.unmap(len(data)).ljust(16, b"\0")
+        elif piece.kind == _SAME:
+            data = None if piece.ndob else ZEROES[: self._block]
+            slot.cdb[:] = cdb.write_same16(piece.first, blocks, piece.unmap, piece.ndob)
+        else:
+            if piece.kind == _ZERO:
+                data = ZEROES[: blocks * self._block]
+            self._pack_write(slot.cdb, piece.first, blocks, 0)
         if data is None:
             fill_no_data(slot, self.lun)
         else:
             fill_write(slot, self.lun, data)
-        if piece.command_block:
-            slot.cdb[:] = piece.command_block.ljust(16, b"\0")
-        else:
-            assert data is not None
-            self._pack_write(slot.cdb, piece.first, len(data) // self._block, 0)
         return True
 
-    def outcome(self, slot: TaskSlot, piece: Entry) -> IserblkError | None:
-        if piece.command_block[:1] == _UNMAP and slot.residual > 0:
+    def outcome(self, slot: TaskSlot, piece: _Change) -> IserblkError | None:
+        if piece.kind == _UNMAP and slot.residual > 0:
             slot.residual = 0  # tgtd, as in ``DiskCore.trim``
-        return super().outcome(slot, piece)
+        problem = super().outcome(slot, piece)
+        if problem is not None and (is_refusal(problem) or ignored_ndob(problem, slot.cdb)):
+            self.refused.append((piece, problem))
+            return None
+        return problem
 
     def gives_up(self, problem: IserblkError) -> IserblkError | None:
         """The error, where the next connection may do better. None: the LUN refuses the change for
@@ -133,5 +245,5 @@ class _Sending(Work[Entry]):
             or port_state(problem) is not None
         ):
             return problem
-        self._durability.gave_up(f"refused an unflushed write that was sent again ({problem})")
+        self._durability.gave_up(_refused(problem))
         return None

@@ -13,7 +13,14 @@ from typing import NamedTuple
 
 from iserblk.disk.lun.geometry import Geometry
 from iserblk.disk.seam import LunInfo
-from iserblk.errors import NoSuchLun, NotSupported, ReservationConflict, ScsiError
+from iserblk.errors import (
+    NoSuchLun,
+    NotSupported,
+    RemoteProtocolError,
+    ReservationConflict,
+    ScsiError,
+    UnusableLun,
+)
 from iserblk.initiator.commands import ask, command
 from iserblk.initiator.session.commanding import CommandSession
 from iserblk.initiator.session.slots import Operation
@@ -29,10 +36,11 @@ _ALLOCATION = 512
 class _Identify:
     """The commands that identify one LUN."""
 
-    def __init__(self, session: CommandSession, lun: int, name: str) -> None:
+    def __init__(self, session: CommandSession, lun: int, name: str, url: str) -> None:
         self.session = session
         self.lun = luns.encode(lun)
         self.name = name
+        self.url = url
 
     def ask(self, command_block: bytes, length: int = _ALLOCATION) -> Operation[memoryview]:
         return (yield from ask(self.session, self.lun, command_block, length, self.name))
@@ -63,12 +71,32 @@ class _Identify:
         request = cdb.inquiry(length, code)
         return (yield from self.ask_optional(request, f"VPD page {code:#04x}", length))
 
-    def answers_lba_status(self) -> Operation[bool]:
-        """Whether the LUN has GET LBA STATUS. LIO has thin provisioning without it."""
+    def answers_lba_status(self, geometry: Geometry, blocks: int) -> Operation[bool]:
+        """Whether the LUN of so many blocks has GET LBA STATUS. LIO has thin provisioning without
+        it. Asked for a block in the middle: EqualLogic's counts in blocks of 512 bytes, whatever
+        the LUN's are, and for block 0 that does not show."""
         length = lba.LBA_STATUS_HEADER + lba.LBA_STATUS_DESCRIPTOR
-        request = cdb.get_lba_status16(0, length)
+        middle = blocks // 2
+        request = cdb.get_lba_status16(middle, length)
         answer = yield from self.ask_optional(request, "GET LBA STATUS", length, reserved_ok=True)
-        return answer is not None
+        if answer is None:
+            return False
+        try:
+            geometry.extents_untrusted(answer, middle * geometry.block, geometry.block, blocks)
+        except RemoteProtocolError as error:
+            log.warning("%s: %s; all of the LUN counts as data", self.name, error)
+            return False
+        return True
+
+    def capacity(self) -> Operation[tuple[capacity.Capacity, bool]]:
+        """The capacity, and whether READ CAPACITY(16) told it. Raises UnusableLun."""
+        try:
+            answer = yield from self.ask_optional(cdb.read_capacity16(32), "READ CAPACITY(16)", 32)
+            if answer is not None:
+                return capacity.decode16(answer), True
+            return capacity.decode10((yield from self.ask(cdb.read_capacity10(), 8))), False
+        except capacity.UnusableCapacity as error:
+            raise UnusableLun(f"{self.url}: {self.name} has {error.reason}") from None
 
 
 class Names(NamedTuple):
@@ -93,7 +121,7 @@ def names(session: CommandSession, lun: int, name: str, url: str) -> Operation[N
 
     Raises NoSuchLun, or NotADisk.
     """
-    steps = _Identify(session, lun, name)
+    steps = _Identify(session, lun, name, url)
     standard = inquiry.decode_standard((yield from steps.ask(cdb.inquiry(96), 96)))
     if standard.qualifier != 0:
         raise NoSuchLun(f"{url}: the target has no LUN {lun}; `iserblk info` without it lists them")
@@ -125,26 +153,21 @@ def names(session: CommandSession, lun: int, name: str, url: str) -> Operation[N
 def identify(
     session: CommandSession, lun: int, name: str, url: str, target: str
 ) -> Operation[tuple[LunInfo, Geometry]]:
-    """Read INQUIRY, VPD pages, capacity and mode pages of one LUN. Raises as ``names``."""
+    """Read INQUIRY, VPD pages, capacity and mode pages of one LUN. Raises as ``names``, and
+    UnusableLun."""
     known = yield from names(session, lun, name, url)
-    steps, pages = _Identify(session, lun, name), known.pages
+    steps, pages = _Identify(session, lun, name, url), known.pages
     block_limits = inquiry.decode_block_limits((yield from steps.page(0xB0, pages)))
     characteristics = inquiry.decode_characteristics((yield from steps.page(0xB1, pages)))
     provisioning = inquiry.decode_provisioning((yield from steps.page(0xB2, pages)))
     gateway = yield from steps.page(inquiry.GATEWAY, pages, inquiry.GATEWAY_LENGTH)
 
-    long_answer = yield from steps.ask_optional(cdb.read_capacity16(32), "READ CAPACITY(16)", 32)
-    long_cdbs = long_answer is not None
-    if long_answer is not None:
-        size = capacity.decode16(long_answer)
-    else:
-        size = capacity.decode10((yield from steps.ask(cdb.read_capacity10(), 8)))
+    size, long_cdbs = yield from steps.capacity()
     caching = yield from steps.ask_optional(
         cdb.mode_sense6(0x08, 192), "caching mode page", 192, reserved_ok=True
     )
     modes = mode.decode_sense6(caching) if caching is not None else mode.UNKNOWN
 
-    can_extents = size.lbpme and long_cdbs and (yield from steps.answers_lba_status())
     block = size.block_size
     can_unmap = provisioning.lbpu or (size.lbpme and block_limits.max_unmap_lba_count > 0)
     max_transfer = MAX_TRANSFER
@@ -154,10 +177,15 @@ def identify(
         block=block,
         long_cdbs=long_cdbs,
         max_unmap_blocks=block_limits.max_unmap_lba_count,
+        max_unmap_descriptors=block_limits.max_unmap_descriptor_count,
         unmap_granularity=block_limits.unmap_granularity,
         unmap_alignment=block_limits.unmap_alignment,
         max_write_same_blocks=block_limits.max_write_same_length,
         zero_when_unmapped=size.lbprz,
+        tells_cache=modes.tells_cache,
+    )
+    can_extents = (
+        size.lbpme and long_cdbs and (yield from steps.answers_lba_status(geometry, size.blocks))
     )
     info = LunInfo(
         name=name,

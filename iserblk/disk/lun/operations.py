@@ -9,18 +9,21 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import islice
 from time import monotonic
-from typing import Final, TypeVar
+from typing import TypeVar
 
 from iserblk.disk.durability.journal import Journal
 from iserblk.disk.durability.losses import NOBODY
 from iserblk.disk.durability.promise import Durability, Flushed
-from iserblk.disk.durability.replay import replay
+from iserblk.disk.durability.replay import LEAST_WRITE_SAME, ZEROES, replay
+from iserblk.disk.lun import refusals
 from iserblk.disk.lun.geometry import Geometry
 from iserblk.disk.lun.inventory import Inventory
+from iserblk.disk.lun.refusals import Refusals, words
 from iserblk.disk.lun.reservation import Reservation
 from iserblk.disk.lun.sizing import Sizing
 from iserblk.disk.ranges import RangeLock
@@ -30,6 +33,7 @@ from iserblk.errors import (
     LocalProtocolError,
     NotSupported,
     OutOfRange,
+    RemoteProtocolError,
     ScsiError,
     WriteProtected,
     WritesLost,
@@ -44,6 +48,10 @@ from iserblk.initiator.commands import (
     fill_no_data,
     fill_read,
     fill_write,
+    ignored_ndob,
+    is_refusal,
+    is_unfit,
+    is_unknown,
     no_room,
     retry_delay,
     run,
@@ -53,16 +61,17 @@ from iserblk.initiator.session.slots import QUEUED, Operation, TaskSlot, Waiter
 from iserblk.metrics.counting import LunMetrics
 from iserblk.scsi import cdb
 from iserblk.scsi import lba as lba_data
-from iserblk.scsi.sense import MEDIUM_ERROR, PERHAPS_ANOTHER, Sense, decode
+from iserblk.scsi.limits import MAXIMUM_BLOCKS
+from iserblk.scsi.sense import PERHAPS_ANOTHER, decode
 
 log = logging.getLogger(__name__)
 
 P = TypeVar("P")
-_ZEROES: Final = memoryview(bytes(1 << 20))
 
 Piece = tuple[int, memoryview]  # first block, whole blocks from there
-Ranges = Iterator[tuple[int, int]]  # (first block, blocks), ascending
-Batch = list[tuple[int, int]]
+Ranges = Iterator[tuple[int, int]]  # first block, blocks; ascending
+Range = tuple[int, int]  # first block, blocks
+Batch = list[Range]
 Command = tuple[bytes, memoryview | None]  # CDB, and the data that goes with it
 
 
@@ -90,13 +99,32 @@ class _Clock:
         return self._deadline
 
 
-class _Reading(Work[Piece]):
-    """Sends READs into their pieces. Sends a READ again that may have read what was there before a
-    write that was lost."""
+class _Asking(Work[P]):
+    """Sends commands that the LUN may refuse. ``refused``: the pieces whose commands were refused,
+    and how: nothing was done for them, and no error raised. The caller sends them in another
+    form."""
+
+    durable = False  # what they write needs no flush
 
     def __init__(self, core: DiskCore, deadline: float) -> None:
         super().__init__(core.session, core.lun, core.info.name, deadline)
         self._core = core
+        self.refused: list[tuple[P, IserblkError]] = []
+
+    def outcome(self, slot: TaskSlot, piece: P) -> IserblkError | None:
+        problem = super().outcome(slot, piece)
+        if problem is not None and (is_refusal(problem) or ignored_ndob(problem, slot.cdb)):
+            self.refused.append((piece, problem))
+            return None
+        return problem
+
+
+class _Reading(_Asking[Piece]):
+    """Sends READs into their pieces. Sends a READ again that may have read what was there before a
+    write that was lost."""
+
+    def __init__(self, core: DiskCore, deadline: float) -> None:
+        super().__init__(core, deadline)
         self._epoch = 0
 
     def fill(self, slot: TaskSlot, piece: Piece, waiter: Waiter | None) -> bool:
@@ -113,14 +141,11 @@ class _Reading(Work[Piece]):
         return self._core.durability.stale(self._epoch)
 
 
-class _Changing(Work[P]):
+class _Changing(_Asking[P]):
     """Sends commands that change the LUN. ``kept``: the journal's numbers of their changes."""
 
-    durable = False  # what they write needs no flush
-
     def __init__(self, core: DiskCore, deadline: float) -> None:
-        super().__init__(core.session, core.lun, core.info.name, deadline)
-        self._core = core
+        super().__init__(core, deadline)
         self.kept: list[int] = []
 
     def ended(self, slots: list[TaskSlot]) -> None:
@@ -158,25 +183,18 @@ class _Writing(_Changing[Piece]):
         return True
 
 
-class _Exclusive(_Changing[tuple[int, int]]):
-    """Sends the commands that ``make`` returns for (first block, blocks). The caller holds the lock
-    of all these blocks. ``short_ok``: a residual is no error."""
+class _Exclusive(_Changing[Range]):
+    """Sends the commands that ``form`` makes for ranges of blocks. The caller holds the lock of all
+    these blocks."""
 
-    def __init__(
-        self,
-        core: DiskCore,
-        deadline: float,
-        make: Callable[[int, int], Command],
-        short_ok: bool,
-    ) -> None:
+    def __init__(self, core: DiskCore, deadline: float, form: _Form) -> None:
         super().__init__(core, deadline)
-        self._make = make
-        self._short_ok = short_ok
+        self._form = form
 
-    def fill(self, slot: TaskSlot, piece: tuple[int, int], waiter: Waiter | None) -> bool:
+    def fill(self, slot: TaskSlot, piece: Range, waiter: Waiter | None) -> bool:
         core = self._core
         lba, blocks = piece
-        command_block, data = self._make(lba, blocks)
+        command_block, data = self._form.make(lba, blocks)
         slot.cdb[:] = command_block.ljust(16, b"\0")
         if data is None:
             fill_no_data(slot, core.lun)
@@ -187,10 +205,167 @@ class _Exclusive(_Changing[tuple[int, int]]):
             core.durability.journal.add(slot, data, command_block)
         return True
 
-    def outcome(self, slot: TaskSlot, piece: tuple[int, int]) -> IserblkError | None:
-        if self._short_ok and slot.residual > 0:
+    def outcome(self, slot: TaskSlot, piece: Range) -> IserblkError | None:
+        if self._form.short_ok and slot.residual > 0:
             slot.residual = 0
         return super().outcome(slot, piece)
+
+
+class _Form:
+    """How a range of blocks is changed without its data: by which command, and by how many blocks
+    at once. ``over``: the LUN takes no command of this kind.
+
+    ``most``: blocks of one command; less than the LUN says, where it has refused more. A smaller
+    number is tried for this operation only, and remembered when it was taken: a refusal alone does
+    not tell what is wrong.
+    """
+
+    short_ok = False  # a residual is no error
+
+    def __init__(self, core: DiskCore) -> None:
+        self.core = core
+        self.most = MAXIMUM_BLOCKS
+        self.over = False
+
+    def cut(self, first: int, blocks: int) -> Ranges:
+        """The range as the LUN takes it."""
+        raise NotImplementedError
+
+    def make(self, lba: int, blocks: int) -> Command:
+        raise NotImplementedError
+
+    def send(self, batch: Batch, deadline: float) -> Operation[Batch]:
+        """Send a batch; returns what of it was refused, and is to be sent as ``cut`` says now. Each
+        refusal leaves less to try."""
+        raise NotImplementedError
+
+
+class _Unmapping(_Form):
+    """``why``: the refusal that says most, once it is ``over``."""
+
+    why = ""
+    # tgtd does the UNMAP, and reports a residual as if it had taken no parameters. UNMAP is only
+    # advice: no reason to fail.
+    short_ok = True
+
+    def cut(self, first: int, blocks: int) -> Ranges:
+        return self.core.geometry.unmap_ranges(first, blocks, self.most)
+
+    def make(self, lba: int, blocks: int) -> Command:
+        parameters = memoryview(lba_data.unmap_parameters([(lba, blocks)]))
+        return cdb.unmap(len(parameters)), parameters
+
+    def send(self, batch: Batch, deadline: float) -> Operation[Batch]:
+        core = self.core
+        refused = yield from core.exclusive(batch, deadline, self)
+        if not refused:
+            if self.most < MAXIMUM_BLOCKS:
+                core.refusals.limit_unmap(self.most)
+                core.narrow()
+            return []
+        error = _decisive(refused)
+        longest = min(max(count for (_, count), _ in refused), self.most)
+        half = core.geometry.half(longest)
+        granule = max(core.geometry.unmap_granularity, 1)
+        # A maximum of 0 means that there is no UNMAP (SBC-4); where both are 0, the LUN may just
+        # not have told them.
+        blocks, descriptors = core.geometry.max_unmap_blocks, core.geometry.max_unmap_descriptors
+        none = bool(blocks) is not bool(descriptors)
+        if is_unknown(error) or none or half < granule:
+            self.over = True
+            self.why = words(error)
+            text = f"no trims: the LUN refuses UNMAP ({self.why})"
+            core.refusals.lacks(refusals.UNMAP, text, logging.INFO)
+            core.narrow()
+        elif self.most > half:
+            self.most = half
+        return [piece for piece, _ in refused]
+
+
+class _Zeroing(_Form):
+    """``unmap``: the LUN may deallocate the blocks."""
+
+    def __init__(self, core: DiskCore, unmap: bool) -> None:
+        super().__init__(core)
+        self._unmap = unmap
+        self._wanted = unmap  # until the LUN refused it
+        self._ndob = False
+
+    def cut(self, first: int, blocks: int) -> Ranges:
+        return self.core.geometry.write_same_ranges(first, blocks, self.most)
+
+    def make(self, lba: int, blocks: int) -> Command:
+        data = None if self._ndob else ZEROES[: self.core.block]
+        return cdb.write_same16(lba, blocks, self._unmap, self._ndob), data
+
+    def send(self, batch: Batch, deadline: float) -> Operation[Batch]:
+        """Without data where the LUN takes NDOB, else with one block."""
+        core = self.core
+        refused: list[tuple[Range, IserblkError]] = []
+        left = batch
+        self._ndob = core.geometry.ndob
+        if self._ndob:
+            refused = yield from core.exclusive(batch, deadline, self)
+            left = [piece for piece, _ in refused]
+            self._ndob = False
+        if left and not (refused and is_unknown(_decisive(refused))):
+            refused = yield from core.exclusive(left, deadline, self)
+            if len(refused) < len(left):
+                core.geometry.ndob = False  # the LUN takes it with data
+        if refused:
+            self._give_way(refused)
+            return [piece for piece, _ in refused]
+        if self.most < MAXIMUM_BLOCKS:
+            core.refusals.limit_write_same(self.most)
+        if self._wanted and not self._unmap:
+            core.refusals.lacks(
+                refusals.DEALLOCATION,
+                "the LUN says that WRITE SAME can deallocate blocks, and refuses to; zeroes are "
+                "written",
+            )
+        if self.most < MAXIMUM_BLOCKS or self._wanted is not self._unmap:
+            core.narrow()
+        return []
+
+    def _give_way(self, refused: list[tuple[Range, IserblkError]]) -> None:
+        core = self.core
+        error = _decisive(refused)
+        longest = min(max(count for (_, count), _ in refused), self.most)
+        half = core.geometry.half(longest)
+        if is_unfit(error) and half * core.block >= LEAST_WRITE_SAME:
+            self.most = half
+        elif is_unfit(error) and self._unmap:
+            self._unmap = False
+            self.most = MAXIMUM_BLOCKS
+        else:
+            self.over = True
+            core.refusals.lacks(
+                refusals.WRITE_SAME,
+                f"the LUN says that it has WRITE SAME, and refuses it ({words(error)}); zeroes are "
+                "written",
+            )
+            core.narrow()
+
+
+def _split(lba: int, view: memoryview, most: int, block: int) -> list[Piece]:
+    """The piece in pieces of at most ``most`` bytes, whole blocks."""
+    return [(lba + at // block, view[at : at + most]) for at in range(0, len(view), most)]
+
+
+def _joined(ranges: list[Range]) -> list[Range]:
+    """Ranges that have no block in common, ascending, and with no other behind them."""
+    found: list[Range] = []
+    for first, blocks in sorted(ranges):
+        if found and found[-1][0] + found[-1][1] == first:
+            found[-1] = (found[-1][0], found[-1][1] + blocks)
+        else:
+            found.append((first, blocks))
+    return found
+
+
+def _decisive(refused: list[tuple[P, IserblkError]]) -> IserblkError:
+    """The refusal that says most: that the LUN does not know the command at all."""
+    return next((error for _, error in refused if is_unknown(error)), refused[0][1])
 
 
 class _Resuming:
@@ -226,6 +401,8 @@ class DiskCore:
         self.lun = lun
         self.info = info
         self.geometry = geometry
+        self.refusals = Refusals(info.name)
+        self._telling = threading.Lock()  # while ``info`` is replaced
         self.sizing = Sizing(info.name, info.size)
         self.size = info.size
         self.block = info.block_size
@@ -245,7 +422,24 @@ class DiskCore:
 
     def rename(self, name: str) -> None:
         self.info = replace(self.info, name=name)
-        self.durability.name = self.sizing.name = name
+        self.durability.name = self.sizing.name = self.refusals.name = name
+
+    def limit_transfer(self, size: int) -> None:
+        """Send no READ or WRITE of more than ``size`` bytes (0: than the LUN says), and none of
+        less than a block."""
+        self.refusals.most_transfer = size
+        self.narrow()
+
+    def narrow(self) -> None:
+        """Take out of ``info`` and ``geometry`` what the LUN has refused."""
+        with self._telling:
+            self.info = self.refusals.narrow(self.info, self.geometry)
+            self.max_transfer = self.info.max_transfer
+
+    def _choose_cdbs(self) -> None:
+        long_cdbs = self.geometry.long_cdbs and not self.refusals.refused(refusals.LONG_TRANSFERS)
+        self.pack_read = cdb.pack_read16 if long_cdbs else cdb.pack_read10
+        self.pack_write = cdb.pack_write16 if long_cdbs else cdb.pack_write10
 
     def keep_journal(self, limit: int) -> None:
         """From now on keep what is acknowledged and not flushed, up to ``limit`` bytes. Only where
@@ -300,19 +494,28 @@ class DiskCore:
         if self.inventory is not None:
             fresh.listeners.add(self.lun, self.inventory)
 
-    def take_info(self, info: LunInfo) -> None:
+    def renew(self, info: LunInfo, geometry: Geometry) -> None:
         """Take over what the LUN, found again on a new connection, says of itself. The caller has
-        checked that it is the same LUN, with blocks of the same size."""
-        self.info = replace(info, name=self.info.name, url=self.info.url, paths=self.info.paths)
-        self.max_transfer = info.max_transfer
-        if info.write_cache:
+        checked that it is the same LUN, with blocks of the same size. What it has refused before is
+        not believed again."""
+        known = self.geometry
+        geometry.ndob, geometry.prefetch = known.ndob, known.prefetch
+        with self._telling:
+            mine = self.info
+            fresh = replace(info, name=mine.name, url=mine.url, paths=mine.paths)
+            self.geometry = geometry
+            self.info = self.refusals.narrow(fresh, geometry)
+            self.max_transfer = self.info.max_transfer
+        self._choose_cdbs()
+        if self.info.write_cache:
             self.durability.turn_volatile()
         self._take_size(info.size)
 
     def _take_size(self, size: int) -> None:
         self.sizing.take(size)
-        self.size = size
-        self.info = replace(self.info, size=size)
+        with self._telling:
+            self.size = size
+            self.info = replace(self.info, size=size)
 
     def replay(self, session: CommandSession) -> Operation[None]:
         """Send again, on the fresh ``session``, all that was acknowledged and not flushed, where
@@ -321,7 +524,9 @@ class DiskCore:
         Raises TransportError, CommandTimeout or ScsiError (busy): the caller may try again. What
         the LUN refuses for good is lost, and the next flush fails.
         """
-        yield from replay(session, self.lun, self.info, self.durability, self.pack_write)
+        yield from replay(
+            session, self.lun, self.info, self.geometry, self.durability, self.pack_write
+        )
 
     def know_size(self, deadline: float) -> Operation[None]:
         """Send READ CAPACITY if the target has reported that the capacity changed, and REPORT LUNS
@@ -497,7 +702,9 @@ class DiskCore:
         if problem is not None:
             if no_room(problem):
                 self.queue.shrink()
-            if retry_delay(problem, 0) is None or monotonic() >= deadline:
+            # What was refused, shorter commands may do.
+            refused = is_refusal(problem)
+            if (retry_delay(problem, 0) is None and not refused) or monotonic() >= deadline:
                 raise problem
             self.metrics.retried()
         return deadline if again or problem is not None else 0.0
@@ -535,7 +742,7 @@ class DiskCore:
         bounces = [memoryview(bytearray(self.block)) for _ in edges]
         pieces += [(edge[0], bounce) for edge, bounce in zip(edges, bounces, strict=True)]
         if pieces:
-            yield from run(_Reading(self, deadline), pieces)
+            yield from self._transfer(_Reading(self, deadline), pieces)
         for (_, start, part), bounce in zip(edges, bounces, strict=True):
             part[:] = bounce[start : start + len(part)]
 
@@ -554,7 +761,7 @@ class DiskCore:
             position = stop
         whole_end = end - end % block
         pieces: list[Piece] = []
-        step = self.info.max_transfer
+        step = self.max_transfer
         while position < whole_end:
             stop = min(whole_end, position + step)
             pieces.append((position // block, buffer[position - offset : stop - offset]))
@@ -562,6 +769,57 @@ class DiskCore:
         if position < end:
             edges.append((position // block, 0, buffer[position - offset :]))
         return pieces, edges
+
+    def _transfer(self, work: _Asking[Piece], pieces: list[Piece]) -> Operation[None]:
+        """Run ``work``. What the LUN refuses is sent in another form: with CDBs of 10 bytes,
+        without FUA (``work.durable`` is False then), or in shorter pieces, down to one block. The
+        form that was taken is remembered."""
+        most = self.max_transfer
+        shorter = dropped_fua = False
+        while True:
+            yield from run(work, pieces)
+            if not work.refused:
+                break
+            refused, work.refused = work.refused, []
+            pieces = [piece for piece, _ in refused]
+            error = _decisive(refused)
+            longest = max(len(view) for _, view in pieces)
+            if is_unknown(error):
+                if not self._go_short(error):
+                    raise error
+            elif work.durable:
+                work.durable, dropped_fua = False, True
+            elif longest <= self.block:
+                raise error
+            else:
+                most = longest // 2 - longest // 2 % self.block
+                pieces = [
+                    part for lba, view in pieces for part in _split(lba, view, most, self.block)
+                ]
+                shorter = True
+        if shorter:
+            self.refusals.limit_transfer(most)
+        elif dropped_fua:
+            self.refusals.lacks(
+                refusals.FUA,
+                "the LUN says that it knows FUA, and refuses it; flushes take its place",
+            )
+        if shorter or dropped_fua:
+            self.narrow()
+
+    def _go_short(self, error: IserblkError) -> bool:
+        """Send READ(10) and WRITE(10) from now on, if they reach all blocks and were not used
+        before."""
+        short = not self.geometry.long_cdbs or self.refusals.refused(refusals.LONG_TRANSFERS)
+        if short or self.size > self.block << 32:
+            return False
+        self.refusals.lacks(
+            refusals.LONG_TRANSFERS,
+            f"the LUN refuses READ(16) or WRITE(16) ({words(error)}); READ(10) and WRITE(10) are "
+            "sent from now on",
+        )
+        self._choose_cdbs()
+        return True
 
     # -- writing ----------------------------------------------------------------------------------
 
@@ -615,13 +873,13 @@ class DiskCore:
         work = _Writing(self, deadline, use_fua)
         try:
             if pieces:
-                yield from run(work, pieces)
+                yield from self._transfer(work, pieces)
             work.claims = False
             for lba, start, part in edges:
                 yield from self._modify(lba, start, part, work)
             journal = self.durability.journal  # the cache may have turned volatile meanwhile
             # A write larger than the journal stays in the caller's buffer, and is flushed now.
-            if (fua and not use_fua) or (journal is not None and len(buffer) > journal.limit):
+            if (fua and not work.durable) or (journal is not None and len(buffer) > journal.limit):
                 yield from self.flush(deadline, NOBODY)
             if journal is not None:
                 try:
@@ -648,9 +906,9 @@ class DiskCore:
                     yield waiter
                 check_time(self.session, work.deadline, self.info.name)
             content = memoryview(bytearray(self.block))
-            yield from run(_Reading(self, work.deadline), [(lba, content)])
+            yield from self._transfer(_Reading(self, work.deadline), [(lba, content)])
             content[start : start + len(part)] = part
-            yield from run(work, [(lba, content)])
+            yield from self._transfer(work, [(lba, content)])
         finally:
             self.ranges.unlock(lba, lba)
 
@@ -671,15 +929,12 @@ class DiskCore:
 
     def _flush(self, client: FlushClient, deadline: float) -> Operation[None]:
         losses = self.durability.losses
-        pack = cdb.synchronize_cache16 if self.geometry.long_cdbs else cdb.synchronize_cache10
         while True:
             token = self.durability.begin_flush()
             try:
                 # (A LUN that is read-only now may have unflushed writes from before.)
                 if self.durability.volatile and (token.needed or not self.info.read_only):
-                    yield from command(
-                        self.session, self.lun, pack(0, 0), self.info.name, deadline=deadline
-                    )
+                    yield from self._synchronize(deadline)
             except IserblkError as error:
                 before = losses.count
                 self.durability.end_flush(token, False)
@@ -706,6 +961,45 @@ class DiskCore:
             with contextlib.suppress(IserblkError):
                 yield from self.know_size(deadline)
             return
+
+    def _synchronize(self, deadline: float) -> Operation[None]:
+        """Send SYNCHRONIZE CACHE; of 10 bytes where the LUN does not know that of 16. Where it
+        knows none, and does not say that it has a write cache, it counts as one without."""
+        forms = [cdb.synchronize_cache10]
+        if self.geometry.long_cdbs and not self.refusals.refused(refusals.LONG_FLUSH):
+            forms.insert(0, cdb.synchronize_cache16)
+        for pack in forms:
+            try:
+                yield from command(
+                    self.session, self.lun, pack(0, 0), self.info.name, deadline=deadline
+                )
+            except ScsiError as error:
+                if not is_unknown(error):
+                    raise
+                problem = error
+            else:
+                if pack is not forms[0]:
+                    self.refusals.lacks(
+                        refusals.LONG_FLUSH,
+                        "the LUN does not know SYNCHRONIZE CACHE(16); "
+                        "SYNCHRONIZE CACHE(10) is sent from now on",
+                    )
+                return
+        if self.geometry.tells_cache:
+            raise ScsiError(
+                f"{self.info.name}: the LUN says that it has a write cache, and does not know "
+                f"SYNCHRONIZE CACHE ({words(problem)}): nothing that was written is safe; turn its "
+                "write cache off (WCE)",
+                problem.status,
+                problem.sense,
+            )
+        self.refusals.lacks(
+            refusals.FLUSH,
+            "the LUN does not know SYNCHRONIZE CACHE, and has no caching page that tells of a "
+            "write cache: it counts as a LUN without one",
+        )
+        self.narrow()
+        self.durability.turn_write_through()
 
     def _make_room(self, length: int, deadline: float) -> Operation[None]:
         """Flush when the journal has no room for a write of ``length`` bytes. One operation
@@ -743,16 +1037,15 @@ class DiskCore:
         if not self.info.can_trim:
             raise NotSupported(f"{self.info.name}: the LUN cannot unmap; zero the range instead")
 
-        def unmap(lba: int, blocks: int) -> Command:
-            parameters = memoryview(lba_data.unmap_parameters([(lba, blocks)]))
-            return cdb.unmap(len(parameters)), parameters
-
-        def send(batch: Batch, deadline: float) -> Operation[None]:
-            # tgtd does the UNMAP, and reports a residual as if it had taken no parameters. UNMAP is
-            # only advice: no reason to fail.
-            return self._exclusive(batch, unmap, deadline, short_ok=True)
-
-        yield from self._in_batches(self.geometry.unmap_ranges(offset, length), send, clock)
+        first = -(-offset // self.block)
+        form = _Unmapping(self)
+        last = (offset + length) // self.block
+        yield from self._in_batches(first, last - first, form, clock)
+        if form.over:
+            raise NotSupported(
+                f"{self.info.name}: the LUN says that it can unmap, and refuses to; zero the range "
+                f"instead ({form.why})"
+            )
 
     def zero(
         self,
@@ -784,115 +1077,124 @@ class DiskCore:
         first = -(-offset // self.block)
         last = (offset + length) // self.block
         if self.info.can_zero and first < last:
+            form = _Zeroing(self, may_trim and self.info.zero_by_unmap)
+            left = yield from self._in_batches(first, last - first, form, clock)
+            if left and fast:
+                raise NotSupported(
+                    f"{self.info.name}: the LUN has no WRITE SAME, whatever it says; write zeroes "
+                    "instead"
+                )
             start, stop = first * self.block, last * self.block
-            if offset < start:
-                yield from self.write(_ZEROES[: start - offset], offset, deadline=clock.deadline)
-            unmap = may_trim and self.info.zero_by_unmap
-
-            def send(batch: Batch, deadline: float) -> Operation[None]:
-                return self._write_same(batch, unmap, deadline)
-
-            ranges = self.geometry.write_same_ranges(first, last - first)
-            yield from self._in_batches(ranges, send, clock)
-            if stop < offset + length:
-                rest = _ZEROES[: offset + length - stop]
-                yield from self.write(rest, stop, deadline=clock.deadline)
+            yield from self._write_zeroes(offset, start - offset, clock)
+            for lba, blocks in left:
+                yield from self._write_zeroes(lba * self.block, blocks * self.block, clock)
+            yield from self._write_zeroes(stop, offset + length - stop, clock)
         else:
-            position = offset
-            while position < offset + length:
-                step = min(len(_ZEROES), offset + length - position)
-                yield from self.write(_ZEROES[:step], position, deadline=clock.deadline)
-                position += step
+            yield from self._write_zeroes(offset, length, clock)
+
+    def _write_zeroes(self, offset: int, length: int, clock: _Clock) -> Operation[None]:
+        end = offset + length
+        while offset < end:
+            step = min(len(ZEROES), end - offset)
+            yield from self.write(ZEROES[:step], offset, deadline=clock.deadline)
+            offset += step
 
     def _in_batches(
-        self,
-        ranges: Ranges,
-        send: Callable[[Batch, float], Operation[None]],
-        clock: _Clock,
-    ) -> Operation[None]:
-        """Send all ranges, a few at once. How many is found out: all commands of a batch have one
-        deadline, so a batch is no larger than what the LUN has time for. The first batch is one
-        command, as it may show what the LUN cannot do."""
+        self, first: int, blocks: int, form: _Form, clock: _Clock
+    ) -> Operation[list[Range]]:
+        """Send the range in commands of ``form``, a few at once. How many is found out: all
+        commands of a batch have one deadline, so a batch is no larger than what the LUN has time
+        for. The first batch is one command, as it may show what the LUN cannot do. Returns what is
+        left where it turns out that the LUN takes no such command."""
         most = 1
-        while batch := list(islice(ranges, most)):
-            yield from self._make_room(0, clock.deadline)  # the journal keeps each command
-            began = monotonic()
-            yield from send(batch, clock.deadline)
-            took = monotonic() - began
-            if took < self.session.io_timeout / 8:  # twice as many still leave three quarters
-                most = min(2 * most, PARALLEL)
-            else:
-                most = max(most // 2, 1)
+        todo = [(first, blocks)]  # the last is next
+        while todo and not form.over:
+            first, blocks = todo.pop()
+            ranges = form.cut(first, blocks)
+            while batch := list(islice(ranges, most)):
+                yield from self._make_room(0, clock.deadline)  # the journal keeps each command
+                began = monotonic()
+                refused = yield from form.send(batch, clock.deadline)
+                if refused:
+                    done = batch[-1][0] + batch[-1][1] - first
+                    if done < blocks:
+                        todo.append((first + done, blocks - done))
+                    todo = _joined([*reversed(todo), *refused])[::-1]
+                    most = 1
+                    break
+                took = monotonic() - began
+                if took < self.session.io_timeout / 8:  # twice as many still leave three quarters
+                    most = min(2 * most, PARALLEL)
+                else:
+                    most = max(most // 2, 1)
+        return todo
 
-    def _write_same(self, batch: Batch, unmap: bool, deadline: float) -> Operation[None]:
-        """Send zeroes by WRITE SAME(16): without data where the LUN takes NDOB, else with one
-        block."""
-
-        def without_data(lba: int, blocks: int) -> Command:
-            return cdb.write_same16(lba, blocks, unmap, True), None
-
-        def with_data(lba: int, blocks: int) -> Command:
-            return cdb.write_same16(lba, blocks, unmap, False), _ZEROES[: self.block]
-
-        if self.geometry.ndob:
-            try:
-                yield from self._exclusive(batch, without_data, deadline)
-                return
-            except ScsiError as error:
-                sense = error.sense
-                # tgtd ignores the NDOB bit, and ends with MEDIUM ERROR because it gets no data.
-                if not isinstance(sense, Sense) or not (
-                    sense.is_invalid_field or sense.key == MEDIUM_ERROR
-                ):
-                    raise
-        yield from self._exclusive(batch, with_data, deadline)
-        self.geometry.ndob = False  # the LUN takes it with data
-
-    def _exclusive(
-        self,
-        batch: Batch,
-        make: Callable[[int, int], Command],
-        deadline: float,
-        short_ok: bool = False,
-    ) -> Operation[None]:
-        """Send, all at once and under the range lock, commands that change ranges and are not
-        WRITEs."""
+    def exclusive(
+        self, batch: Batch, deadline: float, form: _Form
+    ) -> Operation[list[tuple[Range, IserblkError]]]:
+        """Send, all at once and under the range lock, the commands of ``form`` for these ranges.
+        Returns those that were refused."""
         waiter = self.session.new_waiter()
-        first, last = batch[0][0], batch[-1][0] + batch[-1][1] - 1
+        first = min(lba for lba, _ in batch)
+        last = max(lba + blocks - 1 for lba, blocks in batch)
         while not self.ranges.lock(first, last, waiter):
             while waiter.pending:
                 yield waiter
             check_time(self.session, deadline, self.info.name)
+        work = _Exclusive(self, deadline, form)
         try:
-            yield from run(_Exclusive(self, deadline, make, short_ok), batch)
+            yield from run(work, batch)
         finally:
             self.ranges.unlock(first, last)
+        return work.refused
 
     def extents(self, offset: int, length: int) -> Operation[list[Extent]]:
-        """Send GET LBA STATUS; returns what one answer has."""
+        """Send GET LBA STATUS; returns what one answer has. Where the LUN refuses to tell, or tells
+        what cannot be, the range counts as data."""
         deadline = self.deadline()
         yield from self.know_size(deadline)
         self.check(offset, length)
         whole: list[Extent] = [(offset, length, EXTENT_DATA)]
-        if not self.info.can_extents or not length:
+        lba = offset // self.block
+        if not self.info.can_extents or not length or not self.refusals.tells_status_of(lba):
             return whole
         answer = memoryview(bytearray(self.geometry.lba_status_length))
         while True:
             epoch = self.durability.epoch
-            moved = yield from command(
-                self.session,
-                self.lun,
-                cdb.get_lba_status16(offset // self.block, len(answer)),
-                self.info.name,
-                data_in=answer,
-                short_ok=True,
-                deadline=deadline,
-            )
+            try:
+                moved = yield from command(
+                    self.session,
+                    self.lun,
+                    cdb.get_lba_status16(lba, len(answer)),
+                    self.info.name,
+                    data_in=answer,
+                    short_ok=True,
+                    deadline=deadline,
+                )
+            except ScsiError as error:
+                if isinstance(error, OutOfRange):
+                    # It is in range, unless the LUN has shrunk: that may count in other blocks.
+                    if offset + length > (yield from self.refresh(deadline)):
+                        raise
+                elif not is_refusal(error):
+                    raise
+                self.refusals.limit_status(lba, error)
+                return whole
             if not self.durability.stale(epoch):
                 break
             yield AGAIN_S  # there may be holes where lost writes are about to be sent again
             check_time(self.session, deadline, self.info.name)
-        return self.geometry.extents_untrusted(answer[:moved], offset, length) or whole
+        geometry, blocks = self.geometry, self.size // self.block
+        try:
+            return geometry.extents_untrusted(answer[:moved], offset, length, blocks)
+        except RemoteProtocolError as error:
+            if (yield from self.refresh(deadline)) // self.block > blocks:
+                return whole  # it has grown: perhaps the LUN is right
+            self.refusals.lacks(
+                refusals.LBA_STATUS, f"{error}; all of the LUN counts as data from now on"
+            )
+            self.narrow()
+            return whole
 
     def cache(self, offset: int, length: int) -> Operation[None]:
         """Send PRE-FETCH with IMMED; a target that cannot do it is no error."""

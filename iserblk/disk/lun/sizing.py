@@ -22,6 +22,7 @@ class Sizing:
         self.changed = False
         self._size = size  # bytes
         self._before = size  # the largest that it was
+        self._untold = False  # a warning has told that the capacity cannot be told
 
     def hear(self, slot: TaskSlot) -> None:
         """A command of this LUN ended with ``slot.sense``."""
@@ -32,7 +33,8 @@ class Sizing:
     def ask(
         self, session: CommandSession, lun: bytes, block: int, long_cdbs: bool, deadline: float
     ) -> Operation[int]:
-        """Send READ CAPACITY; returns the size in bytes. An error leaves ``changed`` as it was."""
+        """Send READ CAPACITY; returns the size in bytes. An error leaves ``changed`` as it was.
+        Where the LUN has become too large for READ CAPACITY(10), the size is the former one."""
         before, self.changed = self.changed, False
         answer = memoryview(bytearray(32 if long_cdbs else 8))
         try:
@@ -47,6 +49,11 @@ class Sizing:
             )
             decode = capacity.decode16 if long_cdbs else capacity.decode10
             return decode(answer).blocks * block
+        except capacity.UntoldCapacity as error:
+            if not self._untold:  # it is asked again and again
+                self._untold = True
+                log.warning("%s: %s; %d bytes of it are used", self.name, error, self._size)
+            return self._size
         except BaseException:
             self.changed = self.changed or before
             raise

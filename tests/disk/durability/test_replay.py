@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
@@ -12,12 +13,15 @@ from iserblk.errors import CommandTimeout, ConnectionLost, IserblkError, ScsiErr
 from iserblk.initiator.commands import PARALLEL
 from iserblk.initiator.session.slots import TaskSlot
 from iserblk.scsi import opcodes
-from iserblk.scsi.sense import NOT_READY, encode_fixed
+from iserblk.scsi.sense import ILLEGAL_REQUEST, NOT_READY, encode_fixed
 from tests.disk import fake_target
 from tests.disk.fake_target import BLOCK, LUN, MEDIUM_ERROR, POWER_ON, FakeSession, FakeTarget
 from tests.support import logs
 
 BLOCKS = 256
+UNKNOWN = encode_fixed(ILLEGAL_REQUEST, 0x20, 0x00)
+INVALID = encode_fixed(ILLEGAL_REQUEST, 0x24, 0x00)
+PARAMETER = encode_fixed(ILLEGAL_REQUEST, 0x26, 0x00)
 STANDBY = encode_fixed(NOT_READY, 0x04, 0x0B)
 Answer = Callable[[TaskSlot], None]
 
@@ -55,7 +59,14 @@ class Bench:
     def replay(self, answer: Answer | None = None) -> list[float]:
         """Returns the pauses. The newest command is answered first."""
         core = self.core
-        steps = replay(self.fresh, LUN, core.info, core.durability, core.pack_write)  # type: ignore[arg-type]
+        steps = replay(
+            self.fresh,  # type: ignore[arg-type]
+            LUN,
+            core.info,
+            core.geometry,
+            core.durability,
+            core.pack_write,
+        )
         pauses: list[float] = []
         try:
             for step in steps:
@@ -143,6 +154,146 @@ def test_a_trim_is_sent_again_though_tgtd_reports_a_residual() -> None:
     bench.replay()
     assert bench.target.executed == [opcodes.WRITE_16, opcodes.UNMAP]
     assert [bench.target.block(at)[0] for at in range(4)] == [0, 0, 1, 1]
+
+
+def zero(bench: Bench, first: int, blocks: int, may_trim: bool = True) -> None:
+    steps = bench.core.zero(first * BLOCK, blocks * BLOCK, may_trim, False, False)
+    fake_target.run(steps, bench.session, bench.target)
+
+
+def trim(bench: Bench, first: int, blocks: int) -> None:
+    fake_target.run(bench.core.trim(first * BLOCK, blocks * BLOCK), bench.session, bench.target)
+
+
+def refusing(bench: Bench, refusal: Callable[[TaskSlot], bytes]) -> Answer:
+    def answer(slot: TaskSlot) -> None:
+        sense = refusal(slot)
+        if not sense:
+            bench.target.execute(slot)
+        bench.fresh.end(slot, sense=sense)
+
+    return answer
+
+
+def unmapped(slot: TaskSlot) -> int:
+    assert slot.data is not None
+    return int.from_bytes(slot.data[16:20], "big")
+
+
+def test_unmap_and_write_same_are_no_larger_than_the_lun_takes_now() -> None:
+    bench = Bench()
+    bench.write(0, 8, 1)
+    zero(bench, 0, 100)
+    bench.write(90, 8, 2)
+    trim(bench, 95, 100)
+    bench.lose()
+    bench.core.geometry.max_write_same_blocks = 30
+    bench.core.geometry.max_unmap_blocks = 40
+    sent: list[tuple[int, int]] = []
+
+    def refusal(slot: TaskSlot) -> bytes:
+        count = unmapped(slot) if slot.cdb[0] == opcodes.UNMAP else blocks_of(slot)[1]
+        sent.append((slot.cdb[0], count))
+        most = {opcodes.UNMAP: 40, opcodes.WRITE_SAME_16: 30, opcodes.WRITE_16: 8}[slot.cdb[0]]
+        return INVALID if count > most else b""
+
+    bench.replay(refusing(bench, refusal))
+    assert [count for kind, count in sent if kind == opcodes.UNMAP] == [20, 40, 40]
+    assert sorted(n for kind, n in sent if kind == opcodes.WRITE_SAME_16) == [10, 30, 30, 30]
+    assert [bench.target.block(at)[0] for at in (0, 89, 90, 94, 95, 194)] == [0, 0, 2, 2, 0, 0]
+
+
+@pytest.mark.parametrize("told", [False, True])
+@pytest.mark.parametrize("may_trim", [False, True])
+def test_zeroes_are_written_where_write_same_is_not_known_any_more(
+    told: bool, may_trim: bool
+) -> None:
+    """They must read as zeroes, deallocated or not; and order with other changes is kept."""
+    bench = Bench()
+    bench.write(0, 200, 1)
+    zero(bench, 3, 150, may_trim)
+    bench.write(100, 2, 2)
+    bench.lose()
+    if told:
+        bench.core.info = replace(bench.core.info, can_zero=False)
+    same: list[TaskSlot] = []
+
+    def refusal(slot: TaskSlot) -> bytes:
+        if slot.cdb[0] != opcodes.WRITE_SAME_16:
+            return b""
+        same.append(slot)
+        return UNKNOWN
+
+    bench.replay(refusing(bench, refusal))
+    assert len(same) == (0 if told else 1)
+    content = [bench.target.block(at)[0] for at in range(200)]
+    assert content == [1] * 3 + [0] * 97 + [2] * 2 + [0] * 51 + [1] * 47
+    assert not bench.core.durability.replay_needed
+
+
+@pytest.mark.parametrize("most", [0, 1, 160])
+@pytest.mark.parametrize("ndob", [False, True])
+def test_write_same_in_the_form_that_is_taken(most: int, ndob: bool) -> None:
+    """With data, or shorter, or else written."""
+    bench = Bench()
+    bench.write(0, 200, 1)
+    zero(bench, 0, 200)
+    bench.lose()
+
+    def refusal(slot: TaskSlot) -> bytes:
+        if slot.cdb[0] != opcodes.WRITE_SAME_16:
+            return b""
+        if slot.data is None and not ndob:
+            return fake_target.MEDIUM_ERROR  # as tgtd, which waits for the data
+        return INVALID if blocks_of(slot)[1] > most else b""
+
+    bench.replay(refusing(bench, refusal))
+    assert not any(bench.target.block(at)[0] for at in range(200))
+
+
+@pytest.mark.parametrize("sense", [UNKNOWN, INVALID, PARAMETER])
+def test_an_unmap_that_is_refused_is_left_out(sense: bytes) -> None:
+    """What was trimmed has no content that could be lost. What was written behind it has."""
+    bench = Bench()
+    bench.write(0, 4, 1)
+    trim(bench, 0, 4)
+    bench.write(1, 1, 2)
+    bench.lose()
+    refusal = refusing(bench, lambda slot: sense if slot.cdb[0] == opcodes.UNMAP else b"")
+    bench.replay(refusal)
+    assert bench.target.block(1)[0] == 2
+    bench.session.resume()
+    fake_target.run(bench.core.flush(), bench.session, bench.target)  # nothing is lost
+
+
+@pytest.mark.parametrize("most", [1, 3, 5])
+def test_writes_that_are_too_long_now_are_sent_in_shorter_ones(most: int) -> None:
+    """Also where the LUN does not say so."""
+    bench = Bench()
+    for byte, (first, blocks) in enumerate([(0, 8), (20, 8), (4, 8)], 1):
+        bench.write(first, blocks, byte)
+    bench.lose()
+
+    def refusal(slot: TaskSlot) -> bytes:
+        return INVALID if blocks_of(slot)[1] > most else b""
+
+    bench.replay(refusing(bench, refusal))
+    assert [bench.target.block(at)[0] for at in range(30)] == (
+        [1] * 4 + [3] * 8 + [0] * 8 + [2] * 8 + [0] * 2
+    )
+    bench.session.resume()
+    fake_target.run(bench.core.flush(), bench.session, bench.target)
+
+
+@pytest.mark.logs(logs.LOST_WRITES)
+def test_a_write_of_one_block_that_is_refused_is_lost_and_told() -> None:
+    bench = Bench()
+    bench.write(0, 4, 1)
+    bench.lose()
+    bench.replay(refusing(bench, lambda slot: INVALID))
+    bench.session.resume()
+    with pytest.raises(IserblkError, match="lost"):
+        fake_target.run(bench.core.flush(), bench.session, bench.target)
 
 
 @pytest.mark.logs(logs.LOST_WRITES)

@@ -33,7 +33,7 @@ def test_unmap_stays_inside(
         max_unmap_blocks=maximum and max(maximum, granularity, length // 512 // 1000 + 1),
     )
     position = -(-offset // 512)
-    for first, blocks in cut.unmap_ranges(offset, length):
+    for first, blocks in cut.unmap_ranges(position, (offset + length) // 512 - position):
         assert first >= position and blocks > 0
         assert blocks <= (cut.max_unmap_blocks or 0xFFFFFFFF)
         position = first + blocks
@@ -61,7 +61,7 @@ def test_a_write_same_limit_of_64_bits(most: int) -> None:
 def test_only_deallocated_and_anchored_are_holes(status: int) -> None:
     """SBC-4 has two statuses more than SBC-3 (mapped, and unknown); the rest is reserved."""
     answer = encode_lba_status([(0, 8, 0), (8, 8, status), (16, 8, 0)])
-    got = geometry().extents_untrusted(memoryview(answer), 0, 24 * 512)
+    got = geometry().extents_untrusted(memoryview(answer), 0, 24 * 512, 24)
     if status in (1, 2):
         assert got == [(0, 4096, 0), (4096, 4096, 3), (8192, 4096, 0)]
     else:
@@ -70,25 +70,47 @@ def test_only_deallocated_and_anchored_are_holes(status: int) -> None:
 
 def test_extents_follow_the_descriptors() -> None:
     answer = encode_lba_status([(0, 8, 0), (8, 8, 1), (16, 100, 0)])
-    got = geometry().extents_untrusted(memoryview(answer), 512, 20 * 512)
+    got = geometry().extents_untrusted(memoryview(answer), 512, 20 * 512, 116)
     assert got == [(512, 7 * 512, 0), (8 * 512, 8 * 512, 3), (16 * 512, 5 * 512, 0)]
 
 
 def test_extents_merge_equal_neighbours() -> None:
     answer = encode_lba_status([(0, 8, 1), (8, 8, 2), (16, 4, 1)])
-    assert geometry().extents_untrusted(memoryview(answer), 0, 20 * 512) == [(0, 20 * 512, 3)]
+    assert geometry().extents_untrusted(memoryview(answer), 0, 20 * 512, 20) == [(0, 20 * 512, 3)]
 
 
-def test_extents_with_a_gap_are_refused() -> None:
-    answer = encode_lba_status([(8, 8, 1)])
-    with pytest.raises(RemoteProtocolError, match="gap"):
-        geometry().extents_untrusted(memoryview(answer), 0, 512)
+@pytest.mark.parametrize(
+    "descriptors",
+    [
+        [],
+        [(8, 8, 1)],  # behind the block that was asked for
+        [(0, 4, 1)],  # before it
+        [(32, 64, 1)],  # the same, in blocks of another size
+        [(4, 0, 1)],
+        [(4, 4, 0), (9, 8, 1)],  # a gap
+        [(4, 4, 0), (6, 8, 1)],  # both, at LBA 6
+        [(4, 4, 1), (4, 4, 0)],
+        [(4, 4, 0), (8, 56, 1), (60, 4, 0)],  # behind what was asked for
+        [(4, 61, 1)],  # behind the end of the LUN
+        [(4, 4, 0), (8, 1 << 31, 1)],
+    ],
+)
+def test_nothing_is_believed_of_what_cannot_be(descriptors: list[tuple[int, int, int]]) -> None:
+    answer = encode_lba_status(descriptors)
+    with pytest.raises(RemoteProtocolError, match="GET LBA STATUS"):
+        geometry().extents_untrusted(memoryview(answer), 4 * 512, 16 * 512, 64)
+
+
+def test_an_extent_may_begin_before_and_descriptors_may_be_padded() -> None:
+    answer = encode_lba_status([(0, 8, 1), (8, 4, 0), (0, 0, 0)])
+    got = geometry().extents_untrusted(memoryview(answer), 4 * 512, 16 * 512, 64)
+    assert got == [(4 * 512, 4 * 512, 3), (8 * 512, 4 * 512, 0)]
 
 
 @given(st.binary(max_size=200), st.integers(0, 100), st.integers(1, 1000))
 def test_any_answer(data: bytes, offset: int, length: int) -> None:
     try:
-        extents = geometry().extents_untrusted(memoryview(data), offset, length)
+        extents = geometry().extents_untrusted(memoryview(data), offset, length, 1 << 32)
     except RemoteProtocolError:
         return
     position = offset

@@ -6,8 +6,9 @@ import pytest
 
 from iserblk.disk import resume
 from iserblk.disk.lun.identify import identify
-from iserblk.errors import IserblkError, LunChanged, ScsiError
+from iserblk.errors import IserblkError, LunChanged, ScsiError, UnusableLun
 from iserblk.initiator.session.session import Session
+from iserblk.scsi import lba, mode
 from iserblk.scsi.sense import HARDWARE_ERROR, ILLEGAL_REQUEST, NOT_READY, encode_fixed
 from tests.disk.fake_lun import FakeLun, FakeLuns, finish, known
 
@@ -68,6 +69,67 @@ def test_a_reserved_lun_that_does_not_tell_all(what: str) -> None:
     """tgtd refuses MODE SENSE to other initiators; the worst is assumed."""
     info = known(FakeLuns(FakeLun(errors={what: 0x18}))).info
     assert info.write_cache if what == "MODE SENSE" else not info.can_extents
+
+
+def test_a_size_that_nothing_tells() -> None:
+    """READ CAPACITY(10) at its maximum, and (16) refused: not a LUN of 2 TiB."""
+    lun = FakeLun(blocks=1 << 33, errors={"READ CAPACITY(16)": NOT_THERE[1]})
+    with pytest.raises(
+        UnusableLun, match=r"iqn/0: lun0 has 2\^32 blocks or more: only READ"
+    ) as raised:
+        known(FakeLuns(lun))
+    assert raised.value.exit_status == 27
+
+
+@pytest.mark.parametrize("block", [256, 520, 4104, 1 << 17])
+@pytest.mark.parametrize("short", [False, True])
+def test_blocks_that_cannot_be_used(block: int, short: bool) -> None:
+    errors: dict[str, bytes | int | list[bytes | int]] = {}
+    if short:
+        errors["READ CAPACITY(16)"] = NOT_THERE[1]
+    with pytest.raises(UnusableLun, match=f"iqn/0: lun0 has a block length of {block} bytes"):
+        known(FakeLuns(FakeLun(block=block, errors=errors)))
+
+
+def test_a_capacity_that_cannot_be_used() -> None:
+    with pytest.raises(UnusableLun, match=f"lun0 has {1 << 60} blocks of 512 bytes"):
+        known(FakeLuns(FakeLun(blocks=1 << 60)))
+
+
+class OtherBlocks(FakeLun):
+    """As EqualLogic's: it counts blocks of 512 bytes, and has such of 4096."""
+
+    def answer(self, cdb: bytearray) -> tuple[str, bytes]:
+        what, data = super().answer(cdb)
+        if what == "GET LBA STATUS":
+            first = int.from_bytes(cdb[2:10], "big")
+            data = lba.encode_lba_status([(first * 8, 8, 1)])
+        return what, data
+
+
+def test_status_in_other_blocks_is_found_out_at_once(caplog: pytest.LogCaptureFixture) -> None:
+    info = known(FakeLuns(OtherBlocks(block=4096))).info
+    assert not info.can_extents
+    assert "all of the LUN counts as data" in caplog.text
+
+
+@pytest.mark.parametrize("what", ["with", "without", "not at all"])
+def test_whether_the_lun_tells_of_a_cache(what: str) -> None:
+    """A LUN that does not tell may have one; but it need not know how to flush it."""
+
+    class Lun(FakeLun):
+        def answer(self, cdb: bytearray) -> tuple[str, bytes]:
+            asked, data = super().answer(cdb)
+            if asked == "MODE SENSE" and what == "without":
+                data = mode.encode_sense6(0, b"", b"")
+            return asked, data
+
+    errors: dict[str, bytes | int | list[bytes | int]] = {}
+    if what == "not at all":
+        errors["MODE SENSE"] = NOT_THERE[0]
+    core = known(FakeLuns(Lun(errors=errors)))
+    assert core.geometry.tells_cache is (what == "with")
+    assert core.info.write_cache is (what != "with")
 
 
 def test_another_lun_is_found_out_as_ever() -> None:

@@ -112,3 +112,14 @@ def test_words_tell_the_largest_size_where_it_shrank(caplog: pytest.LogCaptureFi
     sizing.take(8192)
     assert sizing.words() == "8192 bytes"
     assert "SHRUNK" in caplog.text
+
+
+def test_a_lun_that_has_become_too_large_to_tell(caplog: pytest.LogCaptureFixture) -> None:
+    """READ CAPACITY(10) can tell less than 2^32 blocks. What was known goes on being used."""
+    sizing = Sizing("lun0", 1 << 20)
+    session = FakeLuns(FakeLun(blocks=1 << 33))
+    for _ in range(3):
+        sizing.hear(told(CHANGED))
+        assert ask(sizing, session, long_cdbs=False) == 1 << 20
+        assert not sizing.changed
+    assert len(caplog.records) == 1 and "READ CAPACITY(16)" in caplog.text
