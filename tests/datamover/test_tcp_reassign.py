@@ -58,7 +58,9 @@ class Connection:
         self.wire.sendall(data)
         self.datamover.progress(0.0)
 
-    def data_in(self, number: int, how: str = "", again: bool = False) -> None:
+    def data_in(
+        self, number: int, how: str = "", again: bool = False, data_sn: int | None = None
+    ) -> None:
         data = bytearray(data_of(number, again))
         head = pdu.DataIn(
             flags=bhs.FLAG_FINAL if number == COUNT - 1 else 0,
@@ -67,7 +69,7 @@ class Connection:
             itt=ITT,
             ttt=bhs.NO_TAG,
             **self.numbers(),
-            data_sn=number,
+            data_sn=number if data_sn is None else data_sn,
             buffer_offset=number * PART,
         ).pack()
         digest = crc32c(data).to_bytes(4, "little")
@@ -76,8 +78,8 @@ class Connection:
         unit = head + bytes(data) + digest
         self.hear(unit[: len(unit) // 2] if how == CUT else unit)
 
-    def good(self) -> None:
-        self.hear(pdu.ScsiResponse(status=0, itt=ITT, **self.numbers(), exp_data_sn=COUNT).pack())
+    def good(self, count: int = COUNT) -> None:
+        self.hear(pdu.ScsiResponse(status=0, itt=ITT, **self.numbers(), exp_data_sn=count).pack())
 
     def close(self) -> None:
         self.datamover.connection_terminate()
@@ -177,3 +179,20 @@ def test_what_does_not_come_again_is_missing(ends: tuple[Connection, Connection]
     assert not new.notified
     snack = pdu.SnackRequest.unpack_from(new.said())
     assert (snack.kind, snack.beg_run, snack.run_length) == (pdu.SNACK_DATA, 1, 2)
+
+
+@pytest.mark.parametrize("came", [[0], [0, (1, CUT)], [0, 2, (1, CUT)]], ids=str)
+def test_what_was_cut_off_counts_for_nothing(
+    ends: tuple[Connection, Connection], came: list[int | tuple[int, str]]
+) -> None:
+    """Where the target leaves it out and numbers on, the read lacks data, and says so."""
+    _, exp_data_sn = reassign(ends, came)
+    assert exp_data_sn == 1
+    _, new = ends
+    for data_sn in (1, 2):
+        new.data_in(data_sn + 1, again=True, data_sn=data_sn)
+    new.good(3)
+    (message,) = new.notified
+    response = pdu.ScsiResponse.unpack_from(message)
+    assert response.flags == bhs.FLAG_FINAL | bhs.RESIDUAL_UNDERFLOW
+    assert response.residual == PART

@@ -161,6 +161,43 @@ async def test_disc_that_another_task_receives() -> None:
         await one.over.wait()
 
 
+class Noting(AsyncFake):
+    """Notes what changes it, and whether with FUA."""
+
+    def __init__(self) -> None:
+        super().__init__(fake().fake)
+        self.fuas: list[tuple[str, bool]] = []
+
+    async def write(
+        self, buffer: memoryview, offset: int, fua: bool = False, deadline: float = 0.0
+    ) -> None:
+        self.fuas.append(("write", fua))
+        await super().write(buffer, offset, fua)
+
+    async def trim(
+        self, offset: int, length: int, fua: bool = False, *, patient: bool = False
+    ) -> None:
+        self.fuas.append(("trim", fua))
+        await super().trim(offset, length, fua, patient=patient)
+
+    async def zero(self, offset: int, length: int, **how: bool) -> None:
+        self.fuas.append(("zero", how.get("fua", False)))
+        await super().zero(offset, length, **how)
+
+
+@pytest.mark.parametrize("fua", [False, True])
+async def test_each_change_has_its_fua(fua: bool) -> None:
+    """It is not on stable storage else when it is answered."""
+    disk = Noting()
+    flags = nbd.FLAG_FUA if fua else 0
+    async with served(disk) as (client,):
+        for cookie, command in enumerate((nbd.WRITE, nbd.TRIM, nbd.WRITE_ZEROES)):
+            data = bytes(4096) if command == nbd.WRITE else b""
+            await client.raw.send(request(command, 0, 4096, cookie, flags) + data)
+            assert await client.raw.reply() == Reply(0, cookie)
+    assert disk.fuas == [("write", fua), ("trim", fua), ("zero", fua)]
+
+
 @pytest.mark.logs("could not flush")
 async def test_a_flush_that_failed_before_fails_once() -> None:
     """The server has flushed by itself, and heard of writes that are lost."""

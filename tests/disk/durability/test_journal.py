@@ -6,6 +6,7 @@ import errno
 import mmap
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -117,6 +118,29 @@ def test_fua_is_kept_only_behind_something_older() -> None:
     bench.target.cached.clear()
     reconnect(bench.core, bench.target)
     assert bench.holds(0, 1, 3) and bench.holds(1, 1, 2)
+
+
+def test_fua_behind_what_is_unflushed_is_flushed_with_it() -> None:
+    """Else the older write, sent again after a loss, may be all that a second loss leaves."""
+    bench = Bench()
+    bench.write(0, 2, 1)
+    bench.target.executed.clear()
+    bench.write(0, 1, 2, fua=True)
+    assert bench.target.executed == [opcodes.WRITE_16, SYNC] and bench.kept == 0
+    for _ in range(2):
+        bench.target.cached.clear()
+        reconnect(bench.core, bench.target)
+    bench.target.cached.clear()
+    assert bench.holds(0, 1, 2) and bench.holds(1, 1, 1)
+
+
+@pytest.mark.parametrize("limit", [1 << 20, None])
+def test_fua_of_a_lun_without_it_is_a_flush(limit: int | None) -> None:
+    bench = Bench(limit)
+    bench.core.info = replace(bench.core.info, fua=False)
+    bench.write(0, 1, 1, fua=True)
+    assert bench.target.executed == [opcodes.WRITE_16, SYNC]
+    assert bench.target.stable[0] == b"\1" * BLOCK
 
 
 def test_bound_forces_a_flush() -> None:
@@ -457,6 +481,33 @@ def test_read_that_may_have_seen_the_past_is_done_again() -> None:
     bench.run(read)
     bench.run(bench.core.read(memoryview(short), 0, deadline))
     assert bytes(short) == bytes(long) == b"\1" * BLOCK
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_a_read_that_begins_before_the_replay_is_done_again(whole: bool) -> None:
+    """On the connection whose target has told of the loss, and which is about to be cut."""
+    bench = Bench()
+    bench.write(0, 1, 1)
+    bench.target.cached.clear()
+    bench.report(POWER_ON)
+    buffer = bytearray(BLOCK)
+    operation = bench.core.read(memoryview(buffer), 0)
+    slot = bench.core.begin_read(memoryview(buffer), 0, CountingWaiter()) if whole else None
+    if slot is None:
+        next(operation)
+    (flying,) = bench.session.flight
+    bench.target.execute(flying)
+    bench.session.end(flying)
+    assert buffer == bytes(BLOCK)
+    if slot is not None:
+        deadline = bench.core.ended(slot)
+        assert deadline
+        operation = bench.core.read(memoryview(buffer), 0, deadline)
+    else:
+        assert isinstance(next(operation), float)
+    reconnect(bench.core, bench.target, lost=False)
+    bench.run(operation)
+    assert buffer == b"\1" * BLOCK
 
 
 @pytest.mark.parametrize("bench", [Bench(limit=None)])

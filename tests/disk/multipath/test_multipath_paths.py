@@ -15,7 +15,14 @@ import trio
 from iserblk.disk.multipath import paths as paths_module
 from iserblk.disk.multipath.paths import Access, Paths
 from iserblk.disk.multipath.policy import FIRST_ASK_S, LAST_ASK_S
-from iserblk.errors import AuthenticationError, BadArgument, ConnectFailed, IserblkError, ScsiError
+from iserblk.errors import (
+    AuthenticationError,
+    BadArgument,
+    ConnectFailed,
+    ConnectionLost,
+    IserblkError,
+    ScsiError,
+)
 from iserblk.initiator.commands import PortRefused
 from iserblk.initiator.session.slots import Operation, TaskSlot
 from iserblk.options import Options
@@ -52,8 +59,8 @@ class Session:
 class Bench:
     """Ways to hosts a, b and c in portal groups 1, 2 and 3: ``groups``, by host. ``errors``: of
     connecting, by host. ``states``: ALUA states, by host. ``tried``: hosts, in order. ``resets``:
-    LUNs that were. ``tpgs``, ``names``: what the LUN says. ``asked``: (host, states that were asked
-    for). ``refusal``: of such requests."""
+    LUNs that were; ``reset_error``: of the next ones. ``tpgs``, ``names``: what the LUN says.
+    ``asked``: (host, states that were asked for). ``refusal``: of such requests."""
 
     def __init__(self, hosts: str = "abc", options: Options | None = None) -> None:
         self.now = 1000.0
@@ -65,6 +72,7 @@ class Bench:
         self.names: tuple[str, ...] = ("naa.6001",)
         self.asked: list[tuple[str, list[tuple[int, int]]]] = []
         self.refusal: ScsiError | None = None
+        self.reset_error: IserblkError | None = None
         self.options = options or Options()
         addresses = [(Url("iser", host, 3260, "iqn.x", 0), self.options) for host in hosts]
         self.paths = Paths(addresses, lambda: self.now)
@@ -101,6 +109,8 @@ class Bench:
     def reset_lun(self, session: Session, lun: int) -> Operation[None]:
         self.resets.append(lun)
         yield 0.0
+        if self.reset_error is not None:
+            raise self.reset_error
 
     async def session(self, settled: bool = True) -> Any:
         """The next session; ``tried`` begins anew."""
@@ -467,6 +477,24 @@ async def test_another_portal_group_resets_each_lun_once(bench: Bench) -> None:
         finish(bench.paths.reset(lun, second))
         finish(bench.paths.reset(lun, second))
     assert bench.resets == [0, 5]
+
+
+async def test_a_reset_that_fails_is_sent_again_at_the_next_attempt(bench: Bench) -> None:
+    """Though its portal group has been used by then: what the first group was given may still be
+    carried out."""
+    finish(bench.paths.reset(0, await bench.session()))
+    bench.errors = {host: ConnectFailed(f"{host}: down") for host in "ac"}
+    bench.reset_error = ConnectionLost("cut off")
+    for times in (1, 2):
+        second = await bench.session(settled=False)
+        with pytest.raises(ConnectionLost):
+            finish(bench.paths.reset(0, second))
+        assert bench.resets == [0] * times
+    bench.reset_error = None
+    finish(bench.paths.reset(0, await bench.session()))
+    assert bench.resets == [0] * 3
+    finish(bench.paths.reset(0, await bench.session()))
+    assert bench.resets == [0] * 3
 
 
 @pytest.mark.parametrize(("second", "resets"), [("iqn.y", [0]), ("IQN.X", [])])

@@ -182,6 +182,23 @@ def test_no_sign_of_life() -> None:
     assert dm.disconnected
 
 
+def test_a_sign_of_life_is_as_good_as_the_answer() -> None:
+    """A ping that was not answered means nothing once an answer to a command has come."""
+    made, dm = session()
+    ladder = Ladder(made)
+    start = made.last_heard
+    ladder.tick(start + IDLE_S)
+    made.queue.connection.last_heard = start + IDLE_S + 1
+    ladder.tick(start + IDLE_S + 1)
+    ladder.tick(start + IDLE_S + STEP_S + 1)
+    assert len(dm.sent) == 1
+    ladder.tick(start + 2 * IDLE_S + 1)
+    assert [sent[0] & bhs.OPCODE_MASK for _, sent in dm.sent] == [bhs.NOP_OUT] * 2
+    assert not dm.disconnected
+    ladder.tick(start + 2 * IDLE_S + STEP_S + 1)
+    assert dm.disconnected
+
+
 def test_busy_session_is_not_pinged() -> None:
     """A target that answers commands is known to live: a ping would only add load."""
     made, dm = session()

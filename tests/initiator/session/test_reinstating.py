@@ -189,6 +189,25 @@ def test_lost_again_while_tasks_are_reassigned(one: Bench) -> None:
     assert slot.error is None and not one.waiter.pending and one.session.recovered == 2
 
 
+def test_lost_again_before_the_ping_is_answered(one: Bench) -> None:
+    """The ping behind the second login has as much time as the first."""
+    slot = one.submit()
+    one.lose(0)
+    one.add(0)
+    one.progress(ANSWER_S - 1)
+    one.lose(0)
+    one.add(0)
+    one.progress(ANSWER_S - 1)
+    assert state(one) is State.LOGGED_IN
+    pings = len(one.dms[0].sent)  # for each of the two that were lost
+    sent = [each for at in range(pings) for each in told(one, 2, at=at)]
+    (reassign,) = sent
+    assert pdu.TaskManagementRequest.unpack_from(reassign).referenced_task_tag == slot.itt
+    one.answered(0, reassign, pdu.TMF_COMPLETE)
+    one.receive(0, response(slot.itt, max_cmd_sn=MOST))
+    assert slot.error is None and one.session.recovered == 2
+
+
 def test_a_bidirectional_command_is_reassigned(one: Bench) -> None:
     slot = one.submit(BIDIRECTIONAL)
     one.lose(0)

@@ -174,6 +174,22 @@ def test_a_window_that_is_none_is_ignored(start: int) -> None:
 
 
 @STARTS
+@pytest.mark.parametrize("step", [1, 3])
+def test_what_the_target_has_taken(start: int, step: int) -> None:
+    """ExpCmdSN acknowledges the numbers before it, across 2^32, and never goes back."""
+    ends = Ends(start, start + 7)
+    ends.submit(8)
+    queue = ends.session.queue
+    for taken in range(0, 9, step):
+        ends.nop_in(start + taken, start + 7)
+        acknowledged = [queue.acknowledged(number) for number in ends.numbers]
+        assert acknowledged == [index < taken for index in range(8)]
+    ends.nop_in(start + 8, start + 7)
+    ends.nop_in(start + 2, start + 7)  # older: it was overtaken
+    assert all(queue.acknowledged(number) for number in ends.numbers)
+
+
+@STARTS
 def test_immediate_commands_use_no_number_and_pass_a_closed_window(start: int) -> None:
     ends = Ends(start, start)
     ends.submit(2)

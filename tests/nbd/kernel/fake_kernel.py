@@ -48,6 +48,17 @@ class FakeKernel:
     def refuse(self, name: str) -> None:
         (self.root / f"refuse-{name}").touch()
 
+    def spoil(self, name: str) -> None:
+        """Something was written to the device, and cannot be flushed."""
+        statistics = ["0"] * 17
+        statistics[6] = "8"
+        (self.root / "sys" / "block" / name / "stat").write_text(" ".join(statistics))
+        (self.root / f"bad-{name}").touch()
+
+    def synced(self, name: str) -> bool:
+        """Whether the device was flushed while it was connected."""
+        return (self.root / f"synced-{name}").exists()
+
     def connected(self) -> list[str]:
         return sorted(path.parent.name for path in self.root.glob("sys/block/*/pid"))
 

@@ -37,6 +37,25 @@ def test_in_use(tool: Attacher, kernel: FakeKernel, target: TargetProcess) -> No
     tool.good("detach", "nbd0")
 
 
+def test_what_is_cached_is_flushed(
+    tool: Attacher, kernel: FakeKernel, target: TargetProcess
+) -> None:
+    tool.good("attach", f"{target.url}/0")
+    assert not kernel.synced("nbd0")
+    tool.good("detach", "nbd0")
+    assert kernel.synced("nbd0")
+
+
+def test_a_flush_that_fails_is_told(
+    tool: Attacher, kernel: FakeKernel, target: TargetProcess
+) -> None:
+    """The device is free all the same."""
+    tool.good("attach", f"{target.url}/0")
+    kernel.spoil("nbd0")
+    line = tool.refused(1, "detach", "nbd0")
+    assert "detached, but the last flush failed" in line and "may be lost" in line
+
+
 def test_in_use_after_its_server_has_died(
     tool: Attacher, kernel: FakeKernel, target: TargetProcess
 ) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import trio
+import trio.testing
 
 from iserblk.disk.seam import DirectDisk
 from iserblk.errors import CommandTimeout, IserblkError, RemoteProtocolError
@@ -169,6 +170,29 @@ async def test_everything_is_flushed(tmp_path: Path) -> None:
         assert disk.dirty
         close(await take(old))
         assert not disk.dirty
+
+
+async def test_a_write_that_is_under_way_is_flushed_when_it_has_ended(tmp_path: Path) -> None:
+    """No journal of the successor has it."""
+    disk = HeldDisk()
+    async with old_server(tmp_path, disk) as old, trio.open_nursery() as nursery:
+        (client,) = old.clients
+        await client.send(write(b"late", 0, 1))
+        await until(lambda: disk.waiting == 1)
+        found: list[Connection] = []
+
+        async def run() -> None:
+            found.extend(await take(old))
+
+        nursery.start_soon(run)
+        await until(lambda: old.giver.state is State.DRAINING)
+        await trio.testing.wait_all_tasks_blocked()
+        assert not found
+        disk.go.set()
+        assert await client.reply() == Reply(0, 1)
+        await until(lambda: found)
+        assert not disk.dirty
+        close(found)
 
 
 @pytest.mark.logs("could not flush")

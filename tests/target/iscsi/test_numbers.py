@@ -36,6 +36,16 @@ def test_only_the_next_number_is_taken(number: int) -> None:
     assert made.accept(bhs.SCSI_COMMAND, 3)
 
 
+@pytest.mark.parametrize("first", [1, 0xFFFFFFFC, 0xFFFFFFFE, 0xFFFFFFFF, 0])
+def test_what_is_early_may_wait(first: int) -> None:
+    """Within the window, across 2^32; once."""
+    made = numbers(first, 4)
+    early = [made.may_wait((first + index) & 0xFFFFFFFF) for index in range(-2, 7)]
+    assert early == [False] * 3 + [True] * 3 + [False] * 3
+    made.note((first + 2) & 0xFFFFFFFF)
+    assert not made.may_wait((first + 2) & 0xFFFFFFFF) and made.waiting == 1
+
+
 def test_immediate_commands_move_nothing() -> None:
     """Any number of immediate commands leaves the window as wide as the queue is deep."""
     made = numbers(3, 8)
