@@ -15,7 +15,10 @@ from tests.support.fuse import need_fuse
 from tests.support.nbdkit import need
 from tests.support.target import ROOT
 
-SCRIPTS = ("setup", "test", "demo", "distros", "release", "deb", "image", "sanitize", "manpages")
+SCRIPTS = (
+    *("setup", "test", "demo", "distros", "release", "deb", "image", "sanitize", "manpages"),
+    "mutations",
+)
 
 
 def script(
