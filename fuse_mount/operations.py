@@ -4,13 +4,14 @@ Many requests run at once, as strands of pyfuse3's session loop. Code between tw
 Requests may await only the methods of disks, nothing of trio (iserblk/waiting/strands.py). The only
 exception that may leave a method is FUSEError: any other ends the whole mount.
 
-A file behaves like a block device. Its size is fixed: O_TRUNC and truncation change nothing. A
-write at the end fails with ENOSPC; a read there returns nothing.
+A file behaves like a block device. Its size is fixed: a write at the end fails with ENOSPC; a read
+there returns nothing. Truncation sets an end, behind which holes read as zeroes (lun_file.py).
 """
 
 from __future__ import annotations
 
 import errno
+import itertools
 import logging
 import os
 import stat
@@ -34,6 +35,7 @@ from pyfuse3 import (
     StatvfsData,
 )
 
+from fuse_mount.lun_file import NO_END, LunFile
 from fuse_mount.options import MountOptions
 from iserblk.disk.seam import AsyncDisk
 from iserblk.errors import IserblkError
@@ -46,17 +48,13 @@ MAX_REQUEST = 1 << 20
 # Seconds. Names and the number of files never change; sizes may, when a LUN grows at the target.
 _ENTRY_TIMEOUT = 3600.0
 _ATTR_TIMEOUT = 1.0
-# Seconds, at least, between two requests to the target for a size. (A target reports a change only
-# in the answer to a command: without asking, an idle LUN would not grow here until it is read.)
-_ASK_S = 0.5
 
 _FIRST_LUN = pyfuse3.ROOT_INODE + 1
 
 
 class LunFiles(pyfuse3.Operations):
     """The operations of the file system. Inodes never change: the directory is ROOT_INODE, file
-    ``n`` is ROOT_INODE + 1 + n. A file handle is the number of the file, so no state is kept per
-    open file.
+    ``n`` is ROOT_INODE + 1 + n. Each open file has a handle of its own, which is never used again.
 
     Operations that are not overridden answer ENOSYS, and the kernel never calls them again. This
     saves a request for extended attributes per write, and the flush at close(2), which need not
@@ -65,14 +63,13 @@ class LunFiles(pyfuse3.Operations):
 
     def __init__(self, disks: Mapping[str, AsyncDisk], options: MountOptions) -> None:
         super().__init__()
-        self._names = [os.fsencode(name) for name in disks]
-        self._disks = list(disks.values())
+        self._files = [LunFile(name, disk) for name, disk in disks.items()]
+        self._names = [file.name for file in self._files]
         self._options = options
-        now = time.time_ns()
-        self._started_ns = now
-        self._modified_ns = [now] * len(self._disks)
+        self._started_ns = time.time_ns()
         self._idle_buffers: list[memoryview] = []
-        self._asked = [float("-inf")] * len(self._disks)
+        self._open: dict[int, LunFile] = {}  # by handle
+        self._handles = itertools.count()
 
     # --- names and attributes ---
 
@@ -89,22 +86,30 @@ class LunFiles(pyfuse3.Operations):
 
     def _file(self, number: int) -> EntryAttributes:
         options = self._options
-        disk = self._disks[number]
-        read_only = disk.info.read_only or options.read_only
+        file = self._files[number]
+        disk = file.disk
         entry = EntryAttributes()
         entry.st_ino = InodeT(_FIRST_LUN + number)
-        entry.st_mode = ModeT(stat.S_IFREG | (0o444 if read_only else 0o666) & ~options.umask)
+        entry.st_mode = ModeT(
+            stat.S_IFREG | (0o444 if self._read_only(file) else 0o666) & ~options.umask
+        )
         entry.st_nlink = 1
         entry.st_uid, entry.st_gid = options.uid, options.gid
-        entry.st_size = disk.size
+        end = file.shown_end
+        size = min(end, disk.size)
+        entry.st_size = size
         # A hint for cp and dd: the largest request that is not split. By st_blocks, nothing is a
         # hole.
         entry.st_blksize = min(MAX_REQUEST, disk.info.max_transfer)
-        entry.st_blocks = disk.size // 512
-        entry.st_atime_ns = entry.st_mtime_ns = entry.st_ctime_ns = self._modified_ns[number]
+        entry.st_blocks = -(-size // 512)
+        entry.st_atime_ns = entry.st_mtime_ns = entry.st_ctime_ns = file.modified_ns
         entry.entry_timeout = _ENTRY_TIMEOUT
-        entry.attr_timeout = _ATTR_TIMEOUT
+        # What is shown of an end holds for the moment: it goes with the last close(2).
+        entry.attr_timeout = _ATTR_TIMEOUT if end == NO_END else 0.0
         return entry
+
+    def _read_only(self, file: LunFile) -> bool:
+        return self._options.read_only or file.disk.info.read_only
 
     def _attributes(self, inode: InodeT) -> EntryAttributes:
         if inode == pyfuse3.ROOT_INODE:
@@ -118,22 +123,9 @@ class LunFiles(pyfuse3.Operations):
             raise FUSEError(errno.ENOENT)
         return self._file(self._names.index(name))
 
-    async def _ask_size(self, number: int) -> None:
-        """Ask the target for the size, unless that was done a moment ago, or another request is
-        doing it. If the target does not answer, the known size stays."""
-        now = time.monotonic()
-        if now >= self._asked[number] + _ASK_S:
-            self._asked[number] = float("inf")
-            try:
-                await self._disks[number].refresh()
-            except IserblkError as error:
-                log.info("size: %s", error)
-            finally:
-                self._asked[number] = time.monotonic()
-
     async def getattr(self, inode: InodeT, ctx: RequestContext) -> EntryAttributes:
         if inode != pyfuse3.ROOT_INODE:
-            await self._ask_size(inode - _FIRST_LUN)
+            await self._files[inode - _FIRST_LUN].ask_size()
         return self._attributes(inode)
 
     async def setattr(
@@ -144,19 +136,29 @@ class LunFiles(pyfuse3.Operations):
         fh: FileHandleT | None,
         ctx: RequestContext,
     ) -> EntryAttributes:
-        """Set the modification time. A size up to that of the LUN is accepted and changes nothing;
-        a larger size fails with EFBIG. Owner and mode cannot be changed (EPERM)."""
+        """Set the modification time, or the end: a size up to that of the LUN; a larger size fails
+        with EFBIG. Owner and mode cannot be changed (EPERM)."""
         if fields.update_mode or fields.update_uid or fields.update_gid:
             raise FUSEError(errno.EPERM)
         if inode != pyfuse3.ROOT_INODE:
-            number = inode - _FIRST_LUN
-            if fields.update_size and attr.st_size > self._disks[number].size:
-                await self._ask_size(number)
-                if attr.st_size > self._disks[number].size:
-                    raise FUSEError(errno.EFBIG)
+            file = self._files[inode - _FIRST_LUN]
+            if fields.update_size:
+                await self._truncate(file, attr.st_size, fh)
             if fields.update_mtime:
-                self._modified_ns[number] = attr.st_mtime_ns
+                file.modified_ns = attr.st_mtime_ns
         return self._attributes(inode)
+
+    async def _truncate(self, file: LunFile, size: int, handle: int | None) -> None:
+        if self._read_only(file):
+            raise FUSEError(errno.EROFS)
+        if size > file.disk.size:
+            await file.ask_size()
+            if size > file.disk.size:
+                raise FUSEError(errno.EFBIG)
+        try:
+            await file.truncate(size, handle)
+        except Exception as error:
+            _fail(error, "truncate")
 
     async def opendir(self, inode: InodeT, ctx: RequestContext) -> FileHandleT:
         return FileHandleT(inode)
@@ -174,8 +176,8 @@ class LunFiles(pyfuse3.Operations):
         """The sizes of all LUNs together; nothing is free, as on a partitioned disk."""
         answer = StatvfsData()
         answer.f_bsize = answer.f_frsize = 4096
-        answer.f_blocks = sum(disk.size for disk in self._disks) // 4096
-        answer.f_files = len(self._disks)
+        answer.f_blocks = sum(file.disk.size for file in self._files) // 4096
+        answer.f_files = len(self._files)
         answer.f_namemax = 255
         return answer
 
@@ -208,18 +210,21 @@ class LunFiles(pyfuse3.Operations):
     # --- data ---
 
     async def open(self, inode: InodeT, flags: FlagT, ctx: RequestContext) -> FileInfo:
-        number = inode - _FIRST_LUN
-        read_only = self._options.read_only or self._disks[number].info.read_only
-        if read_only and flags & os.O_ACCMODE != os.O_RDONLY:
+        file = self._files[inode - _FIRST_LUN]
+        if flags & os.O_ACCMODE != os.O_RDONLY and self._read_only(file):
             raise FUSEError(errno.EROFS)
+        handle = next(self._handles)
+        if flags & os.O_TRUNC:  # else the kernel asks for it by setattr
+            await self._truncate(file, 0, handle)
+        self._open[handle] = file
         return FileInfo(
-            fh=FileHandleT(number),
+            fh=FileHandleT(handle),
             direct_io=self._options.direct_io,
             keep_cache=self._options.keep_cache,
         )
 
     async def release(self, fh: FileHandleT) -> None:
-        return
+        self._open.pop(fh).closed(fh)
 
     async def read(self, fh: FileHandleT, off: int, size: int) -> memoryview:  # type: ignore[override]
         """Read into a reused buffer, which belongs to this object.
@@ -228,9 +233,10 @@ class LunFiles(pyfuse3.Operations):
         request may reuse the buffer as soon as this returns, although the reply is sent from it. A
         new bytearray of 1 MiB costs 256 page faults, about as much as the whole protocol.
         """
-        disk = self._disks[fh]
+        file = self._open[fh]
+        disk = file.disk
         if off + size > disk.size:
-            await self._ask_size(fh)
+            await file.ask_size()
         size = min(size, disk.size - off)
         if size <= 0:
             return memoryview(b"")
@@ -244,45 +250,52 @@ class LunFiles(pyfuse3.Operations):
         return buffer[:size]
 
     async def write(self, fh: FileHandleT, off: int, buf: bytes) -> int:
-        disk = self._disks[fh]
+        file = self._open[fh]
+        disk = file.disk
         data = memoryview(buf)
         if off + len(data) > disk.size:
-            await self._ask_size(fh)
+            await file.ask_size()
         room = disk.size - off
         if len(data) > room:
             if room <= 0:
                 raise FUSEError(errno.ENOSPC)
             data = data[:room]
         try:
-            await disk.write(data, off)
+            if off + len(data) > file.end:
+                await file.write_behind(data, off)
+            else:
+                await disk.write(data, off)
         except Exception as error:
             _fail(error, "write")
-        self._modified_ns[fh] = time.time_ns()
+        file.modified_ns = time.time_ns()
         return len(data)
 
     async def fsync(self, fh: FileHandleT, datasync: bool) -> None:
+        await self._flush(self._open[fh])
+
+    async def _flush(self, file: LunFile) -> None:
         try:
-            await self._disks[fh].flush()
+            await file.disk.flush()
         except Exception as error:
             _fail(error, "fsync")
 
     async def fsyncdir(self, fh: FileHandleT, datasync: bool) -> None:
         """fsync of the directory: flush every LUN that was written."""
-        for number, disk in enumerate(self._disks):
-            if disk.dirty:
-                await self.fsync(FileHandleT(number), datasync)
+        for file in self._files:
+            if file.disk.dirty:
+                await self._flush(file)
 
     async def flush_all(self) -> Sequence[str]:
         """Flush every LUN that was written since its last flush. Returns the errors, one line for
         each LUN that failed."""
         failed = []
-        for name, disk in zip(self._names, self._disks, strict=True):
+        for file in self._files:
             # (For a LUN without a write cache, the disk sends no command.)
-            if disk.dirty:
+            if file.disk.dirty:
                 try:
-                    await disk.flush()
+                    await file.disk.flush()
                 except IserblkError as error:
-                    failed.append(f"{os.fsdecode(name)}: the last flush failed: {error}")
+                    failed.append(f"{os.fsdecode(file.name)}: the last flush failed: {error}")
         return failed
 
 

@@ -179,6 +179,100 @@ def test_the_end_and_truncating(mounts: Mounts) -> None:
     assert caught.value.errno == errno.EFBIG
 
 
+def full(path: Path) -> Path:
+    """The file, with something in its first MiB."""
+    with path.open("r+b", buffering=0) as file:
+        file.write(b"\xee" * MIB)
+    return path
+
+
+CACHING = ["direct_io", "auto_cache", "kernel_cache"]
+
+
+@pytest.mark.parametrize("option", CACHING)
+def test_holes_read_as_zeroes(mounts: Mounts, option: str) -> None:
+    """Through the file that wrote, through one that was open before, and from the disk: whatever
+    the kernel has in its page cache."""
+    mounts.start(option)
+    path = full(mounts.place / "lun0")
+    with path.open("rb", buffering=0) as reader, path.open("w+b", buffering=0) as writer:
+        # (The kernel looks into its page cache only up to the end that stat(2) tells.)
+        assert reader.read(MIB) == (b"\xee" * MIB if option == "direct_io" else b"")
+        writer.write(b"one")
+        writer.seek(100_000)
+        writer.write(b"two")
+        writer.truncate(200_000)
+        expected = b"one" + bytes(99_997) + b"two" + bytes(99_997)
+        assert os.pread(writer.fileno(), 200_000, 0) == expected
+        assert os.fstat(writer.fileno()).st_size == 200_000
+        assert os.pread(reader.fileno(), 200_000, 0) == expected
+        writer.close()
+        assert os.pread(reader.fileno(), MIB, 0) == expected + b"\xee" * (MIB - 200_000)
+        assert os.fstat(reader.fileno()).st_size == SIZE
+        # Read, and so in the page cache, before it is zeroed.
+        with path.open("r+b", buffering=0) as later:
+            later.seek(500_000)
+            later.write(b"three")
+            expected += bytes(300_000) + b"three"
+            assert os.pread(reader.fileno(), MIB, 0) == expected + b"\xee" * (MIB - 500_005)
+    assert path.read_bytes()[:500_005] == expected
+
+
+@pytest.mark.parametrize("option", CACHING[1:])
+def test_a_mapping_of_a_file_that_was_extended(mounts: Mounts, option: str) -> None:
+    """As linkers write their output: truncated to its size, mapped, and written in any order."""
+    mounts.start(option)
+    path = full(mounts.place / "lun0")
+    with path.open("w+b", buffering=0) as file:
+        file.truncate(MIB // 2)
+        with mmap.mmap(file.fileno(), MIB // 2) as shared:
+            for page in (100, 7, 50):
+                shared[page * 4096 : page * 4096 + 10] = b"0123456789"
+            shared.flush()
+    content = bytearray(b"\xee" * MIB)
+    content[: MIB // 2] = bytes(MIB // 2)
+    for page in (100, 7, 50):
+        content[page * 4096 : page * 4096 + 10] = b"0123456789"
+    past_the_cache = os.open(path, os.O_RDONLY | os.O_DIRECT)
+    with mmap.mmap(-1, MIB) as there:
+        assert os.preadv(past_the_cache, [there], 0) == MIB
+        assert there[:] == content
+    os.close(past_the_cache)
+
+
+def test_a_new_mount_knows_no_end(mounts: Mounts) -> None:
+    server = mounts.start()
+    path = mounts.place / "lun0"
+    os.truncate(path, 0)
+    assert path.stat().st_size == SIZE
+    with path.open("r+b", buffering=0) as file:
+        file.seek(5000)
+        file.write(b"x")
+    assert [line for line in mounts.log() if " zero " in line] == [
+        "lun0 zero 0 5000 may_trim=True fast=False fua=False"
+    ]
+    subprocess.run(["umount", mounts.place], check=True)
+    assert ended(server)[0] == 0
+    server = mounts.start()
+    with path.open("r+b", buffering=0) as file:
+        file.seek(9000)
+        file.write(b"x")
+    assert sum(" zero " in line for line in mounts.log()) == 1
+
+
+def test_zeroes_that_fail_fail_the_request(mounts: Mounts) -> None:
+    mounts.start(zero="ScsiError")
+    path = mounts.place / "lun0"
+    with path.open("wb", buffering=0) as file:
+        file.write(b"x" * 512)
+        file.seek(5000)
+        with pytest.raises(OSError, match="Input/output error"):
+            file.write(b"y")
+        with pytest.raises(OSError, match="Input/output error"):
+            file.truncate(5000)
+        assert os.fstat(file.fileno()).st_size == 512
+
+
 @pytest.mark.parametrize(
     ("what", "number"),
     [

@@ -7,7 +7,6 @@ import os
 import stat
 from collections.abc import Awaitable
 from dataclasses import replace
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -30,6 +29,11 @@ def files(options: MountOptions | None = None, **changes: Any) -> LunFiles:
 
 
 NO_CONTEXT: Any = None  # the request's context, which the operations do not use
+
+
+async def opened(fs: LunFiles, inode: int = LUN0, flags: int = os.O_RDWR) -> int:
+    """The handle of a file that was opened."""
+    return (await fs.open(inode, flags, NO_CONTEXT)).fh
 
 
 async def refused(number: int, call: Awaitable[object]) -> None:
@@ -72,39 +76,42 @@ async def test_a_read_only_lun_is_not_opened_for_writing(flags: int) -> None:
 
 @pytest.mark.parametrize(("direct", "keep"), [(True, False), (False, False), (False, True)])
 async def test_open_says_what_the_kernel_may_cache(direct: bool, keep: bool) -> None:
-    opened = await files(MountOptions(direct_io=direct, keep_cache=keep)).open(LUN1, 0, NO_CONTEXT)
-    assert (opened.fh, opened.direct_io, opened.keep_cache) == (1, direct, keep)
+    answer = await files(MountOptions(direct_io=direct, keep_cache=keep)).open(LUN1, 0, NO_CONTEXT)
+    assert (answer.direct_io, answer.keep_cache) == (direct, keep)
 
 
 @pytest.mark.parametrize(("offset", "length"), [(0, MIB), (1, 511), (SIZE - 4096, 4096)])
 async def test_what_was_written_is_read_from_that_lun(offset: int, length: int) -> None:
     fs = files()
+    first, other = await opened(fs), await opened(fs, LUN1)
     data = os.urandom(length)
-    assert await fs.write(0, offset, data) == length
-    assert await fs.read(0, offset, length) == data
-    assert await fs.read(1, offset, length) == bytes(length)
+    assert await fs.write(first, offset, data) == length
+    assert await fs.read(first, offset, length) == data
+    assert await fs.read(other, offset, length) == bytes(length)
 
 
 async def test_the_end_is_that_of_a_block_device() -> None:
     fs = files()
-    assert len(await fs.read(0, SIZE - 10, 4096)) == 10
-    assert len(await fs.read(0, SIZE, 4096)) == 0
-    assert len(await fs.read(0, SIZE + 5, 4096)) == 0
-    assert await fs.write(0, SIZE - 10, b"x" * 4096) == 10
-    await refused(errno.ENOSPC, fs.write(0, SIZE, b"x"))
-    assert await fs.read(0, SIZE - 11, 11) == b"\0" + b"x" * 10
+    fh = await opened(fs)
+    assert len(await fs.read(fh, SIZE - 10, 4096)) == 10
+    assert len(await fs.read(fh, SIZE, 4096)) == 0
+    assert len(await fs.read(fh, SIZE + 5, 4096)) == 0
+    assert await fs.write(fh, SIZE - 10, b"x" * 4096) == 10
+    await refused(errno.ENOSPC, fs.write(fh, SIZE, b"x"))
+    assert await fs.read(fh, SIZE - 11, 11) == b"\0" + b"x" * 10
 
 
 async def test_reads_at_once_do_not_share_a_buffer() -> None:
     """Each read waits within read_into while other reads hold their buffers."""
     fs = files()
+    fh = await opened(fs)
     for number in range(32):
-        await fs.write(0, number * 4096, bytes([number]) * 4096)
+        await fs.write(fh, number * 4096, bytes([number]) * 4096)
     seen: list[bytes] = []
 
     async def read(number: int) -> None:
         # As pyfuse3 does: the result is used before anything is awaited.
-        seen.append(bytes(await fs.read(0, number * 4096, 4096)))
+        seen.append(bytes(await fs.read(fh, number * 4096, 4096)))
 
     async with trio.open_nursery() as nursery:
         for number in range(32):
@@ -121,11 +128,12 @@ async def test_a_cancelled_read_gives_its_buffer_back() -> None:
             await super().read_into(buffer, offset, deadline)
 
     fs = LunFiles({"lun0": Recording(FakeDisk(lun_info(0)))}, MountOptions())
+    fh = await opened(fs)
     with trio.CancelScope() as scope:
         scope.cancel()
-        await fs.read(0, 0, 4096)
+        await fs.read(fh, 0, 4096)
     assert scope.cancelled_caught
-    await fs.read(0, 0, 4096)
+    await fs.read(fh, 0, 4096)
     assert len(buffers) == 2 and buffers[0] is buffers[1]
 
 
@@ -137,17 +145,61 @@ class Setting:
             setattr(self, f"update_{name}", name in names)
 
 
-async def test_truncating_changes_nothing() -> None:
-    fs = files()
-    await fs.write(0, 0, b"kept")
+async def truncate(fs: LunFiles, size: int, fh: int | None = None) -> int:
+    """ftruncate(2), or truncate(2) without ``fh``; returns the size that the answer tells."""
     wanted = pyfuse3.EntryAttributes()
-    for size in (0, 1, SIZE):
-        wanted.st_size = size
-        assert (await fs.setattr(LUN0, wanted, Setting("size"), None, NO_CONTEXT)).st_size == SIZE  # type: ignore[arg-type]
-    wanted.st_size = SIZE + 1
-    await refused(errno.EFBIG, fs.setattr(LUN0, wanted, Setting("size"), None, NO_CONTEXT))  # type: ignore[arg-type]
-    await fs.open(LUN0, os.O_RDWR | os.O_TRUNC, NO_CONTEXT)
-    assert await fs.read(0, 0, 4) == b"kept"  # type: ignore[comparison-overlap]
+    wanted.st_size = size
+    answer = await fs.setattr(LUN0, wanted, Setting("size"), fh, NO_CONTEXT)  # type: ignore[arg-type]
+    return answer.st_size
+
+
+async def told_size(fs: LunFiles) -> int:
+    return (await fs.getattr(LUN0, NO_CONTEXT)).st_size
+
+
+@pytest.mark.parametrize("size", [0, 1, SIZE])
+async def test_truncating_leaves_the_bytes_and_the_size_of_the_lun(size: int) -> None:
+    fs = files()
+    fh = await opened(fs)
+    await fs.write(fh, 0, b"kept")
+    assert await truncate(fs, size) == SIZE
+    assert await told_size(fs) == SIZE
+    assert await fs.read(fh, 0, 4) == b"kept"  # type: ignore[comparison-overlap]
+    await refused(errno.EFBIG, truncate(fs, SIZE + 1))
+
+
+@pytest.mark.parametrize("how", ["open", "ftruncate"])
+async def test_the_end_is_told_as_long_as_the_file_is_open(how: str) -> None:
+    """dd conv=sparse looks at the end how long the file is, and extends it, if it is too short.
+    Afterwards, and for files that others truncate by name, stat(2) tells the size of the LUN."""
+    fs = files()
+    other = await opened(fs)
+    if how == "open":
+        fh = await opened(fs, flags=os.O_WRONLY | os.O_TRUNC)
+    else:
+        fh = await opened(fs)
+        assert await truncate(fs, 0, fh) == 0
+    entry = await fs.getattr(LUN0, NO_CONTEXT)
+    assert (entry.st_size, entry.st_blocks, entry.attr_timeout) == (0, 0, 0.0)
+    await fs.write(fh, 0, b"x" * 700)
+    await fs.write(other, 800, b"y" * 100)
+    entry = await fs.getattr(LUN0, NO_CONTEXT)
+    assert (entry.st_size, entry.st_blocks) == (900, 2)
+    assert await truncate(fs, 5000, fh) == 5000
+    assert (await fs.getattr(LUN1, NO_CONTEXT)).st_size == SIZE
+    await fs.release(fh)
+    entry = await fs.getattr(LUN0, NO_CONTEXT)
+    assert (entry.st_size, entry.st_blocks) == (SIZE, SIZE // 512) and entry.attr_timeout > 0
+    fh = await opened(fs)
+    assert await truncate(fs, SIZE, fh) == SIZE  # extended: there is no end any more
+    assert bytes(await fs.read(fh, 4990, 20)) == bytes(20)
+
+
+@pytest.mark.parametrize("options", [{"lun": True}, {"mount": True}])
+async def test_a_read_only_lun_is_not_truncated(options: dict[str, bool]) -> None:
+    fs = files(MountOptions(read_only="mount" in options), read_only="lun" in options)
+    await refused(errno.EROFS, truncate(fs, 0))
+    await refused(errno.EROFS, fs.open(LUN0, os.O_RDONLY | os.O_TRUNC, NO_CONTEXT))
 
 
 async def test_times_move_and_can_be_set_owner_and_mode_cannot() -> None:
@@ -156,7 +208,10 @@ async def test_times_move_and_can_be_set_owner_and_mode_cannot() -> None:
     wanted.st_mtime_ns = 12_345
     entry = await fs.setattr(LUN0, wanted, Setting("mtime"), None, NO_CONTEXT)  # type: ignore[arg-type]
     assert entry.st_mtime_ns == 12_345
-    await fs.write(0, 0, b"x")
+    await fs.write(await opened(fs), 0, b"x")
+    assert (await fs.getattr(LUN0, NO_CONTEXT)).st_mtime_ns > 12_345
+    await fs.setattr(LUN0, wanted, Setting("mtime"), None, NO_CONTEXT)  # type: ignore[arg-type]
+    await truncate(fs, 0)
     assert (await fs.getattr(LUN0, NO_CONTEXT)).st_mtime_ns > 12_345
     for field in ("mode", "uid", "gid"):
         await refused(errno.EPERM, fs.setattr(LUN0, wanted, Setting(field), None, NO_CONTEXT))  # type: ignore[arg-type]
@@ -174,6 +229,7 @@ async def test_errors_are_errnos_and_bugs_are_eio(
 ) -> None:
     fakes = [FakeDisk(lun_info(each)) for each in range(2)]
     fs = LunFiles({each.info.name: AsyncFake(each) for each in fakes}, MountOptions())
+    fh = await opened(fs)
     for error, number in (
         (CommandTimeout("late"), errno.EIO),
         (ScsiError("medium"), errno.EIO),
@@ -186,9 +242,9 @@ async def test_errors_are_errnos_and_bugs_are_eio(
 
             monkeypatch.setattr(fakes[0], name, fail)
         fakes[0].dirty = True
-        await refused(number, fs.read(0, 0, 1))
-        await refused(number, fs.write(0, 0, b"x"))
-        await refused(number, fs.fsync(0, False))
+        await refused(number, fs.read(fh, 0, 1))
+        await refused(number, fs.write(fh, 0, b"x"))
+        await refused(number, fs.fsync(fh, False))
         await refused(number, fs.fsyncdir(pyfuse3.ROOT_INODE, False))
     assert [record.levelname for record in caplog.records if record.exc_info] == ["ERROR"] * 4
 
@@ -197,8 +253,8 @@ async def test_the_last_flush_names_what_failed(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setenv("FAKE_FAULTS", '{"flush": "CommandTimeout"}')
     fs = files()
     assert await fs.flush_all() == []  # nothing was written
-    for number in (0, 1):
-        await fs.write(number, 0, b"x")
+    for inode in (LUN0, LUN1):
+        await fs.write(await opened(fs, inode), 0, b"x")
     failed = await fs.flush_all()
     assert [line.partition(":")[0] for line in failed] == ["lun0", "lun1"]
 
@@ -217,18 +273,13 @@ async def test_statfs_is_full() -> None:
 async def test_a_grown_lun_is_larger_at_once(how: str) -> None:
     disk = AsyncFake(FakeDisk(lun_info(0)))
     fs = LunFiles({"lun0": disk}, MountOptions())
+    fh = await opened(fs)
     disk.fake.info = replace(disk.info, size=SIZE + MIB)
     disk.fake.data += bytes(MIB)
     if how == "read":
-        assert len(await fs.read(0, SIZE, 4096)) == 4096
+        assert len(await fs.read(fh, SIZE, 4096)) == 4096
     elif how == "write":
-        assert await fs.write(0, SIZE, bytes(4096)) == 4096
+        assert await fs.write(fh, SIZE, bytes(4096)) == 4096
     elif how == "truncate":
-        entry = pyfuse3.EntryAttributes()
-        entry.st_size = SIZE + MIB
-        fields = SimpleNamespace(
-            update_size=True, update_mode=False, update_uid=False, update_gid=False,
-            update_mtime=False,
-        )  # fmt: skip
-        await fs.setattr(LUN0, entry, fields, None, NO_CONTEXT)  # type: ignore[arg-type]
+        await truncate(fs, SIZE + MIB)
     assert (await fs.getattr(LUN0, NO_CONTEXT)).st_size == SIZE + MIB
