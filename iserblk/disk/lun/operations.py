@@ -502,6 +502,8 @@ class DiskCore:
         geometry.ndob, geometry.prefetch = known.ndob, known.prefetch
         with self._telling:
             mine = self.info
+            if known.tells_cache and mine.write_cache:
+                geometry.tells_cache = True  # it has said that it has one
             fresh = replace(info, name=mine.name, url=mine.url, paths=mine.paths)
             self.geometry = geometry
             self.info = self.refusals.narrow(fresh, geometry)

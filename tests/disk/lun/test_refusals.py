@@ -524,3 +524,14 @@ def test_the_new_limits_hold_on_a_new_connection() -> None:
     lun.run(lun.core.trim(0, BLOCKS * BLOCK))
     write(lun, bytes(1 << 20), 0)
     assert not lun.refused
+
+
+def test_a_cache_that_was_told_once_is_not_forgotten() -> None:
+    """Where the LUN has no caching page on the new connection, and knows no SYNCHRONIZE CACHE."""
+    lun = Lun(lambda slot: UNKNOWN if operation(slot) in FLUSHES else b"")
+    fresh = disk(FakeSession(), BLOCKS)
+    fresh.geometry.tells_cache = False
+    lun.core.renew(fresh.info, fresh.geometry)
+    write(lun, NIL, 0)
+    with pytest.raises(IserblkError, match="WCE"):
+        flush(lun)
