@@ -79,13 +79,15 @@ CONNECTION = (
     (
         "journal",
         "SIZE|off",
-        "Memory for writes that are not flushed yet; they are written again if the target loses"
-        " them. Default 64M.",
+        "Memory for writes that are not flushed yet; they are written again after each loss of the"
+        " connection. Where another host may replace this one: reserve=exclusive, or shared=yes."
+        " Default 56M.",
     ),
     (
         "shared",
         "yes|no",
-        "yes: other hosts write to the LUN, too; never write lost data again. Default no.",
+        "yes: other hosts write to the LUN, too; compare what may be lost, never write it again."
+        " Default no.",
     ),
     (
         "chap-secret-file",

@@ -183,8 +183,8 @@ def _core(
 ) -> DiskCore:
     core = DiskCore(session, lun, info, geometry)
     core.limit_transfer(options.max_transfer)
-    if options.journal and not options.shared:
-        core.keep_journal(options.journal)
+    if options.journal:
+        core.keep_journal(options.journal, options.shared)
     return core
 
 

@@ -92,6 +92,14 @@ class RangeLock:
             for slot in self._tasks
         )
 
+    def queued(self) -> list[tuple[int, int]]:
+        """The blocks (first, last) of changes that are submitted, and wait to be sent."""
+        return [
+            (slot.first, slot.last)
+            for slot in self._tasks
+            if slot.last >= slot.first and slot.state == QUEUED and slot.lun == self._lun
+        ]
+
     def changing_outside(self, kept: Callable[[TaskSlot], bool]) -> bool:
         """As ``changing``, but only changes that are not ``kept`` elsewhere count. A change that
         has just been claimed may count although it is about to be kept."""

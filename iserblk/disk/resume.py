@@ -89,7 +89,7 @@ def check_reservation(core: DiskCore, fresh: Session) -> Operation[None]:
 
 
 def replay_journal(core: DiskCore, fresh: Session) -> Operation[None]:
-    """Send again what the target has lost with its cache."""
+    """Send again what the target has, or may have, lost with its cache."""
     yield from core.replay(fresh)
 
 

@@ -47,7 +47,10 @@ class FakeSession:
         self.listeners = LunListeners()
         self.queue = self
         self.disconnected = False
+        self.core: DiskCore | None = None  # the disk whose session it is
         self.suspended = False
+        self.suspended_at = 0.0
+        self.several = False
         self.shrunk = 0
         self.residual_of_unmap = False  # as tgtd's: of the whole parameter list
 
@@ -89,6 +92,7 @@ class FakeSession:
 
     def suspend(self) -> None:
         """The connection is lost: what was in flight will be sent again, in order."""
+        self.suspended_at += 1.0
         self.suspended = True
         for slot in self.flight:
             slot.state = QUEUED
@@ -199,7 +203,8 @@ def disk(
         can_extents=True, vendor="", product="", revision="", serial="", identifiers=(),
         max_transfer=max_transfer, optimal_transfer=0,
     )  # fmt: skip
-    return DiskCore(session, LUN, info, Geometry(block=BLOCK, long_cdbs=True))  # type: ignore[arg-type]
+    session.core = DiskCore(session, LUN, info, Geometry(block=BLOCK, long_cdbs=True))  # type: ignore[arg-type]
+    return session.core
 
 
 def run(
@@ -208,10 +213,13 @@ def run(
     target: FakeTarget,
     newest_first: bool = False,
 ) -> object:
-    """Run the operation to its end; ``newest_first`` decides the order of execution."""
+    """Run the operation to its end; ``newest_first`` decides the order of execution. A connection
+    that is cut is made again."""
     try:
         while True:
             step = next(operation)
+            if session.disconnected and session.core is not None:
+                reconnect(session.core, target, lost=False)
             while not isinstance(step, float) and step.pending:
                 slot = session.flight[-1 if newest_first else 0]
                 target.execute(slot)

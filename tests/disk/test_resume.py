@@ -21,7 +21,7 @@ from iserblk.initiator.session.slots import Operation
 from iserblk.scsi import inquiry, mode, opcodes
 from iserblk.scsi.sense import ILLEGAL_REQUEST, encode_fixed
 from tests.disk.fake_lun import FakeLun, FakeLuns, finish, known
-from tests.disk.fake_target import POWER_ON
+from tests.disk.fake_target import DEFERRED
 from tests.support import logs
 
 NAMES = {"INQUIRY", "TEST UNIT READY", "VPD 00", "VPD 80", "VPD 83"}
@@ -236,17 +236,15 @@ def test_nothing_is_sent_to_another_lun(core: DiskCore, replays: list[list[str]]
     assert not replays
 
 
-@pytest.mark.logs(logs.LOST_POWER)
+@pytest.mark.logs(logs.LOST_WRITES)
 def test_the_first_commands_may_tell_of_a_loss(replays: list[list[str]]) -> None:
-    """The unit attention comes once on the fresh connection, so the disk must listen in time."""
+    """A deferred error comes once on the fresh connection, so the disk must listen in time."""
     refused = encode_fixed(ILLEGAL_REQUEST, 0x24, 0x00)
     core = known(FakeLuns(FakeLun(errors={"MODE SENSE": refused})))
-    assert core.info.write_cache
     core.keep_journal(4096)
-    core.durability.wrote()
-    fresh = FakeLuns(FakeLun(errors={"TEST UNIT READY": [POWER_ON]}))
+    fresh = FakeLuns(FakeLun(errors={"TEST UNIT READY": [DEFERRED]}))
     finish(resume.resume(core, session_of(fresh)))
-    assert core.durability.replay_needed and len(replays) == 1
+    assert core.durability.losses.count == 1 and len(replays) == 1
 
 
 def test_all_luns_of_a_session_are_resumed_in_order(replays: list[list[str]]) -> None:

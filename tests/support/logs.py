@@ -16,7 +16,9 @@ DEADLINES = (
     r"|no answer to (LOGICAL UNIT RESET|NOP-Out); disconnecting|task management: "
     r"|takes no (PDU that could abort a command|NOP-Out); disconnecting"
 )
-LOST_POWER = r"the target was reset or lost power .*what was not flushed is sent again"
+LOST_POWER = (
+    r"the target (was reset|may have|did not end a flush well) .*; what was not flushed is "
+)
 LOST_WRITES = r"; the next flush fails$"
 RESERVATION = (
     r"the reservation may be lost|our reservation; it is taken again"

@@ -5,10 +5,23 @@ The thread that runs ``Session.progress`` calls ``hear`` for each command that b
 in the order in which they came. So a report that the target lost power is never taken for older
 than a flush that it spoils, or than a write that it lost. The other calls come from any thread.
 
+How a loss is learned:
+
+- From a unit attention: the target says that it was reset or lost power.
+- From nothing: many targets report that to no nexus (LIO), or to the first nexus after their start
+  only (istgt). So each session reinstatement with something unflushed counts as a loss
+  (``reinstated``). A connection that is reinstated within its living session does not.
+- From a flush that did not succeed: a target reports once that it could not write what it had
+  cached, and then forgets it (Linux, below LIO, tgtd and istgt). A later flush succeeds, and means
+  nothing for what was written before. So a SYNCHRONIZE CACHE that ends badly is a loss. After one
+  whose status never came, what it was to cover is in doubt (``doubt``).
+
 After a loss: with a journal, everything in it is sent again on a new connection
 (``replay_needed``), and no flush succeeds before that. Without a journal, or when the journal does
 not have everything, the loss is counted (``losses``): the next flush of each client fails, and so
-does every flush of a client that is under way.
+does every flush of a client that is under way. Where another host writes to the LUN, too
+(``shared``), the journal is not sent again, as it might undo what that host has written since: it
+is read back and compared, and what differs is lost.
 
 The journal has everything (``_complete``) when it holds each change that no flush covers. This ends
 where the cache turns volatile while changes are under way that were submitted without the journal,
@@ -27,19 +40,31 @@ from __future__ import annotations
 import logging
 import threading
 from enum import Enum, auto
+from itertools import count
 from typing import Final, NamedTuple
 
 from iserblk.disk.durability.journal import Batches, Journal
 from iserblk.disk.durability.losses import Losses
 from iserblk.disk.ranges import RangeLock
 from iserblk.disk.seam import FlushClient
+from iserblk.errors import CommandTimeout, IserblkError, ScsiError
 from iserblk.initiator.session.slots import TaskSlot
+from iserblk.scsi import opcodes
 from iserblk.scsi import sense as sense_data
+from iserblk.scsi import status as sam
 from iserblk.scsi.sense import Sense
 
 log = logging.getLogger(__name__)
 
 _MODE_PARAMETERS_CHANGED: Final = 0x2A01
+_COMMUNICATION: Final = 0x08  # ASC: logical unit communication failure
+_SYNCHRONIZE: Final = (opcodes.SYNCHRONIZE_CACHE_10, opcodes.SYNCHRONIZE_CACHE_16)
+_SAY_NOTHING_OF_DATA: Final = (
+    sense_data.NO_SENSE,
+    sense_data.RECOVERED_ERROR,
+    sense_data.ILLEGAL_REQUEST,
+    sense_data.UNIT_ATTENTION,
+)
 
 
 class Flushed(Enum):
@@ -51,8 +76,10 @@ class Flushed(Enum):
 
 
 class FlushToken(NamedTuple):
-    """What one flush was to cover: from ``begin_flush``, for ``end_flush``."""
+    """What one flush was to cover: from ``begin_flush``, for ``end_flush``. ``number``: of this
+    flush."""
 
+    number: int
     needed: bool
     losses: int
     replays: int
@@ -61,14 +88,43 @@ class FlushToken(NamedTuple):
     gaps: int
 
 
+def _loses_cache(sense: Sense) -> bool:
+    """Whether a SYNCHRONIZE CACHE that ended with this sense data may have been the only report
+    that cached data could not be written: MEDIUM ERROR, HARDWARE ERROR or the like.
+
+    Not a unit attention or a refusal of the command: nothing was done. A deferred error is heard by
+    itself. LIO says NOT READY, LOGICAL UNIT COMMUNICATION FAILURE where fsync has failed.
+    """
+    if sense.is_deferred or sense.key in _SAY_NOTHING_OF_DATA:
+        return False
+    if sense.key == sense_data.NOT_READY:
+        return sense.asc == _COMMUNICATION
+    if sense.key == sense_data.DATA_PROTECT:
+        return sense.code == sense_data.SPACE_ALLOCATION_FAILED
+    return True
+
+
+def is_unheard(problem: IserblkError) -> bool:
+    """Whether a SYNCHRONIZE CACHE that failed so may have been begun, and brought no sense data: it
+    was aborted. It may have failed in the way that a target reports only once."""
+    if isinstance(problem, CommandTimeout):
+        return True
+    # Other errors: it was not sent, or is sent again on the next connection.
+    return isinstance(problem, ScsiError) and not (
+        isinstance(problem.sense, Sense)
+        or problem.status in (sam.BUSY, sam.TASK_SET_FULL, sam.RESERVATION_CONFLICT)
+    )
+
+
 class Durability:
     """Which writes to one LUN are not on stable storage yet, or are lost. ``name``: for logs.
     ``volatile``: the LUN has a write cache that must be flushed (WCE); this may be learned later.
 
     ``losses``: those that no replay makes good, and who knows of them. ``journal``: the journal,
-    while there is something to keep in it. ``replay_needed``: the target
-    has lost its cache, and what the journal has was not sent again yet. ``epoch`` changes with each
-    such loss, and with each replay.
+    while there is something to keep in it. ``shared``: another host writes to the LUN, too; the
+    journal is compared with it, and never written. ``replay_needed``: the target has, or may have,
+    lost its cache, and what the journal has was not sent again (or compared) yet. ``epoch`` changes
+    with each such loss, and with each replay.
     """
 
     def __init__(self, name: str, volatile: bool, ranges: RangeLock) -> None:
@@ -76,6 +132,7 @@ class Durability:
         self.volatile = volatile
         self.losses = Losses()
         self.journal: Journal | None = None
+        self.shared = False
         self.replay_needed = False
         self.epoch = 0
         self._assigned: Journal | None = None  # whether in use or not
@@ -87,12 +144,17 @@ class Durability:
         self._dirty = False
         self._lock = threading.Lock()
         self._flushing = 0  # flushes under way that have something to flush
+        self._numbers = count(1)  # of flushes
+        self._unanswered: set[int] = set()  # flushes whose outcome at the target is not known yet
+        self._doubted = False  # the journal is to be sent again before the next flush
+        self._told_since = -1.0  # the loss of a connection that was told last
         self._replays = 0  # losses that a replay makes good
 
-    def assign(self, journal: Journal) -> None:
+    def assign(self, journal: Journal, shared: bool) -> None:
         """Keep changes in ``journal`` while the LUN is volatile. Call it before the first
         change."""
         self._assigned = journal
+        self.shared = shared
         if self.volatile:
             self.journal = journal
 
@@ -140,14 +202,56 @@ class Durability:
             complete = self._complete or (
                 journal is not None and not self._ranges.changing_outside(journal.has)
             )
-            losses = self.losses.count
-            return FlushToken(needed, losses, self._replays, batches, complete, self._gaps)
+            number = next(self._numbers)
+            if needed:
+                self._unanswered.add(number)
+            return FlushToken(
+                number, needed, self.losses.count, self._replays, batches, complete, self._gaps
+            )
+
+    def answered(self, token: FlushToken) -> frozenset[int]:
+        """The target says that the flush succeeded. Returns the flushes that it has not answered
+        yet: one of them may be the one to which it reports that it could not write what it had
+        cached. So wait until they are no longer ``unanswered``."""
+        with self._lock:
+            self._unanswered.discard(token.number)
+            return frozenset(self._unanswered)
+
+    def unanswered(self, flushes: frozenset[int]) -> bool:
+        """Whether the target has not answered one of these flushes yet. Takes no lock."""
+        return not flushes.isdisjoint(self._unanswered.copy())
+
+    def doubt(self, token: FlushToken, what: str) -> None:
+        """Note that the status of the flush was not learned: what it was to cover may be lost,
+        although a later flush succeeds. Call it before ``end_flush``. ``what`` completes "the
+        target" in the log."""
+        if not token.needed:
+            return
+        with self._lock:
+            again = self._replays_all() and not self.shared
+            self._doubted = again
+        if again:
+            log.warning(
+                "%s: the target %s; what was not flushed is sent again before the next flush",
+                self.name,
+                what,
+            )
+        else:
+            self._lose(what)
+
+    def renew(self) -> bool:
+        """Before a flush: whether what is in doubt has to be sent again first. True: cut the
+        connection now; the next one begins with that."""
+        if not self._doubted or self.replay_needed:
+            return False
+        return self._lose_cache("may have lost what an earlier flush was to make durable")
 
     def end_flush(self, token: FlushToken, done: bool) -> Flushed:
         """End a flush; returns how it ended. ``done``: the target says that it succeeded."""
         with self._lock:
             self._flushing -= token.needed
-            again = self.replay_needed or token.replays != self._replays
+            self._unanswered.discard(token.number)
+            again = self.replay_needed or token.replays != self._replays or (done and self._doubted)
             if self._assigned is not None:
                 if done and not again:
                     self._assigned.flushed(token.batches)
@@ -182,13 +286,37 @@ class Durability:
         elif sense.is_unit_attention:
             if sense.code == _MODE_PARAMETERS_CHANGED:
                 self.turn_volatile()
-            elif (
-                sense.code in sense_data.POWER_LOST
-                and self.volatile
-                and self._unflushed(slot, resuming)
-            ):
-                return self._lose_power(sense)
+            elif sense.code in sense_data.POWER_LOST and self.volatile:
+                if resuming:
+                    # ``reinstated`` follows before the connection comes into use. Unless it was
+                    # called already: then the target has lost its cache once more.
+                    with self._lock:
+                        self._replays += self.replay_needed
+                elif self._unflushed(slot, False):
+                    return self._lose_cache(f"was reset or lost power ({sense})")
+        elif (
+            slot.cdb[0] in _SYNCHRONIZE
+            and self.volatile
+            and _loses_cache(sense)
+            and self._unflushed(slot, False)
+        ):
+            return self._lose_cache(f"did not end a flush well ({sense})", compare=False)
         return False
+
+    def reinstated(self, since: float) -> None:
+        """Note that a login has reinstated the session whose connection was lost at ``since``
+        (monotonic seconds). The target may have lost its cache meanwhile, and need not say so.
+        Call it for each login, before ``replay``."""
+        if self.replay_needed or not self.volatile or not self._unflushed(None, True):
+            return
+        if self._told_since != since or self._replays_all():
+            self._told_since = since
+            # No more than a precaution, with most targets and most losses of a connection.
+            self._lose_cache("may have lost its cache, as its session was lost", logging.INFO)
+
+    def _replays_all(self) -> bool:
+        """Whether the journal has all that is not flushed."""
+        return self.journal is not None and self._complete
 
     def wants_flush(self, client: FlushClient | None = None) -> bool:
         """Whether a flush would have something to make durable, or a loss of which ``client`` has
@@ -204,21 +332,28 @@ class Durability:
         with self._lock:
             return changing or self._dirty or self._flushing > 0
 
-    def _lose_power(self, sense: Sense) -> bool:
+    def _lose_cache(self, what: str, level: int = logging.WARNING, *, compare: bool = True) -> bool:
+        """The target has, or may have, lost all that was not flushed. Returns whether the journal
+        is to be sent again, or compared. ``what`` completes "the target" in the log, which tells of
+        a replay at ``level``. ``compare`` False: to read it back would prove nothing, as a target
+        may go on showing what it could not write."""
         with self._lock:
-            replay = self.journal is not None and self._complete
+            replay = self._replays_all() and (compare or not self.shared)
+            self._doubted = False
             if replay:
                 self._replays += 1
                 self.epoch += 1
                 self.replay_needed = True
         if replay:
-            log.warning(
-                "%s: the target was reset or lost power (%s); what was not flushed is sent again",
+            log.log(
+                level,
+                "%s: the target %s; what was not flushed is %s",
                 self.name,
-                sense,
+                what,
+                "compared" if self.shared else "sent again",
             )
         else:
-            self._lose(f"was reset or lost power while writes were not flushed ({sense})")
+            self._lose(f"{what} while writes were not flushed")
         return replay
 
     def _lose(self, what: str) -> None:
@@ -227,10 +362,16 @@ class Durability:
 
     # -- replay -----------------------------------------------------------------------------------
 
-    @property
-    def replays(self) -> int:
-        """Losses so far that a replay makes good; for ``replayed``."""
-        return self._replays
+    def waiting_changes(self) -> list[tuple[int, int]]:
+        """The blocks (first, last) of changes that are queued, and will be sent."""
+        return self._ranges.queued()
+
+    def begin_replay(self) -> int:
+        """Begin to send the journal again: what was in doubt is so no longer when that has
+        succeeded. Returns the argument of ``replayed``."""
+        with self._lock:
+            self._doubted = False
+            return self._replays
 
     def replayed(self, replays: int) -> None:
         """Note that all that was in the journal after ``replays`` losses has been sent again."""

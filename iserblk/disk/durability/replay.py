@@ -4,6 +4,9 @@ What it holds was taken by the LUN before. On the new connection the LUN may tak
 not know a command any more: a smaller limit must not make a loss of what was acknowledged. So each
 change is sent as the LUN takes it now, in any form with the same effect. An UNMAP that is refused
 is left out: the content of its blocks is undefined anyway.
+
+Where another host writes to the LUN, too, nothing is sent again: the LUN is compared with the
+journal (``disk.durability.comparing``).
 """
 
 from __future__ import annotations
@@ -14,10 +17,11 @@ from collections.abc import Callable
 from time import monotonic
 from typing import Final, NamedTuple, Protocol
 
+from iserblk.disk.durability.comparing import PackRead, compare, is_final
 from iserblk.disk.durability.journal import Entry
 from iserblk.disk.durability.promise import Durability
 from iserblk.disk.seam import LunInfo
-from iserblk.errors import IserblkError, ScsiError
+from iserblk.errors import IserblkError
 from iserblk.initiator.commands import (
     PARALLEL,
     Work,
@@ -26,8 +30,6 @@ from iserblk.initiator.commands import (
     ignored_ndob,
     is_refusal,
     is_unknown,
-    port_state,
-    retry_delay,
     run,
 )
 from iserblk.initiator.session.commanding import CommandSession
@@ -158,31 +160,56 @@ def replay(
     geometry: Limits,
     durability: Durability,
     pack_write: PackWrite,
+    pack_read: PackRead,
 ) -> Operation[None]:
     """See ``DiskCore.replay``. Changes of the same blocks are sent one after another, in order.
     Nothing is dropped from the journal, because nothing is flushed yet."""
     journal = durability.journal
     while durability.replay_needed and journal is not None:
-        replays = durability.replays
-        taken = _Taken(info, geometry)
+        replays = durability.begin_replay()
         entries = journal.begin_replay()
+        same = True
         try:
-            log.info("%s: sending %d unflushed changes again", info.name, len(entries))
-            todo = deque(map(_change, entries))
-            while batch := taken.next_batch(todo):
-                # Each batch has the time for one request.
-                deadline = monotonic() + session.io_timeout
-                work = _Sending(session, lun, info, durability, pack_write, deadline)
-                yield from run(work, batch)
-                for change, problem in work.refused:
-                    other = taken.other_form(change, problem)
-                    if other is None:
-                        durability.gave_up(_refused(problem))
-                    else:
-                        todo.extendleft(other)
+            if durability.shared:
+                settled = durability.waiting_changes()
+                same = yield from compare(session, lun, info, pack_read, entries, settled)
+            else:
+                taken = _Taken(info, geometry)
+                yield from _send(session, lun, info, taken, durability, pack_write, entries)
         finally:
             journal.end_replay()
+        if not same:
+            # It is told. To compare it once more would tell it once more.
+            journal.flushed(journal.begin_flush())
+            durability.gave_up(
+                "does not have what was written and not flushed: it has lost its cache, or another "
+                "host has written there"
+            )
         durability.replayed(replays)
+
+
+def _send(
+    session: CommandSession,
+    lun: bytes,
+    info: LunInfo,
+    taken: _Taken,
+    durability: Durability,
+    pack_write: PackWrite,
+    entries: list[Entry],
+) -> Operation[None]:
+    log.info("%s: sending %d unflushed changes again", info.name, len(entries))
+    todo = deque(map(_change, entries))
+    while batch := taken.next_batch(todo):
+        # Each batch has the time for one request.
+        deadline = monotonic() + session.io_timeout
+        work = _Sending(session, lun, info, durability, pack_write, deadline)
+        yield from run(work, batch)
+        for change, problem in work.refused:
+            other = taken.other_form(change, problem)
+            if other is None:
+                durability.gave_up(_refused(problem))
+            else:
+                todo.extendleft(other)
 
 
 def _refused(problem: IserblkError) -> str:
@@ -239,11 +266,7 @@ class _Sending(Work[_Change]):
     def gives_up(self, problem: IserblkError) -> IserblkError | None:
         """The error, where the next connection may do better. None: the LUN refuses the change for
         good; it is lost, and the next flush reports it."""
-        if (
-            not isinstance(problem, ScsiError)
-            or retry_delay(problem, 0) is not None
-            or port_state(problem) is not None
-        ):
+        if not is_final(problem):
             return problem
         self._durability.gave_up(_refused(problem))
         return None

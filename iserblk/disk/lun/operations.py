@@ -14,11 +14,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import islice
 from time import monotonic
-from typing import TypeVar
+from typing import Final, TypeVar
 
 from iserblk.disk.durability.journal import Journal
 from iserblk.disk.durability.losses import NOBODY
-from iserblk.disk.durability.promise import Durability, Flushed
+from iserblk.disk.durability.promise import Durability, Flushed, FlushToken, is_unheard
 from iserblk.disk.durability.replay import LEAST_WRITE_SAME, ZEROES, replay
 from iserblk.disk.lun import refusals
 from iserblk.disk.lun.geometry import Geometry
@@ -57,16 +57,18 @@ from iserblk.initiator.commands import (
     run,
 )
 from iserblk.initiator.session.commanding import CommandSession
-from iserblk.initiator.session.slots import QUEUED, Operation, TaskSlot, Waiter
+from iserblk.initiator.session.connection import Connection
+from iserblk.initiator.session.slots import QUEUED, SENT, Operation, TaskSlot, Waiter
 from iserblk.metrics.counting import LunMetrics
 from iserblk.scsi import cdb
 from iserblk.scsi import lba as lba_data
 from iserblk.scsi.limits import MAXIMUM_BLOCKS
-from iserblk.scsi.sense import PERHAPS_ANOTHER, decode
+from iserblk.scsi.sense import ABORTED_COMMAND, PERHAPS_ANOTHER, Sense, decode
 
 log = logging.getLogger(__name__)
 
 P = TypeVar("P")
+_SOON_S: Final = 0.0005  # between two looks whether commands that are under way have ended
 
 Piece = tuple[int, memoryview]  # first block, whole blocks from there
 Ranges = Iterator[tuple[int, int]]  # first block, blocks; ascending
@@ -368,6 +370,36 @@ def _decisive(refused: list[tuple[P, IserblkError]]) -> IserblkError:
     return next((error for _, error in refused if is_unknown(error)), refused[0][1])
 
 
+def _proves_nothing(problem: IserblkError) -> bool:
+    """Whether a SYNCHRONIZE CACHE that failed so might succeed when it is sent again, and yet cover
+    nothing (see ``disk.durability.promise``)."""
+    sense = problem.sense if isinstance(problem, ScsiError) else None
+    return is_unheard(problem) or (isinstance(sense, Sense) and sense.key == ABORTED_COMMAND)
+
+
+class _Synchronizing(Work[bytes]):
+    """Sends a SYNCHRONIZE CACHE; its CDB is the only piece. ``connection``: that it was sent on,
+    once it has ended."""
+
+    def __init__(self, core: DiskCore, deadline: float) -> None:
+        super().__init__(core.session, core.lun, core.info.name, deadline)
+        self._several = core.session.several
+        self.connection: Connection | None = None
+
+    def fill(self, slot: TaskSlot, piece: bytes, waiter: Waiter | None) -> bool:
+        slot.cdb[:] = piece.ljust(16, b"\0")
+        fill_no_data(slot, self.lun)
+        return True
+
+    def outcome(self, slot: TaskSlot, piece: bytes) -> IserblkError | None:
+        if self._several:
+            self.connection = slot.connection
+        return super().outcome(slot, piece)
+
+    def may_repeat(self, problem: IserblkError) -> bool:
+        return not _proves_nothing(problem)
+
+
 class _Resuming:
     """Implements LunListener: follows the LUN of ``core`` on a fresh connection that is not in use
     yet."""
@@ -441,11 +473,11 @@ class DiskCore:
         self.pack_read = cdb.pack_read16 if long_cdbs else cdb.pack_read10
         self.pack_write = cdb.pack_write16 if long_cdbs else cdb.pack_write10
 
-    def keep_journal(self, limit: int) -> None:
+    def keep_journal(self, limit: int, shared: bool = False) -> None:
         """From now on keep what is acknowledged and not flushed, up to ``limit`` bytes. Only where
-        the session's connection is replaced when it is lost, and no other host writes to the
-        LUN."""
-        self.durability.assign(Journal(limit, self.block, self.queue.tasks))
+        the session's connection is replaced when it is lost. ``shared``: another host writes to
+        the LUN, too."""
+        self.durability.assign(Journal(limit, self.block, self.queue.tasks), shared)
 
     def deadline(self) -> float:
         """The deadline of a request that begins now (monotonic seconds)."""
@@ -521,13 +553,21 @@ class DiskCore:
 
     def replay(self, session: CommandSession) -> Operation[None]:
         """Send again, on the fresh ``session``, all that was acknowledged and not flushed, where
-        the target has lost its cache. Nothing is in flight when it ends.
+        the target has, or may have, lost its cache; where the LUN is shared, compare it. Nothing is
+        in flight when it ends.
 
         Raises TransportError, CommandTimeout or ScsiError (busy): the caller may try again. What
         the LUN refuses for good is lost, and the next flush fails.
         """
+        self.durability.reinstated(self.session.suspended_at)
         yield from replay(
-            session, self.lun, self.info, self.geometry, self.durability, self.pack_write
+            session,
+            self.lun,
+            self.info,
+            self.geometry,
+            self.durability,
+            self.pack_write,
+            self.pack_read,
         )
 
     def know_size(self, deadline: float) -> Operation[None]:
@@ -930,51 +970,61 @@ class DiskCore:
             raise
 
     def _flush(self, client: FlushClient, deadline: float) -> Operation[None]:
-        losses = self.durability.losses
+        durability = self.durability
+        losses = durability.losses
+        failed = False
         while True:
-            token = self.durability.begin_flush()
+            if durability.renew():
+                self.session.disconnect()
+            token = durability.begin_flush()
             try:
                 # (A LUN that is read-only now may have unflushed writes from before.)
-                if self.durability.volatile and (token.needed or not self.info.read_only):
-                    yield from self._synchronize(deadline)
+                if durability.volatile and (token.needed or not self.info.read_only):
+                    yield from self._synchronize(token, deadline)
             except IserblkError as error:
-                before = losses.count
-                self.durability.end_flush(token, False)
-                if losses.count != before:  # by this failure: so the error tells of a loss
+                durability.end_flush(token, False)
+                lost = losses.count != token.losses
+                if lost:  # so the error tells of a loss
                     error.losses = losses.count
-                raise
+                # What allows a retry (ABORTED COMMAND) is sent again, behind what it was to cover.
+                pause = retry_delay(error, 0)
+                if failed or lost or pause is None or not _proves_nothing(error):
+                    raise
+                failed = True
+                yield max(pause, AGAIN_S)
+                check_time(self.session, deadline, self.info.name)
+                continue
             except BaseException:
-                self.durability.end_flush(token, False)
+                durability.end_flush(token, False)
                 raise
-            outcome = self.durability.end_flush(token, True)
+            outcome = durability.end_flush(token, True)
             if outcome is Flushed.AGAIN:
                 yield AGAIN_S  # until the loss of the connection is found; then a new one is made
                 check_time(self.session, deadline, self.info.name)
                 continue
             if client.owed or (outcome is Flushed.LOST and client is not NOBODY):
-                lost = WritesLost(
+                told = WritesLost(
                     f"{self.info.name}: writes since the last flush were lost at the target; "
                     "its log may say why"
                 )
-                lost.losses = losses.count
-                raise lost
+                told.losses = losses.count
+                raise told
             # A program that only reads, writes and flushes would not ask for the size before it
             # reaches the old end. The flush has succeeded, whatever the answer is.
             with contextlib.suppress(IserblkError):
                 yield from self.know_size(deadline)
             return
 
-    def _synchronize(self, deadline: float) -> Operation[None]:
-        """Send SYNCHRONIZE CACHE; of 10 bytes where the LUN does not know that of 16. Where it
-        knows none, and does not say that it has a write cache, it counts as one without."""
+    def _synchronize(self, token: FlushToken, deadline: float) -> Operation[None]:
+        """Send SYNCHRONIZE CACHE for the whole LUN; of 10 bytes where the LUN does not know that of
+        16. Where it knows none, and does not say that it has a write cache, it counts as a LUN
+        without one."""
         forms = [cdb.synchronize_cache10]
         if self.geometry.long_cdbs and not self.refusals.refused(refusals.LONG_FLUSH):
             forms.insert(0, cdb.synchronize_cache16)
         for pack in forms:
             try:
-                yield from command(
-                    self.session, self.lun, pack(0, 0), self.info.name, deadline=deadline
-                )
+                yield from self._await_flush(token, pack(0, 0), deadline)
             except ScsiError as error:
                 if not is_unknown(error):
                     raise
@@ -1002,6 +1052,38 @@ class DiskCore:
         )
         self.narrow()
         self.durability.turn_write_through()
+
+    def _await_flush(self, token: FlushToken, block: bytes, deadline: float) -> Operation[None]:
+        """Send SYNCHRONIZE CACHE. GOOD counts when all has been heard that the target may have said
+        before it: what it has told with the end of a command on another connection, or of another
+        flush, may be still under way."""
+        durability = self.durability
+        work = _Synchronizing(self, deadline)
+        try:
+            yield from run(work, [block])
+        except BaseException as error:
+            if not isinstance(error, IserblkError):
+                durability.doubt(token, "may have failed a flush that was given up")
+            elif is_unheard(error):
+                durability.doubt(token, f"may have failed a flush ({error})")
+            raise
+        flushes = durability.answered(token)
+        commands: list[tuple[TaskSlot, int]] = []
+        if self.session.several:
+            commands = [
+                (slot, slot.itt)
+                for slot in self.queue.tasks
+                if slot.state >= SENT
+                and slot.lun == self.lun
+                and slot.connection is not work.connection
+            ]
+        pause = _SOON_S
+        while durability.unanswered(flushes) or any(
+            slot.state >= SENT and slot.itt == itt for slot, itt in commands
+        ):
+            yield pause
+            pause = min(2 * pause, AGAIN_S)
+            check_time(self.session, deadline, self.info.name)
 
     def _make_room(self, length: int, deadline: float) -> Operation[None]:
         """Flush when the journal has no room for a write of ``length`` bytes. One operation

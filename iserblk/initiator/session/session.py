@@ -305,6 +305,12 @@ class Session:
         return len(self.queue.connections)
 
     @property
+    def several(self) -> bool:
+        """Whether there may be more than one connection, at a time or one after the other, without
+        session reinstatement."""
+        return self.queue.descriptors is not None
+
+    @property
     def missing(self) -> int:
         """How many connections there should be more, while there is one."""
         if not self.life.connected or self.logging_out:

@@ -14,7 +14,7 @@ import pytest
 from iserblk.disk.durability.copies import CHUNK
 from iserblk.disk.durability.journal import Journal
 from iserblk.disk.lun.operations import DiskCore
-from iserblk.errors import ConnectionLost, IserblkError, OutOfRange, ScsiError
+from iserblk.errors import CommandTimeout, ConnectionLost, IserblkError, OutOfRange, ScsiError
 from iserblk.initiator.session.slots import Operation, TaskSlot
 from iserblk.scsi import opcodes
 from iserblk.scsi import sense as sense_data
@@ -35,7 +35,9 @@ from tests.support import logs
 pytestmark = pytest.mark.logs(logs.LOST_POWER, logs.LOST_WRITES, logs.SHRUNK)
 
 BLOCKS = 64
+ABORTED = sense_data.encode_fixed(sense_data.ABORTED_COMMAND, 0x00, 0x00)
 SYNC = opcodes.SYNCHRONIZE_CACHE_16
+WRITE = opcodes.WRITE_16
 
 
 class Bench:
@@ -92,15 +94,19 @@ def test_lost_cache_is_made_good() -> None:
     assert bench.target.stable == before
 
 
-def test_nothing_is_sent_again_where_nothing_was_lost() -> None:
+def test_whatever_is_unflushed_is_sent_again_after_a_reinstatement() -> None:
+    """LIO has lost its cache, and says nothing of it to a new nexus."""
     bench = Bench()
     bench.write(0, 1, 1)
+    bench.target.cached.clear()
     bench.target.executed.clear()
     reconnect(bench.core, bench.target, lost=False)
-    assert bench.target.executed == []
+    assert bench.target.executed == [WRITE]
     bench.run(bench.core.flush())
+    assert bench.target.stable[0] == b"\1" * BLOCK
+    reconnect(bench.core, bench.target, lost=False)
     reconnect(bench.core, bench.target)
-    assert bench.target.executed == [SYNC]
+    assert bench.target.executed == [WRITE, SYNC]
 
 
 @pytest.mark.parametrize("bench", [Bench(wce=False), Bench(limit=None)])
@@ -202,6 +208,109 @@ def test_buffer_that_was_taken_over_is_sent_again() -> None:
         assert bench.holds(0, 1, 2) and bench.holds(1, 1, 3)
     bench.run(bench.core.flush())
     assert bench.kept == 0 and bench.target.stable[1] == b"\3" * BLOCK
+
+
+@pytest.mark.parametrize("sense", [MEDIUM_ERROR, ABORTED])
+def test_failed_flush_has_the_journal_sent_again_before_the_next(sense: bytes) -> None:
+    """The target has dropped what it could not write, and the next SYNCHRONIZE CACHE succeeds."""
+    bench = Bench()
+    bench.write(0, 1, 1)
+    flush = bench.core.flush()
+    next(flush)
+    bench.target.cached.clear()
+    bench.session.end(bench.session.flight[0], sense=sense)
+    bench.target.executed.clear()
+    if sense is MEDIUM_ERROR:
+        with pytest.raises(ScsiError) as raised:
+            next(flush)
+        assert not raised.value.losses
+        flush = bench.core.flush()
+    assert bench.session.disconnected
+    bench.run(flush)
+    assert bench.target.executed == [WRITE, SYNC]
+    assert bench.target.stable[0] == b"\1" * BLOCK
+
+
+def test_flush_that_was_given_up_has_the_journal_sent_again_before_the_next() -> None:
+    """It may have failed in the way that a target reports once. Until there is another flush, no
+    connection is replaced for that: a client that dies in a flush disturbs no other."""
+    bench = Bench()
+    bench.write(0, 1, 1)
+    flush = bench.core.flush()
+    next(flush)
+    bench.target.cached.clear()
+    bench.session.end(bench.session.flight[0], error=CommandTimeout("late"))
+    with pytest.raises(CommandTimeout):
+        next(flush)
+    assert not bench.session.disconnected
+    bench.target.executed.clear()
+    bench.run(bench.core.flush())
+    assert bench.target.executed == [WRITE, SYNC]
+    bench.run(bench.core.flush())
+    assert bench.target.executed == [WRITE, SYNC, SYNC]
+
+
+def shared() -> Bench:
+    """Another host writes to the LUN, too."""
+    bench = Bench(limit=None)
+    bench.core.keep_journal(1 << 20, shared=True)
+    return bench
+
+
+def test_journal_of_a_shared_lun_is_compared_and_never_written() -> None:
+    bench = shared()
+    bench.write(0, 20, 1)
+    bench.write(5, 3, 2)
+    bench.run(bench.core.zero(10 * BLOCK, 4 * BLOCK, False, False, False))
+    bench.run(bench.core.trim(15 * BLOCK, 2 * BLOCK))
+    bench.target.cached[15] = b"\x55" * BLOCK  # unmapped: anything may be there
+    bench.target.executed.clear()
+    reconnect(bench.core, bench.target, lost=False)
+    assert set(bench.target.executed) == {opcodes.READ_16}
+    bench.run(bench.core.flush())  # nothing is lost
+    assert bench.kept == 0
+
+
+@pytest.mark.parametrize("at", [0, 5, 7, 12, 19])
+def test_what_differs_on_a_shared_lun_is_lost(at: int) -> None:
+    bench = shared()
+    bench.write(0, 20, 1)
+    bench.write(5, 3, 2)
+    bench.run(bench.core.zero(10 * BLOCK, 4 * BLOCK, False, False, False))
+    bench.target.cached[at] = b"\x55" * BLOCK
+    for _ in range(2):  # the second finds nothing more that it could tell
+        bench.target.executed.clear()
+        reconnect(bench.core, bench.target, lost=False)
+        assert set(bench.target.executed) <= {opcodes.READ_16}
+    assert bench.core.durability.losses.count == 1
+    with pytest.raises(IserblkError, match="lost"):
+        bench.run(bench.core.flush())
+    bench.run(bench.core.flush())
+
+
+def test_blocks_of_a_shared_lun_that_are_about_to_be_written_are_not_compared() -> None:
+    bench = shared()
+    bench.write(0, 4, 1)
+    waiter = CountingWaiter()
+    slot = bench.core.begin_write(memoryview(b"\2" * BLOCK), 2 * BLOCK, waiter)
+    assert slot is not None
+    bench.target.execute(slot)  # and the answer is lost
+    reconnect(bench.core, bench.target, lost=False)
+    assert bench.core.durability.losses.count == 0
+    bench.session.end(slot)
+    bench.core.dropped(slot)
+
+
+def test_failed_flush_of_a_shared_lun_is_told() -> None:
+    """A target may go on showing what it could not write: to compare would prove nothing."""
+    bench = shared()
+    bench.write(0, 1, 1)
+    flush = bench.core.flush()
+    next(flush)
+    bench.session.end(bench.session.flight[0], sense=MEDIUM_ERROR)
+    with pytest.raises(ScsiError) as raised:
+        next(flush)
+    assert raised.value.losses == 1
 
 
 def test_buffer_is_given_away_again_when_a_flush_covers_it() -> None:

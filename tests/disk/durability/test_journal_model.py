@@ -124,10 +124,14 @@ class Machine:
             if change.operation is not None:
                 while True:
                     waits = next(change.operation)
-                    if not isinstance(waits, float):
-                        change.waiter = waits  # type: ignore[assignment]
-                        if waits.pending:
-                            return
+                    if self.session.disconnected:
+                        self.reconnect()
+                    if isinstance(waits, float):  # others go on meanwhile
+                        change.waiter = CountingWaiter()
+                        return
+                    change.waiter = waits  # type: ignore[assignment]
+                    if waits.pending:
+                        return
             assert change.slot is not None
             if self.now % 2:
                 other = self.core.take_over(change.slot, change.buffer)
@@ -150,7 +154,7 @@ class Machine:
             assert not (change.flush and self.owed), "a flush succeeded, and a loss was not told"
         except IserblkError as error:
             # A flush has told it, or the flush that a write needs.
-            told = "were lost" in str(error)
+            told = error.losses > 0
             assert not told or self.turned, "what the journal has is told as lost"
             self.owed = self.owed and not told
         change.ended = self.now
@@ -168,7 +172,10 @@ class Machine:
             return
         slot = self.session.flight[at % len(self.session.flight)]
         if how % 8 == 0:
-            if how & 8 and slot.cdb[0] != opcodes.SYNCHRONIZE_CACHE_16:
+            if slot.cdb[0] == opcodes.SYNCHRONIZE_CACHE_16:
+                if how & 8:  # said once, and forgotten
+                    self.target.lose(how)
+            elif how & 8:
                 self.target.execute(slot)
             self.session.end(slot, sense=MEDIUM_ERROR)
         elif how % 8 == 1:
@@ -233,9 +240,13 @@ class Machine:
             for at in range(seed % 4):  # they came together
                 self.answer(seed, at + 2)
                 self.go_on(seed)
-            reconnect(self.core, self.target, lost=bool(seed & 1))
-            self.excuse()
-            self.check()
+            if self.session.disconnected:
+                self.reconnect(lost=bool(seed & 1))
+
+    def reconnect(self, lost: bool = False) -> None:
+        reconnect(self.core, self.target, lost)
+        self.excuse()
+        self.check()
 
     def excuse(self) -> None:
         """Where the cache turned volatile something of all this may be gone, but only if that is
@@ -266,7 +277,7 @@ class Machine:
             self.now += 1
             while self.session.flight:
                 self.answer(0, 2)
-            self.go_on(0)
+            self.go_on(self.now)
 
 
 STEPS = ["write"] * 6 + ["answer"] * 8 + ["go_on"] * 8 + ["zero", "flush", "lose", "lose_alive"]

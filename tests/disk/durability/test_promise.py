@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from iserblk.errors import CommandTimeout, IserblkError, ScsiError
-from iserblk.initiator.session.slots import Operation
+from iserblk.initiator.session.slots import SENT, Operation
 from iserblk.scsi import opcodes
 from iserblk.scsi import sense as sense_data
 from tests.initiator.fake import CountingWaiter, FakeDriver
@@ -129,6 +129,122 @@ def test_reset_of_the_unit_loses_nothing(bench: Bench) -> None:
     assert not bench.flush_fails()
 
 
+def test_each_reinstatement_with_something_unflushed_is_a_loss(bench: Bench) -> None:
+    """Without a journal it is told; the target need not say anything (LIO, istgt)."""
+    durability = bench.disk.durability
+    durability.reinstated(1.0)  # nothing was written
+    assert not bench.flush_fails()
+    bench.write()
+    bench.run(bench.disk.flush())
+    durability.reinstated(2.0)  # all is flushed
+    assert not bench.flush_fails()
+    bench.run(bench.disk.write(BLOCK, 0, fua=True))
+    durability.reinstated(3.0)
+    assert not bench.flush_fails()
+    bench.write()
+    for _ in range(2):  # two logins after one loss of the connection
+        durability.reinstated(4.0)
+    assert durability.losses.count == 1
+    assert bench.flush_fails() and not bench.flush_fails()
+    bench.write()
+    durability.reinstated(5.0)
+    assert bench.flush_fails()
+
+
+def test_reinstatement_while_only_commands_that_wait_would_change_something(bench: Bench) -> None:
+    """They are sent on the new connection."""
+    bench.session.queue.hold()
+    writing = bench.begin(bench.disk.write(BLOCK, 0))
+    bench.disk.durability.reinstated(1.0)
+    assert bench.disk.durability.losses.count == 0
+    writing.close()
+
+
+def test_reinstatement_while_a_flush_is_under_way(bench: Bench) -> None:
+    bench.write()
+    flushing = bench.begin(bench.disk.flush())
+    bench.disk.durability.reinstated(1.0)
+    bench.answer(b"")
+    with pytest.raises(IserblkError, match="lost"):
+        next(flushing)
+
+
+def test_reinstatement_of_a_session_whose_lun_has_no_cache() -> None:
+    bench = Bench(write_cache=False)
+    bench.write()
+    bench.disk.durability.reinstated(1.0)
+    assert not bench.flush_fails()
+
+
+NO_FSYNC = sense_data.encode_fixed(sense_data.NOT_READY, 0x08, 0x00)  # as LIO says it
+HARDWARE_ERROR = sense_data.encode_fixed(sense_data.HARDWARE_ERROR, 0x44, 0x00)
+ABORTED = sense_data.encode_fixed(sense_data.ABORTED_COMMAND, 0x00, 0x00)
+NO_SPACE = sense_data.encode_fixed(sense_data.DATA_PROTECT, 0x27, 0x07)
+BECOMING_READY = sense_data.encode_fixed(sense_data.NOT_READY, 0x04, 0x01)
+REFUSED = sense_data.encode_fixed(sense_data.ILLEGAL_REQUEST, 0x24, 0x00)
+
+
+@pytest.mark.parametrize("sense", [MEDIUM_ERROR, HARDWARE_ERROR, NO_FSYNC, ABORTED, NO_SPACE])
+def test_failed_flush_is_a_loss(bench: Bench, sense: bytes) -> None:
+    """The target has reported once that it could not write what it had cached, and forgets it: the
+    flush has told its own client, and the next flush would tell the others."""
+    bench.write()
+    with pytest.raises(ScsiError) as raised:
+        bench.run(bench.disk.flush(), sense)
+    assert raised.value.losses == bench.disk.durability.losses.count == 1
+    assert [heard.operation for heard in bench.peer.heard] == [WRITE, SYNC]
+    assert not bench.flush_fails()
+
+
+@pytest.mark.parametrize("sense", [BECOMING_READY, POWER_ON, LUN_RESET])
+def test_flush_that_was_not_begun_loses_nothing(bench: Bench, sense: bytes) -> None:
+    bench.run(bench.disk.write(BLOCK, 0, fua=True))
+    bench.run(bench.disk.flush(), sense)
+    assert bench.disk.durability.losses.count == 0
+
+
+def test_flush_that_the_target_refuses_loses_nothing(bench: Bench) -> None:
+    bench.write()
+    with pytest.raises(ScsiError):
+        bench.run(bench.disk.flush(), REFUSED)
+    assert bench.disk.durability.losses.count == 0
+
+
+@pytest.mark.parametrize("sense", [MEDIUM_ERROR, ABORTED])
+def test_failed_flush_with_nothing_to_flush_is_no_loss(bench: Bench, sense: bytes) -> None:
+    with pytest.raises(ScsiError):
+        bench.run(bench.disk.flush(), *[sense] * 3)
+    assert bench.disk.durability.losses.count == 0
+
+
+def test_flush_waits_for_others_that_may_bring_the_only_report(bench: Bench) -> None:
+    """The target begins one flush after the other, and reports to the first what it lost. The
+    report comes later than the second's GOOD."""
+    bench.write()
+    first = bench.begin(bench.disk.flush())
+    second = bench.begin(bench.disk.flush())
+    answers = bench.heard()
+    bench.peer.respond(answers[1])
+    bench.session.progress(1.0)
+    assert isinstance(next(second), float)  # it has ended, and does not count yet
+    bench.peer.respond(answers[0], status=2, sense=MEDIUM_ERROR)
+    bench.session.progress(1.0)
+    with pytest.raises(ScsiError):
+        next(first)
+    with pytest.raises(IserblkError, match="lost"):
+        next(second)
+
+
+def test_flush_that_was_aborted_may_have_brought_the_only_report(bench: Bench) -> None:
+    bench.write()
+    flushing = bench.begin(bench.disk.flush())
+    (slot,) = [slot for slot in bench.session.queue.tasks if slot.state >= SENT]
+    bench.session.queue.end_aborted(slot, CommandTimeout("late"))
+    with pytest.raises(CommandTimeout) as raised:
+        next(flushing)
+    assert raised.value.losses == bench.disk.durability.losses.count == 1
+
+
 def test_no_cache_nothing_to_lose() -> None:
     bench = Bench(write_cache=False)
     bench.write()
@@ -173,7 +289,8 @@ def test_every_flush_that_a_loss_spoils_fails(bench: Bench) -> None:
     reading = bench.begin(bench.disk.read(memoryview(bytearray(512)), 0))
     flushes = [bench.begin(bench.disk.flush()) for _ in range(2)]
     bench.answer(POWER_ON, b"", b"")
-    for flushing in flushes:
+    assert isinstance(next(flushes[0]), float)  # until the other has been heard, too
+    for flushing in reversed(flushes):
         with pytest.raises(IserblkError, match="lost"):
             next(flushing)
     bench.end(reading)

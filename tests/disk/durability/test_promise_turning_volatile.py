@@ -16,9 +16,9 @@ from iserblk.errors import IserblkError, ScsiError
 from iserblk.initiator.session.slots import Operation, TaskSlot, Waiter
 from iserblk.scsi import cdb, opcodes
 from iserblk.scsi import lba as lba_data
+from iserblk.scsi.status import RESERVATION_CONFLICT
 from tests.disk.fake_target import (
     BLOCK,
-    MEDIUM_ERROR,
     MODE_CHANGED,
     POWER_ON,
     FakeSession,
@@ -200,7 +200,7 @@ def test_a_flush_from_before_a_callers_write_does_not_cover_it() -> None:
 def failing_flush(play: Play) -> None:
     flush = play.core.flush()
     next(flush)
-    play.session.end(play.session.flight[-1], sense=MEDIUM_ERROR)
+    play.session.end(play.session.flight[-1], status=RESERVATION_CONFLICT)
     with pytest.raises(ScsiError):
         next(flush)
 
@@ -233,7 +233,7 @@ def test_flushes_that_overlap_and_fail_share_chunks() -> None:
         flush = play.core.flush()
         next(flush)
         if before is not None:
-            play.session.end(play.session.flight[0], sense=MEDIUM_ERROR)
+            play.session.end(play.session.flight[0], status=RESERVATION_CONFLICT)
             with pytest.raises(ScsiError):
                 next(before)
         before = flush
@@ -304,7 +304,7 @@ def test_writes_that_failed_are_not_kept() -> None:
         next(write)
         play.execute(play.session.flight[0])
         next(write)
-        play.session.end(play.session.flight[0], sense=MEDIUM_ERROR)
+        play.session.end(play.session.flight[0], status=RESERVATION_CONFLICT)
         with pytest.raises(ScsiError):
             next(write)
     journal = play.core.durability.journal

@@ -66,6 +66,7 @@ class Bench:
             core.geometry,
             core.durability,
             core.pack_write,
+            core.pack_read,
         )
         pauses: list[float] = []
         try:

@@ -1,0 +1,160 @@
+"""Compares a LUN with its journal, where another host may write to the LUN, too.
+
+The newest change of each block is what has to be there. Left out are blocks that a command which
+waits will change anyway, and blocks that were unmapped, whose content is undefined.
+"""
+
+from __future__ import annotations
+
+import logging
+from bisect import bisect_left, bisect_right
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from time import monotonic
+from typing import Final, NamedTuple
+
+from iserblk.disk.durability.journal import Entry
+from iserblk.disk.seam import LunInfo
+from iserblk.errors import IserblkError, ScsiError
+from iserblk.initiator.commands import PARALLEL, Work, fill_read, port_state, retry_delay, run
+from iserblk.initiator.session.commanding import CommandSession
+from iserblk.initiator.session.slots import Operation, TaskSlot, Waiter
+from iserblk.scsi import opcodes
+from iserblk.scsi.cdb import Slot
+
+log = logging.getLogger(__name__)
+
+MOST_COMPARED: Final = 256 << 20  # bytes that are read back for one change
+_UNMAP: Final = bytes([opcodes.UNMAP])
+
+PackRead = Callable[[Slot, int, int, int], None]
+
+
+def is_final(problem: IserblkError) -> bool:
+    """Whether a command that failed so would do no better on the next connection."""
+    return (
+        isinstance(problem, ScsiError)
+        and retry_delay(problem, 0) is None
+        and port_state(problem) is None
+    )
+
+
+class _Blocks:
+    """A set of blocks, as ranges (first, last) that are in order and do not touch."""
+
+    def __init__(self, ranges: Iterable[tuple[int, int]]) -> None:
+        self._firsts: list[int] = []
+        self._lasts: list[int] = []
+        for first, last in ranges:
+            self.add(first, last)
+
+    def add(self, first: int, last: int) -> list[tuple[int, int]]:
+        """Add a range; returns those parts of it that were not in the set."""
+        low = bisect_left(self._lasts, first)
+        high = bisect_right(self._firsts, last)
+        fresh: list[tuple[int, int]] = []
+        at = first
+        for there, until in zip(self._firsts[low:high], self._lasts[low:high], strict=True):
+            if at < there:
+                fresh.append((at, there - 1))
+            at = max(at, until + 1)
+        if at <= last:
+            fresh.append((at, last))
+        if low < high:
+            first = min(first, self._firsts[low])
+            last = max(last, self._lasts[high - 1])
+        self._firsts[low:high] = [first]
+        self._lasts[low:high] = [last]
+        return fresh
+
+
+class _Expected(NamedTuple):
+    """What one READ has to bring. ``data``: None: zeroes."""
+
+    first: int  # block
+    blocks: int
+    data: memoryview | None
+
+
+def _expected(entry: Entry, fresh: Sequence[tuple[int, int]], info: LunInfo) -> list[_Expected]:
+    """The READs that show whether the parts ``fresh`` of the change are there."""
+    step = info.max_transfer // info.block_size
+    data = None if entry.command_block else entry.data
+    found: list[_Expected] = []
+    for low, high in fresh:
+        for first in range(low, high + 1, step):
+            blocks = min(step, high + 1 - first)
+            part = None
+            if data is not None:
+                at = (first - entry.first) * info.block_size
+                part = data[at : at + blocks * info.block_size]
+            found.append(_Expected(first, blocks, part))
+    return found
+
+
+def compare(
+    session: CommandSession,
+    lun: bytes,
+    info: LunInfo,
+    pack_read: PackRead,
+    entries: list[Entry],
+    settled: Iterable[tuple[int, int]],
+) -> Operation[bool]:
+    """Whether the LUN has what ``entries`` of its journal, in order, have. ``settled``: blocks
+    (first, last) that are not looked at. Raises what the next connection may do better."""
+    log.info("%s: comparing %d unflushed changes with the LUN", info.name, len(entries))
+    blocks = _Blocks(settled)
+    for entry in reversed(entries):
+        fresh = blocks.add(entry.first, entry.last)
+        if entry.command_block[:1] == _UNMAP:
+            continue
+        if sum(last - first + 1 for first, last in fresh) * info.block_size > MOST_COMPARED:
+            log.warning("%s: too large to be read back: what was zeroed last", info.name)
+            return False
+        todo = deque(_expected(entry, fresh, info))
+        while todo:
+            batch = [todo.popleft() for _ in range(min(PARALLEL, len(todo)))]
+            deadline = monotonic() + session.io_timeout
+            work = _Comparing(session, lun, info, pack_read, deadline)
+            yield from run(work, batch)
+            if work.differs:
+                return False
+    return True
+
+
+class _Comparing(Work[_Expected]):
+    """Reads, and compares. ``differs``: something is not as expected, or cannot be read for
+    good."""
+
+    def __init__(
+        self,
+        session: CommandSession,
+        lun: bytes,
+        info: LunInfo,
+        pack_read: PackRead,
+        deadline: float,
+    ) -> None:
+        super().__init__(session, lun, info.name, deadline)
+        self._block = info.block_size
+        self._pack_read = pack_read
+        self._buffers: dict[int, bytearray] = {}  # by the first block
+        self.differs = False
+
+    def fill(self, slot: TaskSlot, piece: _Expected, waiter: Waiter | None) -> bool:
+        buffer = self._buffers[piece.first] = bytearray(piece.blocks * self._block)
+        fill_read(slot, self.lun, memoryview(buffer))
+        self._pack_read(slot.cdb, piece.first, piece.blocks, 0)
+        return True
+
+    def outcome(self, slot: TaskSlot, piece: _Expected) -> IserblkError | None:
+        problem = super().outcome(slot, piece)
+        if problem is None:
+            found = memoryview(self._buffers.pop(piece.first))
+            self.differs |= found != (bytes(len(found)) if piece.data is None else piece.data)
+        return problem
+
+    def gives_up(self, problem: IserblkError) -> IserblkError | None:
+        if is_final(problem):
+            self.differs = True
+            return None
+        return problem
