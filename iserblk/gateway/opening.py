@@ -31,14 +31,14 @@ class Use:
     shared: bool
 
 
-def unit_of(store: DiskStore, info: LunInfo, use: Use, read_only: bool) -> LogicalUnit:
-    """The unit of a remote LUN: what that says of itself, this unit says, too.
+def traits_of(info: LunInfo, use: Use) -> Traits:
+    """What a remote LUN says of itself, which its unit says, too.
 
     Reservations that the gateway keeps bind its own initiators only. They are offered where it has
     reserved the LUN itself, so that there are no others. The same holds for commands that must be
     atomic, where other hosts write, too.
     """
-    traits = Traits(
+    return Traits(
         vendor=info.vendor,
         product=info.product,
         revision=info.revision,
@@ -59,6 +59,10 @@ def unit_of(store: DiskStore, info: LunInfo, use: Use, read_only: bool) -> Logic
         atomic=use.exclusive or not use.shared,
         gateway_to=(info.target, *info.gateway_to),
     )
+
+
+def unit_of(store: DiskStore, info: LunInfo, use: Use, read_only: bool) -> LogicalUnit:
+    """The unit of a remote LUN."""
     return LogicalUnit(
         store,
         serial=info.serial,
@@ -66,7 +70,7 @@ def unit_of(store: DiskStore, info: LunInfo, use: Use, read_only: bool) -> Logic
         read_only=read_only or info.read_only,
         write_cache=info.write_cache,
         loop=store,
-        traits=traits,
+        traits=traits_of(info, use),
     )
 
 
@@ -93,8 +97,19 @@ class Gateways:
         info = store.disk.info
         log.info("%s: %s %s, %d bytes", info.url, info.vendor, info.product, info.size)
         others = dict.fromkeys(each.url.iqn for each in addresses if each.url.iqn != info.target)
-        info = replace(info, gateway_to=(*others, *info.gateway_to))
-        return unit_of(store, info, Use(options.reserve, options.shared), read_only)
+        use = Use(options.reserve, options.shared)
+
+        def seen() -> LunInfo:
+            """What the LUN says of itself now, with all names of its target."""
+            now = store.disk.info
+            return replace(now, gateway_to=(*others, *now.gateway_to))
+
+        def look() -> None:
+            unit.renew(traits_of(seen(), use), read_only or seen().read_only)
+
+        unit = unit_of(store, seen(), use, read_only)
+        store.look = look
+        return unit
 
     def open_from_thread(self, urls: Sequence[str], read_only: bool = False) -> LogicalUnit:
         """``open``, for threads that trio has started."""

@@ -22,7 +22,7 @@ import trio
 from outcome import Error, Outcome, Value
 
 from iserblk.disk.seam import EXTENT_HOLE, DirectDisk
-from iserblk.errors import CommandError, CommandTimeout, IserblkError
+from iserblk.errors import CommandError, CommandTimeout, IserblkError, NotSupported
 from iserblk.gateway.statuses import internal_error, status_error
 from iserblk.initiator.session.slots import TaskSlot, Waiter
 from iserblk.target.store.store import OWNER, Ended, Extent
@@ -92,6 +92,8 @@ class DiskStore:
         self.disk = disk
         self.size = disk.size
         self.batch_ended: Callable[[], None] = lambda: None
+        # Looks whether the remote LUN says other things of itself than before. Its owner sets it.
+        self.look: Callable[[], None] = lambda: None
         self.closing = trio.Event()
         self._closed = trio.Event()
         self.failure: IserblkError | None = None  # of the flush at the end
@@ -267,6 +269,9 @@ class DiskStore:
         async def body() -> None:
             try:
                 outcome.append(Value(await function()))
+            except NotSupported as error:
+                self.look()  # the remote LUN has refused what it said it can
+                outcome.append(Error(error))
             except Exception as error:
                 outcome.append(Error(error))
             finally:
@@ -321,13 +326,15 @@ class DiskStore:
         return self.size
 
     async def watch_size(self) -> None:
-        """Body of a task: ask for the size from time to time; ``disk`` remembers it."""
+        """Body of a task: ask for the size from time to time; ``disk`` remembers it. Also look at
+        what the LUN says of itself, which may be something else after a reconnection."""
         while True:
             await trio.sleep(SIZES_S)
             try:
                 await self.disk.refresh()
             except IserblkError as error:
                 log.debug("the size is the last one known: %s", error)
+            self.look()
 
     # -- the end ----------------------------------------------------------------------------------
 

@@ -13,6 +13,7 @@ import trio.testing
 
 from iserblk.gateway import opening
 from iserblk.gateway.store import DiskStore
+from iserblk.scsi import opcodes
 from tests.support.fake_disk import AsyncFake, FakeDisk, lun_info
 from tests.support.gateway import GATE, store_of
 
@@ -82,3 +83,19 @@ async def test_one_that_is_given_up_when_it_is_there_is_logged_out(
         for store in stores:  # else it would wait for ever
             store.closing.set()
     assert left == ([], 0, True) and scope.cancelled_caught
+
+
+async def test_the_unit_says_what_the_lun_says_now(other: Other) -> None:
+    """After a refusal of the LUN, or a reconnection."""
+    async with opening.open_gateways(GATE) as gateways:
+        unit = await gateways.open([URL])
+        told: list[frozenset[int]] = []
+        unit.renewed = lambda: told.append(unit.lacks)
+        store = store_of(unit)
+        assert isinstance(store.disk, AsyncFake)
+        for change in ({}, {"can_trim": False}, {"can_trim": False}, {"read_only": True}):
+            store.disk.info = lun_info(0, **change)
+            store.look()
+        assert [opcodes.UNMAP in lacks for lacks in told] == [True, False]
+        assert unit.read_only and unit.traits is not None and unit.traits.gateway_to
+        await trio.to_thread.run_sync(unit.close)

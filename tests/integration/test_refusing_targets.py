@@ -22,6 +22,7 @@ from iserblk.target.lunspec import open_lun, parse_lun_spec
 from tests.integration.conftest import StartTarget
 from tests.support import logs
 from tests.support.faces import FACES, GATEWAY, NBD, one_disk, read
+from tests.support.gateway import running_gateway
 from tests.support.profiles import truenas
 from tests.support.refusing import Refusing
 from tests.support.target import IQN
@@ -140,11 +141,19 @@ async def test_threads_have_it_carried_out_as_well(start_target: StartTarget, pr
 
 
 async def test_a_gateway_says_what_its_lun_turns_out_to_be(tmp_path: Path) -> None:
-    """Its initiators learn it, as ours does."""
-    async with served(tmp_path, "summitstor") as target, one_disk(GATEWAY, target.url) as disk:
+    """Its initiators learn it as the gateway does: by a unit attention, and from the pages."""
+    async with (
+        served(tmp_path, "summitstor") as target,
+        running_gateway(target.url) as (url, _),
+        aio.open_disks([url]) as one,
+    ):
+        disk = one.disks["lun0"]
+        assert disk.info.can_trim
         for _ in range(3):
             with pytest.raises(IserblkError, match="unmap"):
                 await disk.trim(0, MIB)
+        async with aio.open_disks([url]) as other:
+            assert not other.disks["lun0"].info.can_trim
         assert target.refused(opcodes.UNMAP) == 1
 
 

@@ -97,8 +97,8 @@ class DeviceServer:
             self._serve(lun, unit)
 
     def _serve(self, lun: int, unit: LogicalUnit) -> None:
-        for tag, port in self.ports.by_tag.items():
-            self._pages[tag, lun] = unit.vpd_pages(self._iqn, port)
+        self._note_pages(lun, unit)
+        unit.renewed = partial(self._renewed, lun)
         unit.reservations.tell = partial(self._tell, lun)
         unit.reservations.known = self._ports_of
         unit.reservations.ports = {port.relative for port in self.ports.by_tag.values()}
@@ -109,6 +109,18 @@ class DeviceServer:
         unit.is_there_for = partial(self._is_there_for, lun)
         unit.tell_others = partial(self._tell_others, lun)
         unit.set_port_states = partial(self._set_port_states, lun)
+
+    def _note_pages(self, lun: int, unit: LogicalUnit) -> None:
+        for tag, port in self.ports.by_tag.items():
+            self._pages[tag, lun] = unit.vpd_pages(self._iqn, port)
+
+    def _renewed(self, lun: int) -> None:
+        """A unit says other things of itself than before."""
+        unit = self._units.get(lun)
+        if unit is not None:
+            self._note_pages(lun, unit)
+            for nexus in list(self._nexuses):
+                self._attend(nexus, lun, sense.INQUIRY_DATA_CHANGED)
 
     def hurry(self) -> None:
         """The target ends, and sends no more answers: ``settle`` need not wait any longer."""

@@ -146,7 +146,13 @@ class LogicalUnit:
         self._closed = False
         self.max_transfer_blocks = MAX_TRANSFER // block
         self.capacity = self._capacity()
-        self.limits = BlockLimits(
+        self.limits = self._limits()
+        # Tells every nexus that INQUIRY data has changed. The device server sets it.
+        self.renewed: Callable[[], None] = lambda: None
+
+    def _limits(self) -> BlockLimits:
+        block, traits = self.block, self.traits
+        limits = BlockLimits(
             max_compare_and_write_length=MAX_COMPARE_AND_WRITE_BLOCKS,
             optimal_granularity=max(block, _PAGE) // block,
             max_transfer_length=self.max_transfer_blocks,
@@ -157,17 +163,29 @@ class LogicalUnit:
             unmap_granularity=max(block, _PAGE) // block,
             max_write_same_length=MAX_WRITE_SAME // block,
         )
-        if traits is not None:
-            unmaps = traits.provisioning.lbpu
-            self.limits = self.limits._replace(
-                max_compare_and_write_length=MAX_COMPARE_AND_WRITE_BLOCKS if traits.atomic else 0,
-                optimal_granularity=max(block, traits.physical_block) // block,
-                optimal_transfer_length=(traits.optimal_transfer or OPTIMAL_TRANSFER) // block,
-                max_unmap_lba_count=MAX_UNMAP // block if unmaps else 0,
-                max_unmap_descriptor_count=MAX_UNMAP_DESCRIPTORS if unmaps else 0,
-                unmap_granularity=traits.granularity,
-                unmap_alignment=traits.alignment,
-            )
+        if traits is None:
+            return limits
+        unmaps = traits.provisioning.lbpu
+        return limits._replace(
+            max_compare_and_write_length=MAX_COMPARE_AND_WRITE_BLOCKS if traits.atomic else 0,
+            optimal_granularity=max(block, traits.physical_block) // block,
+            optimal_transfer_length=(traits.optimal_transfer or OPTIMAL_TRANSFER) // block,
+            max_unmap_lba_count=MAX_UNMAP // block if unmaps else 0,
+            max_unmap_descriptor_count=MAX_UNMAP_DESCRIPTORS if unmaps else 0,
+            unmap_granularity=traits.granularity,
+            unmap_alignment=traits.alignment,
+        )
+
+    def renew(self, traits: Traits, read_only: bool) -> None:
+        """Say this of itself from now on, and tell every nexus where it is something else. In the
+        thread that begins commands."""
+        if traits == self.traits and read_only == self.read_only:
+            return
+        self.traits, self.read_only = traits, read_only
+        self.lacks = traits.lacks()
+        self.limits = self._limits()
+        self.capacity = self._capacity()
+        self.renewed()
 
     def _restore(self, state: StateFile) -> None:
         self.reservations.can_persist = True
