@@ -1,9 +1,11 @@
-"""fallocate(2) with its modes, which Python's os module does not offer."""
+"""What Python's os module does not offer for files: fallocate(2) with its modes, the lock of a
+LUN's file, the type of a file system."""
 
 from __future__ import annotations
 
 import ctypes
 import errno
+import fcntl
 import os
 
 PUNCH_HOLE = 0x02 | 0x01  # never without KEEP_SIZE
@@ -32,3 +34,30 @@ def fallocate(fd: int, mode: int, offset: int, length: int) -> bool:
         if number != errno.EINTR:
             raise OSError(number, os.strerror(number))
     return True
+
+
+def lock_lun(fd: int, *, shared: bool) -> bool:
+    """Take the lock that a target holds on the file of each of its LUNs, and a copy on its files:
+    ``shared`` by those that only read. False: another program has it. It ends with the descriptor.
+    Raises OSError, as on a file system without locks.
+    """
+    try:
+        fcntl.flock(fd, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def file_system(fd: int) -> str:
+    """The type of the file system that the file is on, as mountinfo has it (``tmpfs``,
+    ``fuse.iserblk``, …); "" if that is not found."""
+    device = os.fstat(fd).st_dev
+    number = f"{os.major(device)}:{os.minor(device)}"
+    try:
+        with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as mounts:
+            for fields in map(str.split, mounts):
+                if fields[2] == number:
+                    return fields[fields.index("-") + 1]
+    except OSError:
+        pass
+    return ""

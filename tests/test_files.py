@@ -1,15 +1,16 @@
-"""fallocate(2) on real files."""
+"""fallocate(2) on real files, and locks and types of file systems."""
 
 from __future__ import annotations
 
 import errno
 import os
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from iserblk.files import PUNCH_HOLE, ZERO_RANGE, fallocate
+from iserblk.files import PUNCH_HOLE, ZERO_RANGE, fallocate, file_system, lock_lun
 
 SIZE = 1 << 20
 
@@ -68,3 +69,26 @@ def test_a_descriptor_that_may_not_be_written(tmp_path: Path) -> None:
         assert caught.value.errno == errno.EBADF
     finally:
         os.close(fd)
+
+
+def test_readers_share_the_lock_of_a_lun(tmp_path: Path, fd: int) -> None:
+    (tmp_path / "link").hardlink_to(tmp_path / "file")
+    other, third = (os.open(tmp_path / name, os.O_RDONLY) for name in ("link", "file"))
+    assert lock_lun(fd, shared=True) and lock_lun(other, shared=True)
+    assert not lock_lun(third, shared=False)
+    os.close(other)
+    assert lock_lun(fd, shared=False)
+    assert not lock_lun(third, shared=True)
+    os.close(third)
+
+
+def test_the_type_of_a_file_system(fd: int) -> None:
+    name = os.readlink(f"/proc/self/fd/{fd}")
+    said = subprocess.run(
+        ["findmnt", "-n", "-o", "FSTYPE", "-T", name], stdout=subprocess.PIPE, text=True, check=True
+    )
+    assert file_system(fd) == said.stdout.strip()
+    read_end, write_end = os.pipe()
+    assert file_system(read_end) == ""  # it is mounted nowhere
+    os.close(read_end)
+    os.close(write_end)

@@ -46,8 +46,8 @@ def command(places: tuple[str, ...], verify: bool, as_json: bool, **options: str
     several URLs of one LUN, through its portals.
 
     Holes and zeroes are not sent; they become holes if DST can have holes. If DST is a file, it is
-    created or replaced. A LUN or block device must be at least as large as SRC; its bytes behind
-    SRC's end stay as they are.
+    created, or overwritten in place. A LUN or block device must be at least as large as SRC; its
+    bytes behind SRC's end stay as they are. Files that a target serves are refused.
     """
     given = connection(options)
     source, destination = two_ends(named_places(places, given))
@@ -59,9 +59,13 @@ def command(places: tuple[str, ...], verify: bool, as_json: bool, **options: str
         ):
             if same_place(one, other):
                 raise BadArgument("source and destination are the same")
+            if isinstance(other, FileEnd):
+                await other.lock(to_write=True)
+            # Nothing of the destination is changed before all has been checked.
             if isinstance(other, FileEnd) and other.regular:
                 await other.resize(one.size)
-            _check_sizes(one, other)
+            else:
+                _check_sizes(one, other)
             began = time.monotonic()
             with _progress(one.size, "copying") as advance:
                 totals = await copy(one, other, advance)

@@ -2,12 +2,16 @@
 
 A file here is a regular file or a block device. Its methods are those of AsyncDisk, each runs in a
 thread, and its errors are IserblkErrors that name the file.
+
+A destination is never emptied, but written in place. So nothing is lost where both ends are the
+same disk, and nothing here can tell: a file, and the LUN that another program's target makes of it.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import logging
 import os
 import stat
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
@@ -27,8 +31,11 @@ from iserblk.disk.seam import (
     Extent,
 )
 from iserblk.errors import BadArgument, Busy, IserblkError, PermissionDenied, WriteProtected
+from iserblk.images import image_warning
 from iserblk.named.resolving import names_lun_not_file, urls_of
 from iserblk.url import is_url, parse_url
+
+log = logging.getLogger(__name__)
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -36,6 +43,11 @@ D = TypeVar("D", bound=AsyncDisk | BlockingDisk)
 
 _ZEROES = memoryview(bytes(1 << 20))
 _MAXIMUM_EXTENTS = 1024  # of one answer
+_LUNS_OF_A_MOUNT = "fuse.iserblk"  # the type of a mount's file system
+# How flock(2) fails on file systems without locks: no target can serve their files.
+_NO_LOCKS = (errno.EOPNOTSUPP, errno.ENOSYS, errno.ENOLCK, errno.EINVAL)
+# Seconds. udev holds a shared lock while it looks at a block device that has just come or changed.
+_UDEV_S = 5.0
 
 
 class End(Protocol):
@@ -56,13 +68,36 @@ class End(Protocol):
 
 
 class FileEnd:
-    """An open file: ``regular``, or a block device. The opener owns and closes the descriptor."""
+    """An open file: ``regular``, or a block device, or a LUN's file of a FUSE mount, which have a
+    size of their own. The opener owns and closes the descriptor."""
 
     def __init__(self, fd: int, path: str, size: int, regular: bool) -> None:
         self.fd = fd
         self.path = path
         self.size = size
         self.regular = regular
+        self._zero_from = size  # all behind is zero, or does not exist
+
+    async def lock(self, to_write: bool) -> None:
+        """Keep targets, and other copies, from the file as long as it is open; those that only read
+        do not mind each other. Raises Busy."""
+        give_up = trio.current_time() + _UDEV_S
+        device = stat.S_ISBLK(os.fstat(self.fd).st_mode)
+        while not self._lock(to_write):
+            if not device or trio.current_time() > give_up:
+                raise Busy(
+                    f"{self.path}: a target serves it, or another copy uses it; give the URL of its"
+                    " LUN, or end the target before"
+                )
+            await trio.sleep(0.1)
+
+    def _lock(self, to_write: bool) -> bool:
+        try:
+            return files.lock_lun(self.fd, shared=not to_write)
+        except OSError as error:
+            if error.errno in _NO_LOCKS:
+                return True
+            raise IserblkError(f"{self.path}: {error.strerror}") from None
 
     async def _call(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         try:
@@ -79,11 +114,14 @@ class FileEnd:
             done += count
 
     async def write(self, buffer: memoryview, offset: int) -> None:
+        self._zero_from = max(self._zero_from, offset + len(buffer))
         done = 0
         while done < len(buffer):
             done += await self._call(os.pwrite, self.fd, buffer[done:], offset + done)
 
     async def zero(self, offset: int, length: int, *, may_trim: bool = False) -> None:
+        if offset >= self._zero_from:
+            return
         if may_trim and await self._call(
             files.fallocate, self.fd, files.PUNCH_HOLE, offset, length
         ):
@@ -123,12 +161,11 @@ class FileEnd:
         await self._call(os.posix_fadvise, self.fd, 0, 0, os.POSIX_FADV_DONTNEED)
 
     async def resize(self, size: int) -> None:
-        """Make a regular file empty and ``size`` bytes long; all of it then reads as zeroes.
-        Afterwards ``self.size`` is the real size: a LUN's file in a FUSE mount keeps its size and
-        content."""
-        await self._call(os.ftruncate, self.fd, 0)
+        """Make a regular file ``size`` bytes long. It keeps its content up to there; where it grows
+        it reads as zeroes."""
         await self._call(os.ftruncate, self.fd, size)
-        self.size = os.fstat(self.fd).st_size
+        self._zero_from = min(self.size, size)
+        self.size = size
 
 
 def check_one_lun(urls: Sequence[str]) -> None:
@@ -191,13 +228,16 @@ def only_disk(disks: Mapping[str, D]) -> D:
 async def open_source(
     place: Sequence[str], options: Mapping[str, str]
 ) -> AsyncIterator[AsyncDisk | FileEnd]:
-    """Open a file, or the URLs of one LUN, for reading. Raises BadArgument, PermissionDenied, and
-    what connecting raises."""
+    """Open a file, or the URLs of one LUN, for reading. Raises BadArgument, PermissionDenied, Busy
+    (a file that a target serves), and what connecting raises."""
     if is_url(place[0]):
         async with aio.open_disks(place, options) as disks:
             yield only_disk(disks.disks)
     else:
         with _opened(place[0], os.O_RDONLY) as file:
+            await file.lock(to_write=False)
+            if warning := image_warning(file.fd, file.path):
+                log.warning("%s", warning)
             yield file
 
 
@@ -206,7 +246,7 @@ async def open_destination(
     place: Sequence[str], options: Mapping[str, str]
 ) -> AsyncIterator[AsyncDisk | FileEnd]:
     """Open a file, or the URLs of one LUN, for writing. A missing file is created; an existing file
-    is not changed.
+    is not changed, and not locked yet: the caller knows whether it is the source, too.
 
     Raises WriteProtected, Busy (a block device that is mounted), and what ``open_source`` raises.
     """
@@ -237,7 +277,8 @@ def _opened(path: str, flags: int) -> Iterator[FileEnd]:
         mode = os.fstat(fd).st_mode
         if not (stat.S_ISREG(mode) or stat.S_ISBLK(mode)):
             raise BadArgument(f"{path}: neither a file nor a block device")
-        yield FileEnd(fd, path, os.lseek(fd, 0, os.SEEK_END), stat.S_ISREG(mode))
+        regular = stat.S_ISREG(mode) and files.file_system(fd) != _LUNS_OF_A_MOUNT
+        yield FileEnd(fd, path, os.lseek(fd, 0, os.SEEK_END), regular)
     finally:
         os.close(fd)
 
@@ -251,15 +292,22 @@ _ERRORS: dict[int, type[IserblkError]] = {
 
 
 def same_place(one: AsyncDisk | FileEnd, other: AsyncDisk | FileEnd) -> bool:
-    """Whether both are the same file, block device or LUN."""
+    """Whether both are the same file, block device or LUN, under whatever names."""
     if isinstance(one, FileEnd):
         if not isinstance(other, FileEnd):
             return False
         first, second = os.fstat(one.fd), os.fstat(other.fd)
-        if one.regular or other.regular:
-            return os.path.samestat(first, second)
-        return first.st_rdev == second.st_rdev
+        if stat.S_ISBLK(first.st_mode) and stat.S_ISBLK(second.st_mode):
+            return first.st_rdev == second.st_rdev
+        return os.path.samestat(first, second)
     if isinstance(other, FileEnd):
         return False
     # The portal does not matter: a target has one name on all of its portals.
-    return (one.info.target, one.info.lun) == (other.info.target, other.info.lun)
+    if (one.info.target, one.info.lun) == (other.info.target, other.info.lun):
+        return True
+    return one.size == other.size and _have_common(one.info.identifiers, other.info.identifiers)
+
+
+def _have_common(one: Sequence[str], other: Sequence[str]) -> bool:
+    both = set(one) & set(other)
+    return any(each.startswith(("naa.2", "naa.5", "naa.6", "eui.", "uuid.")) for each in both)

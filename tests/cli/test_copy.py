@@ -10,7 +10,9 @@ import pytest
 
 from tests.cli.commands import bad, good, good_json, iserblk
 from tests.cli.runs import MIB, documented
-from tests.support.nbdkit import run
+from tests.support.fuse import need_fuse, running_mount
+from tests.support.nbdkit import need, run
+from tests.support.target import running_target
 
 
 def test_copy_there_and_back(url: str, tmp_path: Path) -> None:
@@ -76,3 +78,106 @@ def test_copy_says_when_the_disk_is_full(url: str, tmp_path: Path) -> None:
         assert "No space left" in bad(1, "copy", f"{url}/1", tmp_path / "full" / "file")
     finally:
         run("umount", tmp_path / "full")
+
+
+# --- files that a target serves ----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["path", "hard link", "symbolic link"])
+def test_what_a_target_serves_is_not_copied_past_it(
+    url: str, files: Path, tmp_path: Path, name: str
+) -> None:
+    """The file behind a LUN is neither destination nor source, whatever the other end is, and by
+    whatever name. Neither it nor a new destination is touched."""
+    file = files / "small"
+    if name == "hard link":
+        file = tmp_path / "link"
+        file.hardlink_to(files / "small")
+    elif name == "symbolic link":
+        file = tmp_path / "link"
+        file.symlink_to(files / "small")
+    (tmp_path / "ones").write_bytes(b"\x11" * 4 * MIB)
+    (tmp_path / "file").write_bytes(b"\x22" * 8192)
+    good("copy", tmp_path / "ones", f"{url}/1")
+    for source, destination in (
+        (f"{url}/1", file),
+        (f"{url}/2", file),
+        (tmp_path / "file", file),
+        (file, f"{url}/1"),
+        (file, f"{url}/0"),
+        (file, tmp_path / "never"),
+    ):
+        words = bad(28, "copy", source, destination, "--verify")
+        assert f"{file}: a target serves it" in words
+    assert (files / "small").read_bytes() == b"\x11" * 4 * MIB
+    assert not (tmp_path / "never").exists()
+
+
+def test_a_read_only_lun_may_be_read_as_a_file(url: str, files: Path, tmp_path: Path) -> None:
+    good("copy", files / "read-only", tmp_path / "back")
+    assert (tmp_path / "back").read_bytes() == b"written once" * 4096
+    assert "a target serves it" in bad(28, "copy", tmp_path / "back", files / "read-only")
+    assert (files / "read-only").read_bytes() == b"written once" * 4096
+
+
+def test_a_destination_that_does_not_fit_is_not_touched(url: str, tmp_path: Path) -> None:
+    """Nor is one whose source cannot be read."""
+    (tmp_path / "precious").write_bytes(b"precious")
+    for source in (tmp_path / "missing", f"{url}/9", tmp_path):
+        assert iserblk("copy", source, tmp_path / "precious").returncode
+    assert (tmp_path / "precious").read_bytes() == b"precious"
+
+
+def test_a_copy_of_a_lun_onto_itself_loses_nothing(url: str, tmp_path: Path) -> None:
+    """A mount's file of the LUN: nothing tells that it is the same. As with a file, and the LUN
+    that another program's target makes of it."""
+    need_fuse()
+    content = random.Random(7).randbytes(MIB) + bytes(MIB) + random.Random(8).randbytes(2 * MIB)
+    (tmp_path / "content").write_bytes(content)
+    good("copy", tmp_path / "content", f"{url}/1")
+    with running_mount([f"{url}/1"], tmp_path / "luns") as mounted:
+        good("copy", f"{url}/1", mounted / "lun1", "--verify")
+        assert (mounted / "lun1").read_bytes() == content
+        good("copy", mounted / "lun1", f"{url}/1", "--verify")
+        assert (mounted / "lun1").read_bytes() == content
+        assert "the same" in bad(7, "copy", mounted / "lun1", mounted / "lun1")
+    good("copy", f"{url}/1", tmp_path / "back")
+    assert (tmp_path / "back").read_bytes() == content
+
+
+def test_a_luns_file_of_a_mount_keeps_its_size(url: str, tmp_path: Path) -> None:
+    need_fuse()
+    (tmp_path / "ones").write_bytes(b"\x11" * 4 * MIB)
+    (tmp_path / "short").write_bytes(b"\x22" * 1000)
+    (tmp_path / "large").write_bytes(b"\x33" * (4 * MIB + 1))
+    good("copy", tmp_path / "ones", f"{url}/1")
+    with running_mount([f"{url}/1"], tmp_path / "luns") as mounted:
+        lun = mounted / "lun1"
+        assert "the destination is too small" in bad(7, "copy", tmp_path / "large", lun)
+        done = iserblk("copy", tmp_path / "short", lun)
+        assert done.returncode == 0 and "stay as they are" in done.stderr
+        expected = b"\x22" * 1000 + b"\x11" * (4 * MIB - 1000)
+        assert lun.read_bytes() == expected
+        # It has no end: what is skipped stays.
+        with lun.open("r+b", buffering=0) as file:
+            file.seek(2 * MIB)
+            file.write(b"x")
+        assert lun.read_bytes()[: 2 * MIB] == expected[: 2 * MIB]
+
+
+# --- images -------------------------------------------------------------------------------------
+
+
+def test_an_image_with_a_format_is_warned_of(url: str, tmp_path: Path) -> None:
+    """As the file of a LUN, too."""
+    need("qemu-img")
+    image = tmp_path / "vm.qcow2"
+    run("qemu-img", "create", "-q", "-f", "qcow2", image, "8M")
+    done = iserblk("copy", image, f"{url}/0")
+    assert done.returncode == 0
+    first = done.stderr.splitlines()[0]
+    assert first.startswith(f"iserblk: {image}: a qcow2 image is taken byte by byte")
+    assert "`qemu-img convert -f qcow2 -O raw`" in first
+    run("truncate", "-s", "%4096", image)
+    with running_target([str(image)], tmp_path / "log"):
+        assert f"{image}: a qcow2 image is taken byte by byte" in (tmp_path / "log").read_text()

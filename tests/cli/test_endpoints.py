@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import stat
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,8 @@ from iserblk import files
 from iserblk.cli.endpoints import FileEnd, open_destination, open_source, same_place, two_ends
 from iserblk.disk.seam import EXTENT_DATA, EXTENT_HOLE, EXTENT_ZERO
 from iserblk.errors import BadArgument, Busy, IserblkError, PermissionDenied
+from iserblk.target.store.lunfile import open_file
+from tests.support.fake_disk import AsyncFake, FakeDisk, lun_info
 
 KIB = 1024
 
@@ -71,13 +74,116 @@ async def test_an_existing_destination_is_not_touched_by_opening(tmp_path: Path)
     assert (tmp_path / "file").read_bytes() == b"precious"
 
 
-async def test_resizing_makes_zeroes(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("size", "content"), [(10, b"precious\0\0"), (8, b"precious"), (3, b"pre")]
+)
+async def test_resizing_keeps_what_is_there(tmp_path: Path, size: int, content: bytes) -> None:
     (tmp_path / "file").write_bytes(b"precious")
     async with open_destination([str(tmp_path / "file")], {}) as end:
         assert isinstance(end, FileEnd)
-        await end.resize(10)
-        assert end.size == 10
-    assert (tmp_path / "file").read_bytes() == bytes(10)
+        await end.resize(size)
+        assert end.size == size
+    assert (tmp_path / "file").read_bytes() == content
+
+
+async def test_where_a_file_has_grown_it_is_zero_already(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where holes cannot be made, none is filled with zeroes. What was written there becomes zero
+    all the same."""
+    monkeypatch.setattr(files, "fallocate", lambda *_: False)
+    path = tmp_path / "file"
+    path.write_bytes(b"x" * 4 * KIB)
+    async with open_destination([str(path)], {}) as end:
+        assert isinstance(end, FileEnd)
+        await end.resize(1024 * KIB)
+        await end.zero(0, 4 * KIB, may_trim=True)
+        await end.zero(4 * KIB, 1020 * KIB, may_trim=True)
+        assert path.stat().st_blocks * 512 <= 8 * KIB
+        await end.write(memoryview(b"y" * 10), 64 * KIB)
+        await end.zero(60 * KIB, 8 * KIB)
+    assert path.read_bytes() == bytes(1024 * KIB)
+
+
+async def test_targets_and_copies_keep_off_each_other(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(bytes(4096))
+    (tmp_path / "link").symlink_to(path)
+    async with open_source([str(tmp_path / "link")], {}):
+        open_file(str(path), read_only=True).close()
+        with pytest.raises(Busy, match="`iserblk copy` uses it"):
+            open_file(str(path))
+    async with open_destination([str(path)], {}) as end:
+        assert isinstance(end, FileEnd)
+        lun = open_file(str(path), read_only=True)
+        with pytest.raises(Busy, match=f"{path}: a target serves it"):
+            await end.lock(to_write=True)
+        lun.close()
+        await end.lock(to_write=True)
+        with pytest.raises(Busy, match="`iserblk copy` uses it"):
+            open_file(str(path), read_only=True)
+        with pytest.raises(Busy, match="another copy uses it"):
+            await source_size(path)
+
+
+@pytest.mark.parametrize("number", [errno.EOPNOTSUPP, errno.ENOLCK])
+async def test_a_file_system_without_locks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    def refuse(*_: object, **__: object) -> bool:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(files, "lock_lun", refuse)
+    (tmp_path / "file").write_bytes(b"x")
+    assert await source_size(tmp_path / "file") == 1
+
+
+async def test_udev_may_look_at_a_device_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, autojump_clock: object
+) -> None:
+    """It holds a shared lock meanwhile. A target does not let go."""
+    (tmp_path / "file").write_bytes(b"x")
+    monkeypatch.setattr(stat, "S_ISBLK", stat.S_ISREG)
+    async with open_destination([str(tmp_path / "file")], {}) as end:
+        assert isinstance(end, FileEnd)
+        udev = os.open(tmp_path / "file", os.O_RDONLY)
+        assert files.lock_lun(udev, shared=True)
+        with pytest.raises(Busy):
+            await end.lock(to_write=True)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(end.lock, True)
+            await trio.sleep(1)
+            os.close(udev)
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "same"),
+    [
+        (
+            ("naa.6001405aabbccdd00000000000000001",),
+            ("naa.6001405aabbccdd00000000000000001",),
+            True,
+        ),
+        (("eui.0123456789abcdef", "t10.one"), ("t10.other", "eui.0123456789abcdef"), True),
+        (
+            ("naa.6001405aabbccdd00000000000000001",),
+            ("naa.6001405aabbccdd00000000000000002",),
+            False,
+        ),
+        # What two hosts with the same program, and its defaults, have.
+        (("t10.IET     00010001", "naa.3000000100000001"), ("t10.IET     00010001",), False),
+        ((), (), False),
+    ],
+)
+def test_one_lun_by_two_names(one: tuple[str, ...], other: tuple[str, ...], same: bool) -> None:
+    def lun(target: str, **changes: Any) -> Any:
+        return AsyncFake(FakeDisk(lun_info(0, target=target, **changes)))
+
+    first = lun("iqn.2026-11.example:a", identifiers=one)
+    assert same_place(first, lun("iqn.2026-11.example:b", identifiers=other)) is same
+    assert same_place(first, lun("iqn.2026-11.example:a", identifiers=()))
+    larger = lun("iqn.2026-11.example:b", identifiers=other, size=16 * 1024 * KIB)
+    assert not same_place(first, larger)
 
 
 async def test_data_and_zeroes(tmp_path: Path) -> None:

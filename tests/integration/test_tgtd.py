@@ -34,6 +34,7 @@ from iserblk.iscsi.send_targets import Portal
 from iserblk.options import Options
 from iserblk.scsi import cdb, luns
 from iserblk.url import parse_url
+from tests.cli.commands import good
 from tests.support import libiscsi, logs
 from tests.support.blockwork import everything
 from tests.support.endurance import disk_and_session
@@ -159,6 +160,21 @@ async def test_writes_come_back(tgtd: Tgtd, face: str, digest: str, unasked: str
             await write(disk, data, 1024)
             assert await read(disk, 1024, size) == data
         await disk.flush()
+
+
+def test_a_copy_between_a_lun_and_the_file_behind_it_loses_nothing(tgtd: Tgtd) -> None:
+    """tgtd locks no files, so nothing tells that they are the same."""
+    tgtd.set(HeaderDigest="None", DataDigest="None")
+    chance = random.Random("self")
+    content = chance.randbytes(2 * MIB) + bytes(3 * MIB) + chance.randbytes(SIZE - 5 * MIB)
+    (tgtd.log.parent / "content").write_bytes(content)
+    file = tgtd.log.parent / "none"
+    good("copy", tgtd.log.parent / "content", tgtd.url)
+    for source, destination in ((tgtd.url, file), (file, tgtd.url)):
+        good("copy", source, destination, "--verify")
+        assert file.read_bytes() == content
+        good("copy", tgtd.url, tgtd.log.parent / "back")
+        assert (tgtd.log.parent / "back").read_bytes() == content
 
 
 @pytest.mark.logs(logs.RECONNECTED)

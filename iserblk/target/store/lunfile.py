@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import errno
-import fcntl
+import logging
 import os
 import stat
 
 from iserblk.errors import BadArgument, Busy, IserblkError, PermissionDenied
+from iserblk.files import lock_lun
+from iserblk.images import image_warning
 from iserblk.target.store.store import FileStore
+
+log = logging.getLogger(__name__)
 
 
 def open_file(
@@ -35,6 +39,8 @@ def open_file(
     try:
         _lock(fd, path, read_only)
         size_of_lun = _fit(fd, path, size, read_only, block)
+        if warning := image_warning(fd, path):
+            log.warning("%s", warning)
         if kind is None:
             _keep_name(path)
         return FileStore(fd, size_of_lun)
@@ -85,14 +91,11 @@ def _open_error(path: str, read_only: bool, error: OSError) -> IserblkError:
 
 def _lock(fd: int, path: str, read_only: bool) -> None:
     """Lock the file: shared with ``read_only``, else exclusive. Raises Busy."""
-    mode = fcntl.LOCK_SH if read_only else fcntl.LOCK_EX
-    try:
-        fcntl.flock(fd, mode | fcntl.LOCK_NB)
-    except BlockingIOError:
+    if not lock_lun(fd, shared=read_only):
         raise Busy(
-            f"{path}: another target serves it, or another LUN of this target; name another file,"
-            " or serve it with `ro` in both places"
-        ) from None
+            f"{path}: another target serves it, or another LUN of this target, or `iserblk copy`"
+            " uses it; name another file, or serve it with `ro` in both places"
+        )
 
 
 def _keep_name(path: str) -> None:

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from contextvars import ContextVar
 from typing import Final, Protocol
 
-from iserblk.files import PUNCH_HOLE, ZERO_RANGE, fallocate
+from iserblk.files import PUNCH_HOLE, ZERO_RANGE, fallocate, file_system
 
 ZEROES = memoryview(bytes(1 << 20))
 _STAT_BLOCK: Final = 512  # bytes: the unit of st_blocks
@@ -131,16 +131,7 @@ def is_read_only(error: OSError) -> bool:
 
 def _lives_in_memory(fd: int) -> bool:
     """Whether the file is on tmpfs, which refuses RWF_NOWAIT, but whose reads wait for no disk."""
-    device = os.fstat(fd).st_dev
-    number = f"{os.major(device)}:{os.minor(device)}"
-    try:
-        with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as mounts:
-            return any(
-                fields[2] == number and fields[fields.index("-") + 1] == "tmpfs"
-                for fields in map(str.split, mounts)
-            )
-    except OSError:
-        return False
+    return file_system(fd) == "tmpfs"
 
 
 class FileStore:
