@@ -59,7 +59,8 @@ class LunInfo:
     product: str
     revision: str
     serial: str
-    identifiers: tuple[str, ...]  # VPD 83h, as "naa.6001…", "eui.…", "t10.…", "name.…"
+    # VPD 83h, as "naa.6001…", "eui.…", "uuid.…", "t10.…", "name.…"
+    identifiers: tuple[str, ...]
     max_transfer: int  # bytes of the largest READ or WRITE that is sent
     optimal_transfer: int  # bytes, 0 unknown
     designators: tuple[Designator, ...] = ()  # VPD 83h, those of the LUN only

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import hashlib
 import struct
+import uuid
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
@@ -191,11 +192,17 @@ TYPE_NAA = 3
 TYPE_RELATIVE_PORT = 4
 TYPE_PORT_GROUP = 5
 TYPE_NAME = 8
+TYPE_UUID = 10
 BINARY = 1
 ASCII = 2
 UTF8 = 3
 _ISCSI_PIV = 0x80
 _ISCSI_PROTOCOL = 0x50
+_UUID_TYPE = 0x10  # of a UUID designator: a UUID as RFC 4122 has it, behind two bytes
+_UUID_LENGTH = 18
+_VENDOR_LENGTH = 8  # of a T10 vendor ID designator
+# For the UUIDs of LUNs of our target. It must never change: LUNs would get other names.
+_UUIDS_OF_SERIALS = uuid.UUID("6eb66672-8227-4072-a6a3-7673ed988563")
 
 
 class Designator(NamedTuple):
@@ -209,6 +216,12 @@ def naa_locally_assigned(text: str) -> bytes:
     """An 8-byte NAA 3h identifier that depends on ``text`` alone: a LUN keeps its name."""
     digest = hashlib.sha256(text.encode()).digest()
     return bytes((0x30 | digest[0] & 0x0F,)) + digest[1:8]
+
+
+def uuid_of_serial(serial: str) -> bytes:
+    """A UUID designator that depends on ``serial`` alone: the same LUN has the same behind every
+    target name, and after a restart."""
+    return bytes((_UUID_TYPE, 0)) + uuid.uuid5(_UUIDS_OF_SERIALS, serial).bytes
 
 
 def name_string(name: str) -> bytes:
@@ -241,7 +254,8 @@ def decode_designators(data: Data | None) -> Iterator[Designator]:
 
 
 def decode_identifiers(data: Data | None) -> tuple[str, ...]:
-    """The names of the LUN, in the order of the page: "naa.6001…", "eui.…", "t10.…", "name.…"."""
+    """The names of the LUN, in the order of the page: "naa.6001…", "eui.…", "uuid.…", "t10.…",
+    "name.…"; without blank ones."""
     names = []
     for association, kind, _, raw in decode_designators(data):
         if association != ASSOCIATION_LUN or not raw:
@@ -250,11 +264,58 @@ def decode_identifiers(data: Data | None) -> tuple[str, ...]:
             names.append(f"naa.{raw.hex()}")
         elif kind == TYPE_EUI64:
             names.append(f"eui.{raw.hex()}")
-        elif kind == TYPE_T10:
-            names.append(f"t10.{_text(raw)}")
-        elif kind == TYPE_NAME:
-            names.append(f"name.{_text(raw)}")
+        elif kind == TYPE_UUID and len(raw) == _UUID_LENGTH and raw[0] & 0xF0 == _UUID_TYPE:
+            names.append(f"uuid.{uuid.UUID(bytes=raw[2:])}")
+        elif kind == TYPE_T10 and raw.strip(b" \0"):
+            names.append(f"t10.{_t10_text(raw)}")
+        elif kind == TYPE_NAME and raw.strip(b" \0"):
+            names.append(f"name.{_exact_text(raw)}")
     return tuple(names)
+
+
+def _exact_text(raw: bytes) -> str:
+    """As ``_text``, but different bytes remain different: hexadecimal where it is no plain text."""
+    plain = raw.strip(b" \0")
+    if all(0x20 <= byte < 0x7F for byte in plain):
+        return _text(raw)
+    return f"0x{raw.hex()}"
+
+
+def _t10_text(raw: bytes) -> str:
+    """A vendor, and what that has written behind: often text, but any bytes may stand there."""
+    exact = _exact_text(raw)
+    if not exact.startswith("0x"):
+        return exact
+    return f"{_text(raw[:_VENDOR_LENGTH])} {_exact_text(raw[_VENDOR_LENGTH:])}"
+
+
+def is_world_wide(identifier: str) -> bool:
+    """Whether no other LUN in the world has this identifier, one of ``decode_identifiers``: NAA 2h,
+    5h and 6h and EUI-64 with a company ID, a UUID, a SCSI name string.
+
+    A company ID of zero names no company (programs of which all copies number their LUNs alike,
+    tgtd for one, leave it so). NAA 3h is assigned locally. A T10 vendor ID is no better than the
+    care of its vendor, and free programs have none: "IET     00010001" is LUN 1 of every tgtd.
+    """
+    kind, _, text = identifier.lower().partition(".")
+    if kind == "name":
+        kind, _, text = text.partition(".")
+        if kind == "iqn":
+            return bool(text)
+    if kind == "naa":
+        at = {"2": 4, "5": 1, "6": 1}.get(text[:1])
+        return at is not None and _is_company(text[at : at + 6])
+    if kind == "eui":
+        # With an extension of 8 bytes, that stands in front (SPC-4, EUI-64 based designators).
+        return _is_company(text[16:22] if len(text) == 32 else text[:6])
+    return kind == "uuid" and bool(text.strip("0-"))
+
+
+def _is_company(digits: str) -> bool:
+    try:
+        return int(digits, 16) != 0
+    except ValueError:
+        return False
 
 
 # Extended INQUIRY data (SPC-4): 5 HEADSUP, ORDSUP, SIMPSUP (bits 2 to 0); 6 bit 0 V_SUP;

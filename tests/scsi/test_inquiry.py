@@ -177,6 +177,77 @@ def test_identifiers() -> None:
     assert inquiry.decode_identifiers(raw[:20]) == ("naa.6001405aabbccdd0",)
 
 
+def test_a_uuid_of_a_serial_number() -> None:
+    """SPC-5, UUID identifier: 1h in the upper half of the first byte, a reserved one, the UUID. It
+    stays what it is: initiators know LUNs by it."""
+    raw = inquiry.uuid_of_serial("SN-1")
+    assert raw[:2] == b"\x10\x00" and len(raw) == 18
+    designator = Designator(inquiry.ASSOCIATION_LUN, inquiry.TYPE_UUID, inquiry.BINARY, raw)
+    page = inquiry.encode_identifiers([designator])
+    assert page[4:8] == bytes((1, 10, 0, 18))
+    assert inquiry.decode_identifiers(page) == ("uuid.033a6e6e-d5db-57d0-9fb4-836d7ef71217",)
+
+
+@pytest.mark.parametrize("raw", [bytes(18), b"\x20" + bytes(17), b"\x10" + bytes(16), b"\x10"])
+def test_what_is_no_uuid(raw: bytes) -> None:
+    designator = Designator(inquiry.ASSOCIATION_LUN, inquiry.TYPE_UUID, inquiry.BINARY, raw)
+    assert inquiry.decode_identifiers(inquiry.encode_identifiers([designator])) == ()
+
+
+def test_different_bytes_are_different_identifiers() -> None:
+    """Also where they are no text: a T10 vendor ID may end with a binary number."""
+
+    def named(kind: int, *raw: bytes) -> tuple[str, ...]:
+        each = [Designator(inquiry.ASSOCIATION_LUN, kind, inquiry.BINARY, data) for data in raw]
+        return inquiry.decode_identifiers(inquiry.encode_identifiers(each))
+
+    assert named(inquiry.TYPE_T10, b"VENDOR  \1\2", b"VENDOR  \1\3", b"VENDOR  12") == (
+        "t10.VENDOR 0x0102",
+        "t10.VENDOR 0x0103",
+        "t10.VENDOR  12",
+    )
+    assert len(set(named(inquiry.TYPE_NAME, "iqn.ä".encode(), "iqn.é".encode()))) == 2
+    assert named(inquiry.TYPE_T10, bytes(12), b" " * 8) == ()
+
+
+@pytest.mark.parametrize(
+    "identifier",
+    [
+        "naa.60014051d2e3f4a5b6c7d8e9f0a1b2c3",
+        "naa.5000c500aabb0001",
+        "naa.2123000c50aabb00",
+        "eui.0010c500aabb0001",
+        "eui.0102030405060708" + "0010c500aabb0001",  # an extension, then the EUI-64
+        "uuid.c7dd4d3b-3d1f-5f1d-8f3f-000000000001",
+        "name.iqn.2026-11.example:disk,L,0x0001",
+        "name.naa.60014051D2E3F4A5B6C7D8E9F0A1B2C3",
+        "name.eui.0010C500AABB0001",
+    ],
+)
+def test_what_is_unique_world_wide(identifier: str) -> None:
+    assert inquiry.is_world_wide(identifier)
+
+
+@pytest.mark.parametrize(
+    "identifier",
+    [
+        "naa.3000000000010001",  # assigned locally: tgtd's
+        "naa.6000000000000000000000000e000001",  # company 000000
+        "naa.5000000000000001",
+        "naa.2123000000aabb00",
+        "naa.1000c500aabb0001",
+        *("naa.", "naa.6", "naa.5xyzxyz00000001"),
+        "eui.0000000100010001",
+        "eui.0102030405060708" + "0000000100010001",
+        "uuid.00000000-0000-0000-0000-000000000000",
+        "t10.IET     00010001",
+        *("name.", "name.iqn.", "name.disk", "name.naa.3000000000010001", "name.0x69716e2e"),
+    ],
+)
+def test_what_is_not(identifier: str) -> None:
+    assert not inquiry.is_world_wide(identifier)
+
+
 def test_ports_and_targets_name_their_protocol() -> None:
     raw = inquiry.encode_identifiers(
         [Designator(inquiry.ASSOCIATION_TARGET, inquiry.TYPE_NAME, inquiry.UTF8, b"iqn\0")]

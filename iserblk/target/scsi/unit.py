@@ -334,6 +334,14 @@ class LogicalUnit:
                 inquiry.ASCII,
                 VENDOR.ljust(8).encode() + self.serial.encode(),
             ),
+            # World-wide, as the others are not: several target names of the LUN are seen to be
+            # paths of one LUN. Behind them, so that udev's names stay.
+            Designator(
+                inquiry.ASSOCIATION_LUN,
+                inquiry.TYPE_UUID,
+                inquiry.BINARY,
+                inquiry.uuid_of_serial(self.serial),
+            ),
         )
 
     def vpd_pages(self, iqn: str, port: TargetPort = ONLY_PORT) -> dict[int, bytes]:

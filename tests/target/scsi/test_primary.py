@@ -53,7 +53,7 @@ def test_vital_product_data(client: Client) -> None:
         assert client.data(cdb.inquiry(7, page)) == answer[:7]
     assert inquiry.decode_serial(client.data(cdb.inquiry(255, 0x80))) == "SN-1"
     names = inquiry.decode_identifiers(client.data(cdb.inquiry(255, 0x83)))
-    assert [name.partition(".")[0] for name in names] == ["naa", "t10"]
+    assert [name.partition(".")[0] for name in names] == ["naa", "t10", "uuid"]
     assert names[1] == "t10.ISERBLK SN-1"
     designators = inquiry.decode_designators(client.data(cdb.inquiry(255, 0x83)))
     assert inquiry.name_string(IQN) in [each.data for each in designators]
