@@ -5,15 +5,17 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 from pathlib import Path
+from threading import Lock
 
 import pytest
 import trio
 
 from iserblk.errors import AuthenticationError
 from tests.cli.commands import bad, good, good_json
-from tests.support import fio, greeting, istgt
+from tests.support import fio, greeting, istgt, logs, lost_cache
 from tests.support.blockwork import everything
 from tests.support.faces import one_disk
+from tests.support.faults.proxy import FaultProxy
 from tests.support.interop import Record, package
 from tests.support.istgt import OWN, THEIRS, VERSION, Istgt
 from tests.support.nbdkit import need, run, running_nbd
@@ -101,6 +103,7 @@ def test_a_trim_is_refused(running: Istgt) -> None:
     )
 
 
+# shows: SYSTEM-45, SYSTEM-51
 @pytest.mark.parametrize("asks", istgt.ASKS)
 @pytest.mark.parametrize("digest", DIGESTS)
 async def test_all_block_operations(
@@ -188,12 +191,16 @@ async def test_what_a_new_nexus_hears(mortal: Istgt) -> None:
     assert heard == [["29/00"], [], ["29/00"], []]
 
 
+def need_nbd_engine() -> None:
+    if "nbd" not in run("fio", "--enghelp").split():
+        pytest.skip("this fio has no nbd engine (built without libnbd)")
+
+
 @pytest.mark.parametrize("kind", ["iserblk", "nbdkit"])
 def test_it_is_killed_under_fio(mortal: Istgt, tmp_path: Path, record: Record, kind: str) -> None:
     """fio writes, reads and compares, and sees no error while it is killed and started again."""
     need("fio", *(["nbdkit"] if kind == "nbdkit" else []))
-    if "nbd" not in run("fio", "--enghelp").split():
-        pytest.skip("this fio has no nbd engine (built without libnbd)")
+    need_nbd_engine()
     with (
         running_nbd(kind, [mortal.url], tmp_path, parameters=("io-timeout=60",)) as uri,
         Outages(mortal.kill, mortal.start, UP_S, DOWN_S) as outages,
@@ -207,3 +214,108 @@ def test_it_is_killed_under_fio(mortal: Istgt, tmp_path: Path, record: Record, k
         transport="TCP",
         ran=f"{package('fio')} verify while istgt is killed and started again",
     )
+
+
+class Lossy:
+    """istgt behind a proxy: it dies with what was not flushed, and when it is back, another
+    initiator comes first and hears 29/00. Ours hears nothing."""
+
+    def __init__(self, target: Istgt, proxy: FaultProxy) -> None:
+        self._target = target
+        self._proxy = proxy
+        self.url = proxy.through(target.url)
+        self.medium = lost_cache.Medium(target.disk(), SIZE)
+
+    async def lose(self) -> None:
+        await in_thread(self.die)
+        self.medium.lose()
+        await self.return_()
+
+    async def lose_nothing(self) -> None:
+        await in_thread(self.die)
+        await self.return_()
+
+    def die(self) -> None:
+        self._proxy.refuse()
+        self._target.kill()
+
+    async def return_(self) -> None:
+        await in_thread(self._target.start)
+        assert await greeting.greeting(self._target.url) == ["29/00"]
+        self._proxy.admit()
+
+
+@pytest.fixture
+def lossy(mortal: Istgt) -> Iterator[Lossy]:
+    with FaultProxy(mortal.address, framing="raw") as proxy:
+        yield Lossy(mortal, proxy)
+
+
+def test_it_loses_its_cache_under_fio(lossy: Lossy, tmp_path: Path, record: Record) -> None:
+    """All that fio wrote since the last flush is lost each time, and nothing tells of it."""
+    need("fio")
+    need_nbd_engine()
+    nbd = pytest.importorskip("nbd", reason="not installed: python3-libnbd")
+    alive = Lock()
+
+    def strike() -> None:
+        alive.acquire()
+        lossy.die()
+
+    def mend() -> None:
+        try:
+            lossy.medium.lose()
+            trio.run(lossy.return_)
+        finally:
+            alive.release()
+
+    lossy.medium.keep()
+    with (
+        running_nbd("iserblk", [lossy.url], tmp_path, parameters=("io-timeout=60",)) as uri,
+        Outages(strike, mend, UP_S, DOWN_S) as outages,
+    ):
+        client = nbd.NBD()
+        client.connect_uri(uri)
+        while outages.count < KILLS:
+            fio.verify("--ioengine=nbd", f"--uri={uri}", region=REGION)
+            with alive:
+                client.flush()
+                lossy.medium.keep()
+        client.shutdown()
+    record(
+        ours="iserblk nbd",
+        peer="istgt",
+        version=VERSION,
+        transport="TCP",
+        ran=f"{package('fio')} verify while istgt loses what was not flushed, and tells another "
+        "host",
+    )
+
+
+may_be_logged = pytest.mark.logs(
+    logs.RECONNECTED, logs.LOST_POWER, logs.LOST_WRITES, logs.ONE_OF_SEVERAL
+)
+
+
+# shows: SYSTEM-30
+@may_be_logged
+@pytest.mark.parametrize("connections", [1, 2])
+@pytest.mark.parametrize("name", lost_cache.CASES)
+async def test_a_loss_of_which_it_tells_another_host(
+    lossy: Lossy, record: Record, name: str, connections: int
+) -> None:
+    case = lost_cache.CASES[name]
+    await lost_cache.loses_its_cache(lossy.url, lossy.medium, lossy.lose, case, connections)
+    record(
+        ours="initiator",
+        peer="istgt",
+        version=VERSION,
+        transport=f"TCP, connections={connections}",
+        ran=f"killed, what was not flushed is lost, and another host hears of it first: {case.ran}",
+    )
+
+
+@may_be_logged
+@pytest.mark.parametrize("options", [{}, {"shared": "yes"}], ids=["journal", "shared=yes"])
+async def test_a_restart_that_loses_nothing(lossy: Lossy, options: dict[str, str]) -> None:
+    await lost_cache.loses_nothing(lossy.url, lossy.medium, lossy.lose_nothing, options)

@@ -16,7 +16,7 @@ _ADMIN_S = 120.0  # a virtual machine may be emulated
 class MortalTgtd:
     """tgtd over Traditional iSCSI. ``programs``: the directory with tgtd and tgtadm. ``address``,
     ``port``: where it listens. ``place``: a directory for its log and its disk of ``size`` bytes.
-    What it has answered is in that file, and outlives it."""
+    What it has answered is in that file, ``disk``, and outlives it."""
 
     def __init__(self, programs: Path, address: str, port: int, place: Path, size: int) -> None:
         self.url = f"iscsi://{address}:{port}/{IQN}/1"
@@ -25,9 +25,11 @@ class MortalTgtd:
         self._place = place
         # Its own control socket: the usual place may belong to another tgtd.
         self._environment = {**os.environ, "TGT_IPC_SOCKET": str(place / "ipc")}
-        self._disk = place / "tgtd-disk"
-        with self._disk.open("wb") as file:
+        self.disk = place / "tgtd-disk"
+        with self.disk.open("wb") as file:
             file.truncate(size)
+        said = subprocess.run([programs / "tgtd", "-V"], capture_output=True, text=True, check=True)
+        self.version = f"tgt {said.stdout.strip()}"
         self.start()
 
     def start(self) -> None:
@@ -41,7 +43,7 @@ class MortalTgtd:
             )
         until_blocking(self._listens)
         self._admin("new", "target", "-T", IQN)
-        self._admin("new", "logicalunit", "--lun", "1", "-b", str(self._disk))
+        self._admin("new", "logicalunit", "--lun", "1", "-b", str(self.disk))
         # Only now initiators find it: a target without the LUN would be another one to them.
         self._admin("bind", "target", "-I", "ALL")
 

@@ -1,0 +1,82 @@
+"""tgtd dies with what it had not flushed, and tells each new nexus of a power on. Needs
+``scripts/peers tgt``."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import trio
+
+from tests.support import greeting, logs, lost_cache
+from tests.support.interop import Record
+from tests.support.target import ROOT
+from tests.support.tgtd import MortalTgtd
+
+SIZE = 16 << 20
+in_thread = trio.to_thread.run_sync
+
+pytestmark = pytest.mark.logs(logs.RECONNECTED, logs.LOST_POWER, logs.LOST_WRITES)
+
+
+@pytest.fixture
+def tgtd(tmp_path: Path) -> Iterator[MortalTgtd]:
+    found = subprocess.run(
+        [ROOT / "scripts/peers", "tgt"], capture_output=True, text=True, check=False, timeout=100
+    )
+    if found.returncode:
+        pytest.skip(f"requires tgtd: {found.stderr.strip().splitlines()[-1]}")
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        port = sock.getsockname()[1]
+    made = MortalTgtd(Path(found.stdout.strip()) / "usr/sbin", "127.0.0.1", port, tmp_path, SIZE)
+    try:
+        yield made
+    finally:
+        made.kill()
+
+
+async def outage(tgtd: MortalTgtd, meanwhile: Callable[[], None]) -> None:
+    await in_thread(tgtd.kill)
+    meanwhile()
+    await in_thread(tgtd.start)
+
+
+async def test_what_a_new_nexus_hears(tgtd: MortalTgtd) -> None:
+    names = [f"iqn.2026-11.example:{each}" for each in "aba"]
+    heard = [await greeting.greeting(tgtd.url, name) for name in names]
+    await outage(tgtd, lambda: None)
+    heard += [await greeting.greeting(tgtd.url, name) for name in names]
+    print(heard)
+    assert heard == [["29/00"]] * 6
+
+
+@pytest.mark.parametrize("name", lost_cache.CASES)
+async def test_its_cache_is_lost(tgtd: MortalTgtd, record: Record, name: str) -> None:
+    case, medium = lost_cache.CASES[name], lost_cache.Medium(tgtd.disk)
+
+    async def dies() -> None:
+        await outage(tgtd, medium.lose)
+
+    await lost_cache.loses_its_cache(tgtd.url, medium, dies, case)
+    record(
+        ours="initiator",
+        peer="tgtd",
+        version=tgtd.version,
+        transport="TCP",
+        ran=f"killed, and what was not flushed is lost: {case.ran}",
+    )
+
+
+@pytest.mark.parametrize("options", [{}, {"shared": "yes"}], ids=["journal", "shared=yes"])
+async def test_a_restart_that_loses_nothing(tgtd: MortalTgtd, options: dict[str, str]) -> None:
+    """It reports a power on all the same: with ``shared=yes`` what it has is read and compared."""
+
+    async def dies() -> None:
+        await outage(tgtd, lambda: None)
+
+    medium = lost_cache.Medium(tgtd.disk)
+    await lost_cache.loses_nothing(tgtd.url, medium, dies, options)
