@@ -30,6 +30,7 @@ import sysconfig
 import syslog
 import traceback
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
 import nbdkit
@@ -71,9 +72,10 @@ try:
     from iserblk import __version__
     from iserblk.disk.blocking import ThreadDiskSet, open_disks
     from iserblk.disk.multipath.addresses import settle
-    from iserblk.disk.seam import BlockingDisk, Extent
+    from iserblk.disk.seam import BlockingDisk, Extent, FlushClient, LossCount
     from iserblk.errors import BadArgument, IserblkError, NotSupported
     from iserblk.named.resolving import urls_of
+    from iserblk.nbd.kernel.owed import Owed
     from iserblk.options import Options
     from iserblk.url import is_url, parse_url
 except ImportError as missing:
@@ -97,6 +99,8 @@ _log = logging.getLogger("iserblk.nbd")
 _urls: list[str] = []
 _options: dict[str, str] = {}
 _opened: list[ThreadDiskSet] = []  # one element, from after_fork to cleanup
+_handles: set[Handle] = set()  # nbdkit does not close those that are open when it ends
+_only: list[OnlyClient] = []  # of a server of `iserblk attach`: one element
 
 
 # --- errors and logs ---------------------------------------------------------------------------
@@ -257,6 +261,10 @@ def after_fork() -> None:
         )
         _tell_parent(f"{kind.__name__} {error}")
         raise
+    path = os.environ.get("ISERBLK_OWED", "")
+    if path:
+        (disks,) = _opened
+        _only.append(OnlyClient(disks.disks[disks.default], Owed(Path(path))))
     _tell_parent("ready")
 
 
@@ -271,27 +279,55 @@ def _tell_parent(line: str) -> None:
 
 def cleanup() -> None:
     """Flush and log out: nbdkit ends. A client that went away may not have flushed."""
+    for handle in [*_handles]:
+        close(handle)
     while _opened:
         with contextlib.closing(_opened.pop()) as disks:
+            for each in _only:
+                each.ended()
             for name, disk in disks.disks.items():
                 # (For a LUN without a write cache, the disk sends no command.)
                 if disk.dirty:
                     try:
-                        disk.flush()
+                        disk.flush(disk.new_client())
                     except IserblkError as error:
                         _log.error("%s: the last flush failed, data may be lost: %s", name, error)
+                        continue
+                for each in _only:
+                    each.changed()
 
 
 # --- exports and connections -------------------------------------------------------------------
 
 
+class OnlyClient:
+    """The client of all connections, where these are of one device, whose server has others before
+    and after it."""
+
+    def __init__(self, disk: BlockingDisk, owed: Owed) -> None:
+        self._owed = owed
+        self._disk = disk
+        self.client = disk.only_client(owed.read(), self.changed)
+
+    def changed(self) -> None:
+        self._owed.write(self.client.count)
+
+    def ended(self) -> None:
+        """The last flush is to follow, and ``changed`` when it has succeeded."""
+        self.client.ended()
+        if self._disk.dirty:
+            losses, told = self.client.count
+            self._owed.write(LossCount(losses + 1, told))
+
+
 class Handle:
     """One NBD connection to one LUN. It keeps two bound methods of the disk, for speed."""
 
-    __slots__ = ("disk", "read", "write")
+    __slots__ = ("client", "disk", "read", "write")
 
-    def __init__(self, disk: BlockingDisk) -> None:
+    def __init__(self, disk: BlockingDisk, client: FlushClient) -> None:
         self.disk = disk
+        self.client = client
         self.read = disk.read_into
         self.write = disk.write
 
@@ -315,7 +351,16 @@ def open(readonly: bool) -> Handle:
     if name not in disks.disks:
         nbdkit.set_error(errno.ENOENT)
         raise BadArgument(f"no export {name[:80]!r}; there are: {', '.join(disks.disks)}")
-    return Handle(disks.disks[name])
+    disk = disks.disks[name]
+    handle = Handle(disk, _only[0].client if _only else disk.new_client())
+    _handles.add(handle)
+    return handle
+
+
+def close(h: Handle) -> None:
+    _handles.discard(h)
+    if not _only:
+        h.client.ended()
 
 
 def export_description(h: Handle) -> str:
@@ -408,9 +453,23 @@ def pwrite(h: Handle, buf: memoryview, offset: int, flags: int) -> None:
     raise failure
 
 
-@_reported
 def flush(h: Handle, flags: int) -> None:
-    h.disk.flush()
+    try:
+        h.disk.flush(h.client)
+        return
+    except IserblkError as error:
+        losses = error.losses
+        failure = _failed(error)
+    if losses and not _has_hung_up():
+        h.client.told(losses)
+    raise failure
+
+
+def _has_hung_up() -> bool:
+    """Whether the client of this connection will not get the answer. nbdkit says so only to what
+    sleeps; Python's module ``nbdkit`` of 1.32 has no function for that."""
+    sleep = getattr(ctypes.CDLL(None), "nbdkit_nanosleep", None)
+    return sleep is not None and sleep(0, 1) != 0
 
 
 @_reported

@@ -130,7 +130,7 @@ ALLOWED: dict[str, set[str]] = {
     },
     "nbd.kernel": {
         *("endings", "errors", "installation", "names", "background", "credentials", "metrics"),
-        *("nbd.messages", "nbd.buffers"),
+        *("disk.seam", "nbd.messages", "nbd.buffers"),
         *("nbd.listening", "nbd.client", "nbd.server", "nbd.serving"),
     },
     "nbd.nbdkit": {"endings", "errors", "credentials", "disk.blocking", "nbd.kernel"},

@@ -16,7 +16,7 @@ from iserblk.disk.multipath.discovering import discover_ways
 from iserblk.disk.multipath.failback import PathsReconnector
 from iserblk.disk.multipath.recognising import join_same_luns
 from iserblk.disk.opening import find_disks, name_disks, open_session, part, reconnector
-from iserblk.disk.seam import AsyncLun, CommandResult, Extent, FlushClient, LunInfo
+from iserblk.disk.seam import AsyncLun, CommandResult, Extent, FlushClient, LossCount, LunInfo
 from iserblk.initiator.drivers.tasks import TrioDriver
 from iserblk.initiator.reconnecting import Reconnector
 
@@ -47,7 +47,7 @@ class TrioDisk:
 
     @property
     def dirty(self) -> bool:
-        return self.core.durability.wants_flush(self.core.client)
+        return self.core.durability.wants_flush()
 
     @property
     def client(self) -> FlushClient:
@@ -55,6 +55,9 @@ class TrioDisk:
 
     def new_client(self) -> FlushClient:
         return self.core.durability.losses.new_client()
+
+    def only_client(self, before: LossCount, changed: Callable[[], None]) -> FlushClient:
+        return self.core.durability.losses.only_client(before, changed)
 
     async def refresh(self) -> int:
         return await self.driver.run_operation(self.core.refresh())

@@ -8,7 +8,7 @@ thread waits for them. It is not in the path of any request.
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import BinaryIO, Self, TypeVar
 
@@ -23,7 +23,7 @@ from iserblk.disk.multipath.addresses import Address, settle
 from iserblk.disk.multipath.discovering import discover_ways
 from iserblk.disk.multipath.recognising import join_same_luns
 from iserblk.disk.opening import find_disks, give_up, name_disks, open_session, part, reconnector
-from iserblk.disk.seam import BlockingLun, CommandResult, Extent, FlushClient, LunInfo
+from iserblk.disk.seam import BlockingLun, CommandResult, Extent, FlushClient, LossCount, LunInfo
 from iserblk.initiator.drivers.threads import BlockingDriver
 from iserblk.initiator.session.driving import TICK_S
 from iserblk.initiator.session.slots import Operation
@@ -48,7 +48,7 @@ class ThreadDisk:
 
     @property
     def dirty(self) -> bool:
-        return self.core.durability.wants_flush(self.core.client)
+        return self.core.durability.wants_flush()
 
     @property
     def client(self) -> FlushClient:
@@ -56,6 +56,9 @@ class ThreadDisk:
 
     def new_client(self) -> FlushClient:
         return self.core.durability.losses.new_client()
+
+    def only_client(self, before: LossCount, changed: Callable[[], None]) -> FlushClient:
+        return self.core.durability.losses.only_client(before, changed)
 
     def refresh(self) -> int:
         return self._run(self.core.refresh())

@@ -6,6 +6,7 @@ it took; its latency is what the front-end saw.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from time import perf_counter_ns as clock
 from typing import BinaryIO
 
@@ -17,6 +18,7 @@ from iserblk.disk.seam import (
     CommandResult,
     Extent,
     FlushClient,
+    LossCount,
     LunInfo,
 )
 from iserblk.initiator.session.slots import TaskSlot, Waiter
@@ -101,6 +103,9 @@ class MeteredBlocking:
 
     def new_client(self) -> FlushClient:
         return self.disk.new_client()
+
+    def only_client(self, before: LossCount, changed: Callable[[], None]) -> FlushClient:
+        return self.disk.only_client(before, changed)
 
     def refresh(self) -> int:
         return self.disk.refresh()
@@ -208,6 +213,9 @@ class MeteredAsync:
 
     def new_client(self) -> FlushClient:
         return self.disk.new_client()
+
+    def only_client(self, before: LossCount, changed: Callable[[], None]) -> FlushClient:
+        return self.disk.only_client(before, changed)
 
     async def refresh(self) -> int:
         return await self.disk.refresh()

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import BinaryIO, NamedTuple, Protocol
+from typing import BinaryIO, Final, NamedTuple, Protocol
 
 from iserblk.initiator.session.slots import TaskSlot, Waiter
 from iserblk.scsi import sense as sense_data
@@ -89,6 +89,14 @@ class CommandResult(NamedTuple):
         return f"{words}: {self.decoded}" if self.sense else words
 
 
+class LossCount(NamedTuple):
+    """``losses``: how often the LUN has lost writes. ``told``: of how many of these a client was
+    told."""
+
+    losses: int = 0
+    told: int = 0
+
+
 class FlushClient(Protocol):
     """Who asks for flushes of a LUN, and hears of each loss of writes once; see
     ``iserblk.disk.durability.losses``. Any thread may call its methods."""
@@ -98,15 +106,42 @@ class FlushClient(Protocol):
         """There is a loss of which it has to be told: its next flush fails."""
         ...
 
+    @property
+    def count(self) -> LossCount: ...
+
     def told(self, losses: int) -> None:
         """Its flush has failed, and the answer has reached it. ``losses``: those of the error
         (``IserblkError.losses``); 0: the error tells of none."""
         ...
 
-    def ended(self, *, heard: bool = True) -> None:
-        """It does not flush any more. ``heard`` False: after all, the last answer that it was told
-        of a loss with has not reached it."""
+    def unheard(self) -> None:
+        """After all, the last answer that it was told of a loss with has not reached it."""
         ...
+
+    def ended(self) -> None:
+        """It does not flush any more. What it was not told of is left to clients that begin
+        later."""
+        ...
+
+
+class _NoClient:
+    """Implements FlushClient, for flushes that no client has asked for. They fail by their own
+    fault only, and take no loss from a client."""
+
+    owed = False
+    count = LossCount()
+
+    def told(self, losses: int) -> None:
+        """It hears of nothing."""
+
+    def unheard(self) -> None:
+        """The same."""
+
+    def ended(self) -> None:
+        """It leaves nothing."""
+
+
+NO_CLIENT: Final[FlushClient] = _NoClient()
 
 
 class BlockingDisk(Protocol):
@@ -126,8 +161,9 @@ class BlockingDisk(Protocol):
 
     @property
     def dirty(self) -> bool:
-        """Something was changed through this object and no flush has succeeded since, or a flush
-        now would fail. For the flush at the end: a LUN that was only read needs none."""
+        """Something was changed through this object and no flush has succeeded since, or a client
+        was not told of a loss of writes, and ended. For the flush at the end: a LUN that was only
+        read needs none."""
         ...
 
     def refresh(self) -> int:
@@ -153,6 +189,12 @@ class BlockingDisk(Protocol):
         called."""
         ...
 
+    def only_client(self, before: LossCount, changed: Callable[[], None]) -> FlushClient:
+        """The client of a front-end that has one, and has had it longer than the disk. ``before``:
+        losses that were counted until now, in other processes. ``changed``: called when the
+        client's ``count`` may have changed, in any thread; it must not raise."""
+        ...
+
     def flush(self, client: FlushClient | None = None) -> None:
         """Put on stable storage all writes, trims and zeroes that returned before the call, of all
         clients.
@@ -160,7 +202,7 @@ class BlockingDisk(Protocol):
         Raises WritesLost, once for each client, when the LUN has lost writes since the client was
         told of losses, whose writes they were. The flush was carried out, too. ``client``: who asks
         for it; the caller tells it, with the ``losses`` of the error. None: the disk's own
-        ``client``, which is told by the exception. NOBODY: no client does; no loss is raised.
+        ``client``, which is told by the exception. NO_CLIENT: no client does; no loss is raised.
         """
         ...
 
@@ -272,6 +314,8 @@ class AsyncDisk(Protocol):
     def client(self) -> FlushClient: ...
 
     def new_client(self) -> FlushClient: ...
+
+    def only_client(self, before: LossCount, changed: Callable[[], None]) -> FlushClient: ...
 
     async def refresh(self) -> int: ...
 

@@ -16,6 +16,7 @@ import contextlib
 import errno
 import fcntl
 import logging
+import select
 import socket
 import ssl
 import termios
@@ -26,7 +27,7 @@ from typing import Final, NamedTuple, Protocol
 
 import trio
 
-from iserblk.disk.seam import DirectDisk, Extent
+from iserblk.disk.seam import DirectDisk, Extent, FlushClient
 from iserblk.errors import BadArgument, IserblkError, OutOfRange, RemoteProtocolError
 from iserblk.nbd import messages as nbd
 from iserblk.nbd.buffers import Memory
@@ -116,6 +117,8 @@ class Client:
         self._woken = False  # the strand
         self._stopped = False
         self._closing = False  # the group of the strands is
+        self._unsure = False  # it was told of a loss, and may not have received that yet
+        self._reset = False  # the connection broke: perhaps the client has not read everything
         self._scope = trio.CancelScope()  # of ``serve``
         self._still: trio.Event | None = None  # while it is paused: nothing is under way
 
@@ -209,6 +212,7 @@ class Client:
         the commands."""
         self._export = export
         self._disk: DirectDisk = export.disk
+        self._flush_client: FlushClient = export.new_client()
         self._transmission = transmission
         self._strand = self._group.start_soon(self._on_answers, name=self.name)
         self._strand.abandon = self._abandon
@@ -226,12 +230,19 @@ class Client:
         finally:
             self._watch.close()
             self._memory.forget(self._wake)
+            self._end_flushes()
         self._stopped = True
         self._wake()
         if not self._scope.cancelled_caught:  # after ``leave`` what comes is for another process
             self._stream.say_goodbye()
             self._drop_unreceived()
         transmission.close()
+
+    def _end_flushes(self) -> None:
+        self._look_whether_heard()
+        if self._unsure:
+            self._flush_client.unheard()
+        self._export.client_ended(self._flush_client)
 
     def stop(self) -> None:
         """Receive nothing more: ``serve`` ends when what is open is answered. Requests that are in
@@ -252,9 +263,13 @@ class Client:
 
     def _left_in_socket(self) -> int:
         """Bytes that have come and were not received."""
+        return self._count(termios.FIONREAD)
+
+    def _count(self, which: int) -> int:
+        """A number of bytes in the socket."""
         count = array("i", [0])
         with contextlib.suppress(OSError):
-            fcntl.ioctl(self._fd, termios.FIONREAD, count)
+            fcntl.ioctl(self._fd, which, count)
         return count[0]
 
     def _drop_unreceived(self) -> None:
@@ -275,6 +290,7 @@ class Client:
     def give_way(self, starved: bool) -> None:
         """Called from time to time. ``starved``: others wait for memory. A client that has much of
         it, and hardly moves, is given up then."""
+        self._look_whether_heard()
         if self._transmission.hoards() and starved:
             self._logs.conduct.warning(
                 "%s: let go: others need the memory that it keeps waiting", self.name
@@ -325,6 +341,7 @@ class Client:
     def leave(self) -> None:
         """After ``pause``: another process has the connection now. ``serve`` ends, and does nothing
         that the client could notice."""
+        self._unsure = False  # what is in the socket stays in it
         self._scope.cancel()
 
     # -- turns ------------------------------------------------------------------------------------
@@ -401,6 +418,24 @@ class Client:
             self._ending.wake()
         self._wake()
 
+    def told(self, losses: int) -> None:
+        """Implements Answered. The answer is in the socket. A client that has hung up before does
+        not read it; one whose connection breaks may not have."""
+        if self._stream.flush() and not self._has_hung_up():
+            self._flush_client.told(losses)
+            self._unsure = True
+
+    def _has_hung_up(self) -> bool:
+        poll = select.poll()
+        poll.register(self._fd, select.POLLRDHUP)
+        return bool(poll.poll(0))
+
+    def _look_whether_heard(self) -> None:
+        """A TCP socket keeps what the other end has not acknowledged, a Unix socket what it has not
+        read."""
+        if self._unsure and not self._reset and not self._count(termios.TIOCOUTQ):
+            self._unsure = False
+
     def _wake(self) -> None:
         """The strand takes a turn soon."""
         if not self._woken:
@@ -434,6 +469,7 @@ class Client:
         except OSError as error:
             if error.errno not in _GONE:
                 self._logs.conduct.warning("%s: %s", self.name, error.strerror or error)
+            self._reset = True
             self._lose()
         except Exception:  # a bug; it ends this client only
             log.exception("%s: internal error", self.name)
@@ -447,6 +483,7 @@ class Client:
         """The connection is over. What is open ends as it would, and is not answered."""
         self._over = True
         self._blocked = False
+        self._look_whether_heard()  # before the socket has its own end to send
         self._transmission.discard()
         with contextlib.suppress(OSError):
             self._sock.shutdown(socket.SHUT_RDWR)
@@ -556,6 +593,8 @@ class Client:
             number = nbd.EINVAL
         if number == nbd.EIO and not self._closing:  # then the command was aborted by ourselves
             self._logs.failures.warning("%s: %s", self.name, error)
+        if request.command == nbd.FLUSH:
+            request.losses = error.losses
         self._transmission.refuse(request, number, str(error))
 
     def _carry_out_soon(self, request: Request, deadline: float) -> None:
@@ -590,7 +629,8 @@ class Client:
             case nbd.WRITE:
                 await disk.write(request.data, offset, fua, deadline)
             case nbd.FLUSH:
-                await self._export.flush()
+                self._look_whether_heard()
+                await disk.flush(self._flush_client)
             case nbd.TRIM:
                 await disk.trim(offset, length, fua)
             case nbd.WRITE_ZEROES:

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from iserblk.disk.seam import DirectDisk
-from iserblk.errors import IserblkError
+from iserblk.disk.seam import DirectDisk, FlushClient
 from iserblk.nbd import messages as nbd
 
 
 class Export:
-    """One LUN as an export. ``read_only``: writes are refused, whatever the LUN allows."""
+    """One LUN as an export. ``read_only``: writes are refused, whatever the LUN allows.
+    ``only_client``: all connections are of one client, whose end is no matter of theirs."""
 
     def __init__(self, name: str, disk: DirectDisk, read_only: bool = False) -> None:
         self.name = name
         self.disk = disk
         info = disk.info
         self._read_only = read_only
-        self._failure: IserblkError | None = None
+        self.only_client: FlushClient | None = None
         self.no_trims_told = False  # the log has it that the LUN refuses trims
         self.description = f"{info.vendor} {info.product}, {info.target} LUN {info.lun}"
         # Any alignment works; whole blocks of the medium work best.
@@ -34,17 +34,14 @@ class Export:
     def size(self) -> int:
         return self.disk.size
 
-    async def flush(self) -> None:
-        """For a client that asks for it. Raises also what ``owe`` was told of."""
-        failure, self._failure = self._failure, None
-        if failure is not None:
-            raise failure
-        await self.disk.flush()
+    def new_client(self) -> FlushClient:
+        """That of a connection, for its flushes; see ``client_ended``."""
+        return self.only_client or self.disk.new_client()
 
-    def owe(self, failure: IserblkError) -> None:
-        """A flush that no client has asked for has failed. A disk tells of writes that it has lost
-        only once: so the next flush of a client fails."""
-        self._failure = failure
+    def client_ended(self, client: FlushClient) -> None:
+        """The connection has ended."""
+        if client is not self.only_client:
+            client.ended()
 
     def flags(self, structured: bool) -> int:
         """Transmission flags. All connections share the LUN's session and nothing is cached here:

@@ -13,8 +13,8 @@ import trio
 
 from iserblk.disk.aio import open_disks
 from iserblk.disk.multipath.addresses import settle
-from iserblk.disk.seam import DirectDisk
-from iserblk.errors import IserblkError, first_error
+from iserblk.disk.seam import NO_CLIENT, DirectDisk, LossCount
+from iserblk.errors import IserblkError, WritesLost, first_error
 from iserblk.nbd.client import Connection
 from iserblk.nbd.exports import Export
 from iserblk.nbd.handshake import Tls
@@ -28,18 +28,29 @@ _SIZES_S = 10.0
 
 class Succession(Protocol):
     """A server takes the connections of its predecessor, another process, over; and gives them to
-    its successor.
+    its successor. All connections are of one client, which is told of each loss of writes once.
 
     ``inherits``: there is a predecessor. ``opens_last``: it has to end before the LUNs can be
-    opened here.
+    opened here. ``given``: a successor has the connections.
     """
 
     inherits: bool
     opens_last: bool
 
+    @property
+    def given(self) -> bool: ...
+
     async def take(self) -> list[Connection]:
         """From now on they are this process's. Raises IserblkError when the predecessor keeps
         them."""
+        ...
+
+    def losses_before(self) -> LossCount:
+        """Those that predecessors have counted. Call it after ``take``, if that is called."""
+        ...
+
+    def counted(self, count: LossCount) -> None:
+        """There are so many by now. Raises nothing."""
         ...
 
     async def predecessor_ended(self) -> None:
@@ -117,7 +128,9 @@ def serve(
 
         async def flush(name: str, disk: DirectDisk) -> None:
             try:
-                await disk.flush()
+                await disk.flush(disk.new_client())
+            except WritesLost as error:
+                failed.append(f"{name}: data is lost, and a client has not heard of it: {error}")
             except IserblkError as error:
                 failed.append(f"{name}: the last flush failed, data may be lost: {error}")
 
@@ -133,6 +146,7 @@ def serve(
                 server = NbdServer(exports, disks.default, busy_poll_us, tls, context)
                 if taken is None:
                     taken = await _take(succession, before_opening=False)
+                client = _OnlyClient(succession, exports[disks.default]) if succession else None
                 async with server.serving(sockets, taken or ()):
                     if until_unused:
                         nursery.start_soon(end_when_unused, server)
@@ -147,10 +161,14 @@ def serve(
                             offering.start_soon(_offer, succession, server, export, metrics)
                         await stop.wait()
                         offering.cancel_scope.cancel()
+                if client is not None:
+                    client.ended()
                 async with trio.open_nursery() as flushes:  # targets that are away: all at once
                     for name, disk in served.items():
                         if disk.dirty:  # one without a write cache is sent nothing
                             flushes.start_soon(flush, name, disk)
+                if client is not None and not failed:
+                    client.is_flushed()
             nursery.cancel_scope.cancel()
         return heard.first
 
@@ -162,6 +180,34 @@ def serve(
     if failed:
         raise IserblkError("; ".join(failed))
     return told
+
+
+class _OnlyClient:
+    """The client of all connections, with ``succession``: its losses outlive the server."""
+
+    def __init__(self, succession: Succession, export: Export) -> None:
+        self._succession = succession
+        self._disk = export.disk
+        self._client = export.disk.only_client(succession.losses_before(), self._changed)
+        export.only_client = self._client
+        self._changed()
+
+    def _changed(self) -> None:
+        if not self._succession.given:
+            self._succession.counted(self._client.count)
+
+    def ended(self) -> None:
+        """The last flush is to follow. Until it has succeeded, a successor, if there is one, has to
+        count with a loss."""
+        if self._succession.given:
+            self._client.told(self._client.count.losses)  # the successor tells
+        elif self._disk.dirty:
+            losses, told = self._client.count
+            self._succession.counted(LossCount(losses + 1, told))
+        self._client.ended()
+
+    def is_flushed(self) -> None:
+        self._changed()
 
 
 async def _take(succession: Succession | None, *, before_opening: bool) -> list[Connection] | None:
@@ -186,11 +232,7 @@ async def _offer(
 
     async def flush() -> None:
         if export.disk.dirty:
-            try:
-                await export.disk.flush()
-            except IserblkError as error:
-                export.owe(error)
-                raise
+            await export.disk.flush(NO_CLIENT)
 
     if serve_metrics is not None:
         await succession.predecessor_ended()

@@ -72,6 +72,10 @@ class Answered(Protocol):
 
     def answered(self, request: Request) -> None: ...
 
+    def told(self, losses: int) -> None:
+        """The answer to a flush that failed with so many losses has been sent."""
+        ...
+
 
 class Request:
     """One request, and at once the waiter of its command. ``owner``: see ``owner_of``.
@@ -80,7 +84,7 @@ class Request:
     request's own memory, with HEADROOM in front of the data; a small WRITE has its data in
     ``chunk`` instead. ``reply``: of a READ the data, and room for the header in front of it.
     ``slot``: of its command, while that is under way. ``cost``: bytes of memory that it is counted
-    with.
+    with. ``losses``: of which the answer to a FLUSH tells.
     """
 
     __slots__ = (
@@ -92,6 +96,7 @@ class Request:
         "data",
         "flags",
         "length",
+        "losses",
         "offset",
         "owner",
         "pending",
@@ -107,6 +112,7 @@ class Request:
         self.offset = 0
         self.length = 0
         self.cost = 0
+        self.losses = 0
         self.data: memoryview = _NOTHING
         self.buffer: bytearray | None = None
         self.reply: memoryview = _NOTHING
@@ -606,7 +612,7 @@ class Transmission:
     # -- memory -----------------------------------------------------------------------------------
 
     def _release(self, request: Request) -> None:
-        """It is answered, and its memory is free."""
+        """It is answered, or cannot be any more, and its memory is free."""
         memory = self._memory
         self.open -= 1
         cost = request.cost
@@ -633,6 +639,10 @@ class Transmission:
                     self._used -= CHUNK
                     memory.give_back(CHUNK)
                     memory.keep_chunk(chunk)
+        elif request.losses:
+            if not self._lost:
+                self._owner.told(request.losses)
+            request.losses = 0
         self._idle.append(request)
 
     def _forget_others(self, length: int, cost: int) -> bool:

@@ -492,3 +492,93 @@ def test_nothing_stays_open_of_a_server_that_died(start: Start) -> None:
     server.close()
     assert server.process.stderr is not None and server.process.stderr.closed
     server.close()
+
+
+# --- losses of writes ----------------------------------------------------------------------------
+
+
+@pytest.fixture
+def lose(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[Any], None]:
+    """Have the disk lose what was written, as a request of a client will find."""
+    path = tmp_path / "lose"
+    monkeypatch.setenv("FAKE_LOSE", str(path))
+
+    def lost(client: Any) -> None:
+        client.pwrite(b"x", 0)
+        path.touch()
+        client.pwrite(b"x", 0, flags=nbd.CMD_FLAG_FUA)
+
+    return lost
+
+
+def hears(client: Any) -> bool:
+    """Its flush fails."""
+    try:
+        client.flush()
+    except nbd.Error as error:
+        assert error.errnum == errno.EIO
+        return True
+    return False
+
+
+def test_each_client_hears_of_a_loss_once(start: Start, lose: Callable[[Any], None]) -> None:
+    """Whichever wrote; and of nothing that was told before it came."""
+    server = start()
+    one, other = server.connect(), server.connect()
+    lose(one)
+    for each in (other, one):
+        assert hears(each) and not hears(each)
+    assert not hears(server.connect())
+    said = server.end()
+    assert server.ended_well and "the last flush" not in said and "not heard" not in said
+
+
+def test_who_connects_behind_a_loss_that_was_not_told(
+    start: Start, lose: Callable[[Any], None]
+) -> None:
+    server = start()
+    lose(server.connect())
+    server.leave()
+    assert hears(server.connect())
+    # (Where the server sees the end of the other client behind that, the next one hears, too.)
+    until_blocking(lambda: not hears(server.connect()))
+
+
+def test_a_client_that_is_gone_before_the_answer(
+    start: Start, lose: Callable[[Any], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It connects again, and repeats its flush."""
+    hold = tmp_path / "hold"
+    monkeypatch.setenv("FAKE_HOLD", str(hold))
+    server = start()
+    one = server.connect()
+    lose(one)
+    hold.touch()
+    one.aio_flush()
+    while one.aio_get_direction() & nbd.AIO_DIRECTION_WRITE:
+        one.aio_notify_write()
+    server.clients.remove(one)
+    del one
+    hold.unlink()
+    until_blocking(lambda: "writes were lost" in _said(server))
+    again = server.connect()
+    assert hears(again) and not hears(again)
+
+
+def _said(server: Server) -> str:
+    """What the server has written to stderr by now."""
+    assert server.process.stderr is not None
+    descriptor = server.process.stderr.fileno()
+    os.set_blocking(descriptor, False)
+    try:
+        return os.read(descriptor, 1 << 16).decode()
+    except BlockingIOError:
+        return ""
+    finally:
+        os.set_blocking(descriptor, True)
+
+
+def test_what_no_client_was_told_of_at_the_end(start: Start, lose: Callable[[Any], None]) -> None:
+    server = start()
+    lose(server.connect())
+    assert "lun0: writes were lost" in server.end()

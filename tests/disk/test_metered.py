@@ -10,7 +10,6 @@ import pytest
 import trio
 
 from iserblk.disk import metered
-from iserblk.disk.durability.losses import NOBODY
 from iserblk.disk.metered import (
     MeteredAsync,
     MeteredBlocking,
@@ -18,6 +17,7 @@ from iserblk.disk.metered import (
     metered_async,
     metered_blocking,
 )
+from iserblk.disk.seam import NO_CLIENT
 from iserblk.errors import OutOfRange
 from iserblk.initiator.session.slots import TaskSlot
 from iserblk.metrics.counting import (
@@ -106,7 +106,7 @@ BUFFER = memoryview(bytearray(512))
 REQUESTS: list[tuple[int, int, tuple[Any, ...], dict[str, Any]]] = [
     (READ, 512, ("read_into", BUFFER, 1024), {}),
     (WRITE, 512, ("write", BUFFER, 1024, True), {}),
-    (FLUSH, 0, ("flush", NOBODY), {}),
+    (FLUSH, 0, ("flush", NO_CLIENT), {}),
     (TRIM, 2048, ("trim", 1024, 2048, True), {"patient": True}),
     (ZERO, 2048, ("zero", 1024, 2048),
      {"may_trim": True, "fast": True, "fua": True, "patient": True}),

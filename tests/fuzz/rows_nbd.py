@@ -76,6 +76,9 @@ class Owner:
     def answered(self, request: Request) -> None:
         """Commands do not end here: their requests are replied to at once."""
 
+    def told(self, losses: int) -> None:
+        """Nor is anything lost."""
+
 
 def _requests(mode: str) -> list[bytes]:
     extended = mode == EXTENDED

@@ -12,7 +12,7 @@ import trio
 import trio.lowlevel
 import trio.testing
 
-from iserblk.disk.seam import FlushClient
+from iserblk.disk.seam import FlushClient, LossCount
 from iserblk.errors import CommandTimeout, NotSupported
 from iserblk.initiator.session.slots import TaskSlot, Waiter
 from iserblk.nbd import messages as nbd
@@ -20,7 +20,7 @@ from iserblk.nbd.buffers import CLIENT_BYTES, HEADROOM, Memory
 from iserblk.nbd.client import Client
 from iserblk.nbd.exports import Export
 from iserblk.nbd.handshake import Tls
-from iserblk.waiting.strands import open_strands, run
+from iserblk.waiting.strands import elsewhere, open_strands, run
 from tests.nbd.serving import DirectFake, HeldDisk, fake
 from tests.support.fake_disk import AsyncFake, FakeDisk, lun_info
 from tests.support.nbd_client import RawClient, Reply, go, request, write
@@ -198,15 +198,127 @@ async def test_each_change_has_its_fua(fua: bool) -> None:
     assert disk.fuas == [("write", fua), ("trim", fua), ("zero", fua)]
 
 
-@pytest.mark.logs("could not flush")
-async def test_a_flush_that_failed_before_fails_once() -> None:
-    """The server has flushed by itself, and heard of writes that are lost."""
-    async with served(fake()) as (one,):
-        one.export.owe(CommandTimeout("could not flush"))
+LOST = pytest.mark.logs("writes were lost")
+
+
+async def flush(one: Served, cookie: int = 1) -> int:
+    """The error that the client gets."""
+    await one.raw.send(request(nbd.FLUSH, cookie=cookie))
+    return (await one.raw.reply()).error
+
+
+@LOST
+async def test_each_connection_hears_of_a_loss_once() -> None:
+    disk = fake()
+    async with served(disk, count=2) as both:
+        disk.fake.losses.add()
+        for each in both:
+            await each.raw.send(write(b"x", 0, 7) + request(nbd.TRIM, 0, 4096, 8, nbd.FLAG_FUA))
+            await each.raw.replies({7: 0, 8: 0})
+            assert await flush(each) == nbd.EIO and not await flush(each)
+    assert not disk.fake.losses.untold
+
+
+class Flushing(AsyncFake):
+    """A disk whose flushes wait for ``go``. ``waiting``: how many do."""
+
+    def __init__(self) -> None:
+        super().__init__(fake().fake)
+        self.go = trio.Event()
+        self.waiting = 0
+
+    async def flush(self, client: FlushClient | None = None) -> None:
+        self.waiting += 1
+        await elsewhere(self.go.wait)
+        await super().flush(client)
+
+
+def tcp_pair() -> tuple[socket.socket, socket.socket]:
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        there = socket.create_connection(listening.getsockname())
+        here, _ = listening.accept()
+    return here, there
+
+
+@LOST
+@pytest.mark.parametrize("family", ["unix", "tcp"])
+async def test_an_answer_that_does_not_reach_its_client(
+    monkeypatch: pytest.MonkeyPatch, family: str
+) -> None:
+    """The connection is gone before it: the next one owes the failure."""
+    disk = Flushing()
+    if family == "tcp":
+        pair = tcp_pair()
+        monkeypatch.setattr(socket, "socketpair", lambda: pair)
+    async with served(disk) as (one,):
+        disk.fake.losses.add()
         await one.raw.send(request(nbd.FLUSH, cookie=1))
-        assert await one.raw.reply() == Reply(nbd.EIO, 1)
-        await one.raw.send(request(nbd.FLUSH, cookie=2))
-        assert await one.raw.reply() == Reply(0, 2)
+        await until(lambda: disk.waiting == 1)
+        await trio.aclose_forcefully(one.raw.stream)
+        await trio.testing.wait_all_tasks_blocked()
+        disk.go.set()
+        await one.over.wait()
+        assert disk.fake.losses.untold
+    monkeypatch.undo()
+    async with served(disk) as (again,):
+        assert await flush(again) == nbd.EIO and not await flush(again)
+    assert not disk.fake.losses.untold
+
+
+@LOST
+async def test_an_answer_that_its_client_does_not_read() -> None:
+    """It was in the socket when the client died."""
+    disk = Flushing()
+    async with served(disk) as (one,):
+        disk.fake.losses.add()
+        await one.raw.send(request(nbd.FLUSH, cookie=1))
+        await until(lambda: disk.waiting == 1)
+        disk.go.set()
+        await until(lambda: not disk.fake.losses.untold)
+        await trio.aclose_forcefully(one.raw.stream)
+        await one.over.wait()
+        assert disk.fake.losses.untold
+
+
+@LOST
+@pytest.mark.parametrize("says_so", [True, False])
+async def test_a_client_that_has_heard_may_go(says_so: bool) -> None:
+    disk = fake()
+    async with served(disk) as (one,):
+        disk.fake.losses.add()
+        assert await flush(one) == nbd.EIO
+        if says_so:
+            await one.raw.send(request(nbd.DISC))
+        else:
+            await trio.aclose_forcefully(one.raw.stream)
+        await one.over.wait()
+    assert not disk.fake.losses.untold
+
+
+async def test_a_client_that_ends_before_it_has_flushed() -> None:
+    disk = fake()
+    async with served(disk):
+        disk.fake.losses.add()
+        disk.fake.client.told(1)  # another client has heard
+        assert not disk.fake.losses.untold
+    assert disk.fake.losses.untold
+
+
+@LOST
+async def test_connections_of_one_client() -> None:
+    """As those of the kernel: whichever flushes hears, and the end of one is no end."""
+    disk = fake()
+    async with served(disk, count=3, handshakes=False) as all_of_them:
+        client = all_of_them[0].export.only_client = disk.only_client(LossCount(1, 0), lambda: None)
+        for each in all_of_them:
+            await each.raw.shake_hands()
+        one, other, last = all_of_them
+        await trio.aclose_forcefully(one.raw.stream)
+        await one.over.wait()
+        assert await flush(other) == nbd.EIO and not await flush(last)
+        disk.fake.losses.add()
+        assert await flush(last) == nbd.EIO and not await flush(other)
+        assert client.count == (2, 2)
 
 
 async def test_a_pause() -> None:

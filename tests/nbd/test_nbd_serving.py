@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 import trio
 
-from iserblk.disk.seam import FlushClient
-from iserblk.errors import CommandTimeout, ConnectFailed
+from iserblk.disk.seam import FlushClient, LossCount
+from iserblk.errors import CommandTimeout, ConnectFailed, IserblkError
 from iserblk.nbd import messages as nbd
 from iserblk.nbd import serving
 from iserblk.nbd.client import Connection
@@ -159,17 +159,27 @@ def test_errors_are_raised_singly(tmp_path: Path) -> None:
 
 class Heir:
     """Implements Succession: asks for a flush, and takes nothing. ``told``: errors that a client
-    got for its flushes before and after that."""
+    got for its flushes before and after that. ``before``: losses of predecessors; ``counts``: what
+    was counted."""
 
-    inherits = opens_last = False
+    inherits = opens_last = given = False
 
     def __init__(self, path: Path, after: Callable[[], None]) -> None:
         self.told: list[int] = []
+        self.before = LossCount()
+        self.counts: list[LossCount] = []
+        self.error = ""  # that ``serve`` has raised
         self._path = path
         self._after = after
 
     async def take(self) -> list[Connection]:
         raise AssertionError("there is no predecessor")
+
+    def losses_before(self) -> LossCount:
+        return self.before
+
+    def counted(self, count: LossCount) -> None:
+        self.counts.append(count)
 
     async def predecessor_ended(self) -> None:
         raise AssertionError("there is no predecessor")
@@ -193,15 +203,69 @@ class Heir:
                     self.told.append((await client.reply()).error)
 
 
-@pytest.mark.logs("flush: made to fail")
+def serve_heir(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, before: LossCount, after: str = "{}"
+) -> Heir:
+    monkeypatch.setattr("iserblk.nbd.serving.open_disks", open_async)
+    monkeypatch.setenv("FAKE_FAULTS", json.dumps({"flush": "CommandTimeout"}))
+    heir = Heir(tmp_path / "socket", lambda: monkeypatch.setenv("FAKE_FAULTS", after))
+    heir.before = before
+    watcher = Watcher()
+    urls = ["iser://127.0.0.1/iqn.2026-11.example:a/0"]
+    try:
+        serve(urls, {}, [], watcher.ready, watcher.stopping, until_unused=True, succession=heir)
+    except IserblkError as error:
+        heir.error = str(error)
+    return heir
+
+
 def test_a_flush_for_a_successor_that_fails(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The clients' next flush fails: they must not take lost writes for safe."""
-    monkeypatch.setattr("iserblk.nbd.serving.open_disks", open_async)
-    monkeypatch.setenv("FAKE_FAULTS", json.dumps({"flush": "CommandTimeout"}))
-    heir = Heir(tmp_path / "socket", lambda: monkeypatch.setenv("FAKE_FAULTS", "{}"))
+    """It was no client's: nothing is lost, and the client's flush is carried out."""
+    heir = serve_heir(tmp_path, monkeypatch, LossCount())
+    assert heir.told == [0, 0] and heir.error == ""
+    assert set(heir.counts) == {(0, 0)}
+
+
+@pytest.mark.logs("writes were lost")
+def test_losses_of_a_predecessor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The client of all connections is told, once; a flush for a successor tells nothing."""
+    heir = serve_heir(tmp_path, monkeypatch, LossCount(4, 3))
+    assert heir.told == [nbd.EIO, 0] and heir.error == ""
+    assert (heir.counts[0], heir.counts[-1]) == ((4, 3), (4, 4))
+
+
+@pytest.mark.logs("flush: made to fail")
+def test_a_last_flush_that_fails_is_left_to_the_next_server(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    heir = serve_heir(tmp_path, monkeypatch, LossCount(), '{"flush": "CommandTimeout"}')
+    assert heir.told == [nbd.EIO] * 2 and "the last flush failed" in heir.error
+    assert heir.counts[-1] == (1, 0)
+
+
+def test_the_last_flush_tells_what_no_client_was_told_of(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The client has gone without a flush."""
+
+    @asynccontextmanager
+    async def open_disks(*_: object, metrics_later: bool) -> AsyncIterator[AsyncSet]:
+        disk = fake().fake
+        disk.losses.add()
+        yield AsyncSet([disk])
+
+    monkeypatch.setattr(serving, "open_disks", open_disks)
     watcher = Watcher()
-    urls = ["iser://127.0.0.1/iqn.2026-11.example:a/0"]
-    serve(urls, {}, [], watcher.ready, watcher.stopping, until_unused=True, succession=heir)
-    assert heir.told == [nbd.EIO, 0]
+
+    def ready() -> None:
+        watcher.ready()
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    url = "iser://127.0.0.1/iqn.2026-11.example:a"
+    with (
+        listen_unix(str(tmp_path / "socket")) as (sockets, _),
+        pytest.raises(IserblkError, match="lun0: data is lost, and a client has not heard of it"),
+    ):
+        serve([url], {}, sockets, ready, watcher.stopping)

@@ -79,9 +79,13 @@ class Owner:
 
     def __init__(self) -> None:
         self.heard: list[Request] = []
+        self.losses: list[int] = []
 
     def answered(self, request: Request) -> None:
         self.heard.append(request)
+
+    def told(self, losses: int) -> None:
+        self.losses.append(losses)
 
 
 @dataclass
@@ -328,6 +332,27 @@ def flush(server: Server) -> None:
     (found,) = server.feed(request(FLUSH, 8, extended=server.mode == EXTENDED))
     server.transmission.reply(found)
     assert [each[:2] for each in server.replies()] == [(8, 0)]
+    server.at_rest()
+
+
+def test_the_answer_to_a_flush_that_tells_of_a_loss(server: Server) -> None:
+    """Its client is told when all of it has been sent, and not when it never is."""
+    owner = Owner()
+    transmission = server.transmission = Transmission(
+        negotiated(server.mode, server.flags, server.contexts), owner, server.memory
+    )
+    for losses, sent in [(1, True), (0, True), (2, False)]:
+        owner.losses.clear()
+        (found,) = server.feed(server.request(FLUSH))
+        found.losses = losses
+        transmission.refuse(found, 5, "lost")
+        server.send(transmission.out_size - 1)
+        assert owner.losses == []
+        if sent:
+            server.send()
+        else:
+            transmission.discard()
+        assert owner.losses == ([losses] if losses and sent else [])
     server.at_rest()
 
 

@@ -86,6 +86,7 @@ class InQueue:
         self.refresh = disk.refresh
         self.client = disk.client
         self.new_client = disk.new_client
+        self.only_client = disk.only_client
         self.flush = disk.flush
         self.trim = disk.trim
         self.zero = disk.zero

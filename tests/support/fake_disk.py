@@ -9,16 +9,20 @@ environment, because nbdkit and a daemonised mount run in other processes:
     FAKE_CLOSE_S how long the logout of a mount takes, and a line "closing" before it
     FAKE_LOCALS  reads and writes leave a note in thread-local storage, and log what they found
     FAKE_LOG     file that gets one line per call; reads and writes only where there are faults
+    FAKE_HOLD    file: flushes wait while it is there
+    FAKE_LOSE    file: when a request finds it, it goes, and writes of that disk are lost
     FAKE_SIZE    file with the size that the disks have grown to, when they are asked for it
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
 import sys
 import threading
+import time
 import types
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -29,7 +33,15 @@ import trio
 
 from iserblk import errors
 from iserblk.disk.durability.losses import Losses
-from iserblk.disk.seam import EXTENT_DATA, EXTENT_HOLE, EXTENT_ZERO, Extent, FlushClient, LunInfo
+from iserblk.disk.seam import (
+    EXTENT_DATA,
+    EXTENT_HOLE,
+    EXTENT_ZERO,
+    Extent,
+    FlushClient,
+    LossCount,
+    LunInfo,
+)
 from iserblk.initiator.session.slots import TaskSlot, Waiter
 from iserblk.waiting.strands import elsewhere
 
@@ -37,6 +49,7 @@ MIB = 1 << 20
 BLOCK = 4096
 
 _locals = threading.local()
+_LOOK_S = 0.01
 
 
 def lun_info(number: int, **changes: Any) -> LunInfo:
@@ -80,6 +93,16 @@ def note(text: str) -> None:
             file.write(f"{text}\n")
 
 
+def held() -> bool:
+    return os.path.exists(os.environ.get("FAKE_HOLD", ""))
+
+
+async def _not_held() -> None:
+    await trio.lowlevel.checkpoint()
+    while held():  # noqa: ASYNC110 - by another process
+        await trio.sleep(_LOOK_S)
+
+
 class FakeDisk:
     def __init__(self, info: LunInfo) -> None:
         self.info = info
@@ -92,6 +115,10 @@ class FakeDisk:
 
     def check(self, method: str, offset: int, length: int) -> None:
         self.dirty |= method in ("write", "trim", "zero")
+        if "FAKE_LOSE" in os.environ:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(os.environ["FAKE_LOSE"])
+                self.losses.add()
         if "FAKE_LOCALS" in os.environ:
             note(f"{method} after {getattr(_locals, 'method', None)}")
             _locals.method = method
@@ -207,6 +234,8 @@ class BlockingFake:
     @staticmethod
     def _locked(lock: threading.Lock, method: Any) -> Any:
         def call(*args: Any, **kwargs: Any) -> Any:
+            while method.__name__ == "flush" and held():
+                time.sleep(_LOOK_S)
             with lock:
                 return method(*args, **kwargs)
 
@@ -218,10 +247,13 @@ class BlockingFake:
 
     @property
     def dirty(self) -> bool:
-        return self.fake.dirty or self.client.owed
+        return self.fake.dirty or self.fake.losses.untold
 
     def new_client(self) -> FlushClient:
         return self.fake.losses.new_client()
+
+    def only_client(self, before: LossCount, changed: Callable[[], None]) -> FlushClient:
+        return self.fake.losses.only_client(before, changed)
 
     def refresh(self) -> int:
         self.fake.refresh()
@@ -269,10 +301,13 @@ class AsyncFake:
 
     @property
     def dirty(self) -> bool:
-        return self.fake.dirty or self.client.owed
+        return self.fake.dirty or self.fake.losses.untold
 
     def new_client(self) -> FlushClient:
         return self.fake.losses.new_client()
+
+    def only_client(self, before: LossCount, changed: Callable[[], None]) -> FlushClient:
+        return self.fake.losses.only_client(before, changed)
 
     async def refresh(self) -> int:
         await elsewhere(trio.lowlevel.checkpoint)
@@ -291,7 +326,7 @@ class AsyncFake:
         self.fake.write(buffer, offset, fua)
 
     async def flush(self, client: FlushClient | None = None) -> None:
-        await elsewhere(trio.lowlevel.checkpoint)
+        await elsewhere(_not_held)
         self.fake.flush(client)
 
     async def trim(

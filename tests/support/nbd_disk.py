@@ -13,13 +13,13 @@ from __future__ import annotations
 import random
 import socket
 import struct
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 
 import trio
 
-from iserblk.disk.seam import EXTENT_DATA, DirectDisk, Extent, FlushClient, LunInfo
+from iserblk.disk.seam import EXTENT_DATA, DirectDisk, Extent, FlushClient, LossCount, LunInfo
 from iserblk.errors import IserblkError
 from iserblk.nbd.buffers import Memory
 from iserblk.nbd.client import Client
@@ -266,6 +266,9 @@ class NbdDisk:
 
     def new_client(self) -> FlushClient:
         return self._disk.new_client()
+
+    def only_client(self, before: LossCount, changed: Callable[[], None]) -> FlushClient:
+        return self._disk.only_client(before, changed)
 
     async def flush(self, client: FlushClient | None = None) -> None:
         """Of whichever connection: each is a client."""

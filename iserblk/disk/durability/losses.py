@@ -19,10 +19,10 @@ Thread-safe.
 
 from __future__ import annotations
 
-import sys
 import threading
 from collections.abc import Callable
-from typing import Final
+
+from iserblk.disk.seam import LossCount
 
 
 class Losses:
@@ -49,24 +49,26 @@ class Losses:
         """A client that begins now would hear of a loss."""
         return self._known() < self.count
 
-    def new_client(self, known: int | None = None) -> Client:
-        """``known``: losses that it was told of, as part of another process."""
+    def new_client(self) -> Client:
         with self._lock:
             self._clock += 1
-            return Client(self, self._known() if known is None else known, self._clock)
+            return Client(self, self._known(), self._clock)
 
-    def take_over(self, count: int) -> None:
-        """Count losses that another process has counted. Call it before a client begins."""
+    def only_client(self, before: LossCount, changed: Callable[[], None]) -> Client:
+        """See ``DirectDisk.only_client``."""
         with self._lock:
-            self.count += count
-            self._told += count
-        self.changed()
+            self.count += before.losses
+            self._told += before.losses
+            self._clock += 1
+            client = Client(self, before.told, self._clock)
+        self.changed = changed
+        return client
 
     def _known(self) -> int:
         return self._told if self._left is None else min(self._told, self._left)
 
     def tell(self, client: Client, count: int) -> None:
-        """See ``Client.told``."""
+        """See ``FlushClient.told``."""
         with self._lock:
             client.known = max(client.known, count)
             self._told = max(self._told, count)
@@ -74,12 +76,13 @@ class Losses:
                 self._left = None
         self.changed()
 
-    def leave(self, client: Client, known: int) -> None:
-        """See ``Client.ended``."""
+    def leave(self, client: Client) -> None:
+        """See ``FlushClient.ended``."""
         with self._lock:
-            if known < self.count:
+            if client.known < self.count:
                 self._clock += 1
                 self._left_at = self._clock
+                known = client.known
                 self._left = known if self._left is None else min(self._left, known)
 
 
@@ -103,23 +106,18 @@ class Client:
     def owed(self) -> bool:
         return self._losses.count > self.known
 
+    @property
+    def count(self) -> LossCount:
+        return LossCount(self._losses.count, self.known)
+
     def told(self, losses: int) -> None:
         if losses > self.known:
             self._before = self.known
             self._losses.tell(self, losses)
 
-    def ended(self, *, heard: bool = True) -> None:
-        self._losses.leave(self, self.known if heard else self._before)
+    def unheard(self) -> None:
+        self.known = self._before
+        self._losses.changed()
 
-
-class _Nobody(Client):
-    """The client of flushes that no client has asked for. They fail by their own fault only, and
-    take no loss from a client."""
-
-    __slots__ = ()
-
-    def told(self, losses: int) -> None:
-        """It hears of nothing."""
-
-
-NOBODY: Final = _Nobody(Losses(), sys.maxsize, 0)
+    def ended(self) -> None:
+        self._losses.leave(self)

@@ -17,7 +17,6 @@ from time import monotonic
 from typing import Final, TypeVar
 
 from iserblk.disk.durability.journal import Journal
-from iserblk.disk.durability.losses import NOBODY
 from iserblk.disk.durability.promise import Durability, Flushed, FlushToken, is_unheard
 from iserblk.disk.durability.replay import LEAST_WRITE_SAME, ZEROES, replay
 from iserblk.disk.lun import refusals
@@ -27,7 +26,7 @@ from iserblk.disk.lun.refusals import Refusals, words
 from iserblk.disk.lun.reservation import Reservation
 from iserblk.disk.lun.sizing import Sizing
 from iserblk.disk.ranges import RangeLock
-from iserblk.disk.seam import EXTENT_DATA, Extent, FlushClient, LunInfo
+from iserblk.disk.seam import EXTENT_DATA, NO_CLIENT, Extent, FlushClient, LunInfo
 from iserblk.errors import (
     IserblkError,
     LocalProtocolError,
@@ -922,7 +921,7 @@ class DiskCore:
             journal = self.durability.journal  # the cache may have turned volatile meanwhile
             # A write larger than the journal stays in the caller's buffer, and is flushed now.
             if (fua and not work.durable) or (journal is not None and len(buffer) > journal.limit):
-                yield from self.flush(deadline, NOBODY)
+                yield from self.flush(deadline, NO_CLIENT)
             if journal is not None:
                 try:
                     journal.settle(work.kept)
@@ -957,7 +956,7 @@ class DiskCore:
     def flush(self, deadline: float = 0.0, client: FlushClient | None = None) -> Operation[None]:
         """Send SYNCHRONIZE CACHE for the whole LUN, where it has a write cache. Raises WritesLost
         where ``client`` was not told of each loss; the flush was carried out then. The caller tells
-        ``client``. None: ``self.client``, which is told at once. NOBODY: no client has asked for
+        ``client``. None: ``self.client``, which is told at once. NO_CLIENT: no client has asked for
         this flush."""
         own = client is None
         on_behalf = self.client if client is None else client
@@ -1002,7 +1001,7 @@ class DiskCore:
                 yield AGAIN_S  # until the loss of the connection is found; then a new one is made
                 check_time(self.session, deadline, self.info.name)
                 continue
-            if client.owed or (outcome is Flushed.LOST and client is not NOBODY):
+            if client.owed or (outcome is Flushed.LOST and client is not NO_CLIENT):
                 told = WritesLost(
                     f"{self.info.name}: writes since the last flush were lost at the target; "
                     "its log may say why"
@@ -1094,7 +1093,7 @@ class DiskCore:
             check_time(self.session, deadline, self.info.name)
             if journal.claim_flush(waiter):
                 try:
-                    yield from self.flush(deadline, NOBODY)
+                    yield from self.flush(deadline, NO_CLIENT)
                 finally:
                     journal.end_flush()
             while waiter.pending:
@@ -1114,7 +1113,7 @@ class DiskCore:
 
     def _flushed(self, change: Operation[None], clock: _Clock) -> Operation[None]:
         yield from change
-        yield from self.flush(clock.deadline, NOBODY)
+        yield from self.flush(clock.deadline, NO_CLIENT)
 
     def _trim(self, offset: int, length: int, clock: _Clock) -> Operation[None]:
         yield from self._begin_change(offset, length, 0, clock.deadline)

@@ -20,9 +20,8 @@ from __future__ import annotations
 
 from time import monotonic
 
-from iserblk.disk.durability.losses import NOBODY
 from iserblk.disk.lun.operations import DiskCore
-from iserblk.disk.seam import CommandResult
+from iserblk.disk.seam import NO_CLIENT, CommandResult
 from iserblk.errors import BadArgument, CommandTimeout, IserblkError, NotSupported, ScsiError
 from iserblk.initiator.commands import (
     AGAIN_S,
@@ -122,9 +121,9 @@ def _send(
         while not core.ranges.quiet(0, ANYTHING, waiter):
             yield from _patiently(core, waiter, deadline)
         journal = core.durability.journal
-        asks = cdb[0] == opcodes.REQUEST_SENSE and core.durability.wants_flush(NOBODY)
+        asks = cdb[0] == opcodes.REQUEST_SENSE and core.durability.wants_flush(NO_CLIENT)
         if asks or (journal is not None and journal.active):
-            yield from core.flush(deadline, NOBODY)
+            yield from core.flush(deadline, NO_CLIENT)
         try:
             return (yield from _once(core, cdb, into, out, deadline, 0, ANYTHING))
         finally:

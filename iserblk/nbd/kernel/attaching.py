@@ -193,10 +193,17 @@ def _handed_over(home: Home, lun: Lun, fresh: State, state: State, old: server.S
 
 
 def _end(home: Home, state: State, old: server.Server) -> None:
+    """A loss of which the kernel has not heard, and a last flush that has failed, are left to the
+    successor (``Owed``)."""
     if state.by_nbdkit:
         old.kill()  # told to end, it would wait for the kernel to disconnect
     elif not old.end(state.io_timeout + PATIENCE_S):
         log.warning(_KILLED, home.device.path)
+    if home.owed.exists():
+        log.warning(
+            "%s: writes were lost, or the last flush has failed; the next flush fails",
+            home.device.path,
+        )
 
 
 @contextlib.contextmanager

@@ -44,7 +44,8 @@ def detach(device: Device) -> None:
             client.disconnect(device)
         finally:
             os.close(claim)
-        _release(home)
+        owed = _release(home)
+        failure = failure or owed
         if failure:
             raise IserblkError(
                 f"{device.path}: detached, but the last flush failed ({failure}): data written to "
@@ -72,9 +73,10 @@ def clear(home: Home) -> None:
     _release(home)
 
 
-def _release(home: Home) -> None:
-    """Wait until the kernel has disconnected, then end the server, and remove the directory. Raises
-    Busy as ``clear``."""
+def _release(home: Home) -> str:
+    """Wait until the kernel has disconnected, then end the server, and remove the directory.
+    Returns "", or that there was a loss of which the kernel has not heard. Raises Busy as
+    ``clear``."""
     device = home.device
     with Server(home) as server:
         if not _free(home, _FREE_S):
@@ -84,8 +86,10 @@ def _release(home: Home) -> None:
                            f"end that, then `iserblk detach {device.path}`")  # fmt: skip
         if not server.end(home.state().io_timeout + PATIENCE_S):
             log.warning("%s: its server did not end in time, and was killed", device.path)
+    owed = "the target has lost writes" if home.owed.exists() else ""
     home.remove()
     device.announce()  # so that udev removes its links
+    return owed
 
 
 def _free(home: Home, within_s: float) -> bool:

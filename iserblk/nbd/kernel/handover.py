@@ -4,16 +4,22 @@ from the other; without I/O.
     successor                              server
     HELLO                        →
                                            answers what has begun, and has the target flush
+                                 ←         LOSSES
                                  ←         CONNECTION, with the socket as SCM_RIGHTS; for each
                                  ←         BYTES, as many as the connection has announced
                                  ←         ALL
     TAKEN                        →
     serves                                 ends
 
-Or REFUSED in place of the first CONNECTION: then the server goes on as before. It does so, too,
+Or REFUSED in place of LOSSES: then the server goes on as before. It does so, too,
 when TAKEN does not come. A message is a packet (SOCK_SEQPACKET), and begins in all versions alike:
 
     0  magic ``iserblkN``      8  version, 2 bytes      10  kind, 2 bytes      12  data
+
+LOSSES: how often the LUN has lost writes, and of how many of these the kernel was told, 8 bytes
+each. Version 1 has no LOSSES. A server speaks the version of the HELLO; to a successor that has
+only version 1 it hands over only while there is no loss to tell. A successor begins with its own
+version; to a server that refuses that in version 1 it says HELLO again, in version 1.
 
 REFUSED is the same in all versions: 1 byte, 1 where the successor may have the server end instead;
 and a text in UTF-8. CONNECTION: modes (bit 0 structured replies, 1 extended headers, 2 metadata
@@ -32,11 +38,13 @@ from enum import IntEnum, StrEnum
 from types import MappingProxyType
 from typing import NamedTuple
 
+from iserblk.disk.seam import LossCount
 from iserblk.errors import IserblkError, RemoteProtocolError
 from iserblk.nbd.buffers import CHUNK
 from iserblk.nbd.messages import Negotiated
 
-VERSION = 1
+VERSION = 2
+WITHOUT_LOSSES = 1  # the version
 MOST = 16 << 10  # bytes of a packet
 MOST_CONNECTIONS = 64
 
@@ -44,6 +52,7 @@ _HEADER = struct.Struct(">8sHH")
 _MAGIC = b"iserblkN"
 _CONNECTION = struct.Struct(">HHI")
 _ALL = struct.Struct(">H")
+_LOSSES = struct.Struct(">QQ")
 _STRUCTURED, _EXTENDED, _CONTEXTS = 1, 2, 4
 _MOST_TEXT = 500  # bytes
 _NAME = "hand-over"  # of the protocol, in errors
@@ -58,6 +67,7 @@ class Kind(IntEnum):
     BYTES = 4
     ALL = 5
     TAKEN = 6
+    LOSSES = 7
 
 
 class State(StrEnum):
@@ -121,20 +131,24 @@ def encode_refused(text: str, may_end: bool, version: int = VERSION) -> bytes:
     return encode(Kind.REFUSED, bytes((may_end,)) + words, version)
 
 
-def encode_connection(given: Given) -> Iterator[bytes]:
+def encode_losses(count: LossCount) -> bytes:
+    return encode(Kind.LOSSES, _LOSSES.pack(*count))
+
+
+def encode_connection(given: Given, version: int = VERSION) -> Iterator[bytes]:
     """The messages of a connection. The socket goes with the first one."""
     agreed = given.negotiated
     modes = agreed.structured * _STRUCTURED | agreed.extended * _EXTENDED
     modes |= agreed.contexts * _CONTEXTS
     unparsed = given.unparsed
-    yield encode(Kind.CONNECTION, _CONNECTION.pack(modes, agreed.flags, len(unparsed)))
+    yield encode(Kind.CONNECTION, _CONNECTION.pack(modes, agreed.flags, len(unparsed)), version)
     step = MOST - _HEADER.size
     for at in range(0, len(unparsed), step):
-        yield encode(Kind.BYTES, unparsed[at : at + step])
+        yield encode(Kind.BYTES, unparsed[at : at + step], version)
 
 
-def encode_all(count: int) -> bytes:
-    return encode(Kind.ALL, _ALL.pack(count))
+def encode_all(count: int, version: int = VERSION) -> bytes:
+    return encode(Kind.ALL, _ALL.pack(count), version)
 
 
 def decode_untrusted(packet: bytes) -> Message:
@@ -146,12 +160,26 @@ def decode_untrusted(packet: bytes) -> Message:
     return Message(version, kind, packet[_HEADER.size :])
 
 
-def expect_untrusted(packet: bytes, kind: Kind) -> None:
-    """``packet`` is a message of this kind, without data. Raises Refused where the peer has another
-    version: that is no breach."""
+def hello_untrusted(packet: bytes) -> int:
+    """``packet`` is a HELLO; returns its version. Raises Refused for one that is not known: that is
+    no breach."""
     message = decode_untrusted(packet)
-    if message.version != VERSION:
+    if not WITHOUT_LOSSES <= message.version <= VERSION:
         raise Refused(_of_version(message.version), True)
+    _expect(message, Kind.HELLO)
+    return message.version
+
+
+def expect_untrusted(packet: bytes, kind: Kind, version: int = VERSION) -> None:
+    """``packet`` is a message of this kind, without data. Raises Refused where it has another
+    version than the HELLO: that is no breach."""
+    message = decode_untrusted(packet)
+    if message.version != version:
+        raise Refused(_of_version(message.version), True)
+    _expect(message, kind)
+
+
+def _expect(message: Message, kind: Kind) -> None:
     if message.kind != kind or message.data:
         raise RemoteProtocolError(_NAME, f"message {message.kind} in place of {kind.name}")
 
@@ -160,32 +188,47 @@ def _of_version(version: int) -> str:
     return f"it hands over in version {version}, and not {VERSION}"
 
 
-class Takeover:
-    """The successor's side. ``given``: the connections, once they are ``complete``; the first
-    belongs to the first descriptor."""
+class OlderServer(IserblkError):
+    """The server has only version 1: say HELLO in that."""
 
-    def __init__(self) -> None:
+
+class Takeover:
+    """The successor's side, which has said HELLO in ``version``. ``given``: the connections, once
+    they are ``complete``; the first belongs to the first descriptor. ``losses``: of the LUN."""
+
+    def __init__(self, version: int = VERSION) -> None:
         self.given: list[Given] = []
         self.complete = False
+        self.losses = LossCount()
+        self._version = version
+        self._counted = version == WITHOUT_LOSSES
         self._agreed: Negotiated | None = None
         self._left = 0  # bytes to come
         self._bytes = b""
 
     def receive_untrusted(self, packet: bytes, descriptors: int) -> None:
-        """One packet, and the number of descriptors that came with it. Raises also Refused."""
+        """One packet, and the number of descriptors that came with it. Raises also Refused and
+        OlderServer."""
         message = decode_untrusted(packet)
         kind, data = message.kind, message.data
         if kind == Kind.REFUSED and not self.given and self._agreed is None:
+            if message.version == WITHOUT_LOSSES != self._version:
+                raise OlderServer(_of_version(message.version))
             if not data:
                 raise RemoteProtocolError(_NAME, "a refusal without a reason")
             words = data[1:].decode(errors="replace")
             text = "".join(each if each.isprintable() else "?" for each in words)
             raise Refused(text or "it does not say why", data[0] == 1)
-        if message.version != VERSION:
+        if message.version != self._version:
             raise Refused(_of_version(message.version), True)
         if self.complete or descriptors != (kind == Kind.CONNECTION):
             raise RemoteProtocolError(_NAME, f"message {kind} with {descriptors} descriptors")
-        if kind == Kind.CONNECTION and not self._left:
+        if kind == Kind.LOSSES and not self._counted and len(data) == _LOSSES.size:
+            self._counted = True
+            self.losses = LossCount(*_LOSSES.unpack(data))
+            if self.losses.told > self.losses.losses:
+                raise RemoteProtocolError(_NAME, "more losses were told than there were")
+        elif kind == Kind.CONNECTION and self._counted and not self._left:
             self._begin(data)
         elif kind == Kind.BYTES and 0 < len(data) <= self._left:
             self._left -= len(data)

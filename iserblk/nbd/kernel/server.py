@@ -156,7 +156,7 @@ def _read(pipe: int, deadline: float) -> bytes:
 def _start_nbdkit(home: Home, words: Sequence[str], descriptors: Sequence[int]) -> None:
     program = [nbdkit_program(), "--unix", str(home.socket), "--pidfile", str(home.server_pid)]
     program += ["--threads", str(_THREADS), "--filter=exitlast", "python", str(PLUGIN)]
-    _run([*program, *words], descriptors)
+    _run([*program, *words], {"ISERBLK_OWED": str(home.owed)}, descriptors)
     deadline = time.monotonic() + _START_S
     while not read_pid(home.server_pid):  # in the background nbdkit logs in again: it takes time
         if time.monotonic() > deadline:
@@ -164,7 +164,7 @@ def _start_nbdkit(home: Home, words: Sequence[str], descriptors: Sequence[int]) 
         time.sleep(0.01)
 
 
-def _run(words: Sequence[str], descriptors: Sequence[int]) -> None:
+def _run(words: Sequence[str], variables: Mapping[str, str], descriptors: Sequence[int]) -> None:
     """Run nbdkit until it has gone to the background. Raises IserblkError."""
     process = None
     try:
@@ -175,7 +175,7 @@ def _run(words: Sequence[str], descriptors: Sequence[int]) -> None:
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.PIPE,
                 text=True,
-                env=nbdkit_environment(),
+                env={**nbdkit_environment(), **variables},
                 cwd="/",
                 pass_fds=descriptors,
             )

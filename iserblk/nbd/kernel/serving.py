@@ -21,11 +21,14 @@ from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 
 from iserblk.background import log_to_syslog, release_streams
+from iserblk.disk.seam import LossCount
 from iserblk.errors import IserblkError
 from iserblk.nbd.client import Connection
 from iserblk.nbd.kernel import client
 from iserblk.nbd.kernel.device import Device, Places
+from iserblk.nbd.kernel.handover import State
 from iserblk.nbd.kernel.orders import LISTEN, READY, TAKE_FIRST, NoHandOver, from_words, refusal
+from iserblk.nbd.kernel.owed import Owed
 from iserblk.nbd.kernel.state import Home
 from iserblk.nbd.kernel.succession import Giver, Taker, listening_for_successors
 from iserblk.nbd.listening import listen_unix
@@ -67,7 +70,20 @@ class _Succession:
         self._home = home
         self._report = report
         self._taker = Taker(home.successors) if self.inherits else None
-        self._giver = Giver()
+        self._owed = Owed(home.owed)
+        self._losses = LossCount()
+        self._giver = Giver(lambda: self._losses)
+
+    @property
+    def given(self) -> bool:
+        return self._giver.state is State.GIVEN
+
+    def losses_before(self) -> LossCount:
+        return self._owed.read() if self._taker is None else self._taker.losses
+
+    def counted(self, count: LossCount) -> None:
+        self._losses = count
+        self._owed.write(count)
 
     async def take(self) -> list[Connection]:
         assert self._taker is not None

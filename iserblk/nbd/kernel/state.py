@@ -44,6 +44,7 @@ class Home:
         self.successors = self.directory / "successors"
         self.server_pid = self.directory / "server.pid"
         self.client_pid = self.directory / "client.pid"
+        self.owed = self.directory / "owed"  # see ``Owed``
         self.metrics = socket_of(str(device.path), device.places.run)
         self._state = self.directory / "state.json"
         self._udev = self.directory / "udev"  # scripts/systemd/59-iserblk.rules reads it

@@ -19,22 +19,28 @@ from pathlib import Path
 
 import trio
 
+from iserblk.disk.seam import LossCount
 from iserblk.errors import IserblkError, RemoteProtocolError
 from iserblk.nbd.client import Connection
 from iserblk.nbd.kernel.handover import (
     MOST,
     TABLE,
+    VERSION,
+    WITHOUT_LOSSES,
     Event,
     Given,
     Kind,
+    OlderServer,
     Refused,
     State,
     Takeover,
     encode,
     encode_all,
     encode_connection,
+    encode_losses,
     encode_refused,
     expect_untrusted,
+    hello_untrusted,
 )
 from iserblk.nbd.kernel.orders import NoHandOver
 from iserblk.nbd.server import NbdServer
@@ -47,14 +53,20 @@ TAKEN_S = 10.0  # that a successor has for taking the connections
 OFFER_S = DRAIN_S + 5.0  # that the old server has for offering them
 _BACKLOG = 4
 _DESCRIPTORS = 4  # room for more than a message may have: the rest would be lost without a word
+_UNTOLD = (
+    "the kernel was not told yet that writes were lost, and the new server is too old to tell it: "
+    "flush the device (blockdev --flushbufs), which tells, and try again"
+)
 _PEER = struct.Struct("3i")  # struct ucred: process, user, group
 
 
 class Giver:
-    """The old server's side."""
+    """The old server's side. ``losses``: those of its LUN."""
 
-    def __init__(self) -> None:
+    def __init__(self, losses: Callable[[], LossCount] = LossCount) -> None:
         self.state = State.SERVING
+        self._losses = losses
+        self._version = VERSION  # of the successor
         self._held: socket.socket | None = None
 
     async def offer(
@@ -82,16 +94,18 @@ class Giver:
     ) -> None:
         """One successor. Raises nothing but Cancelled."""
         self._held = sock
+        self._version = VERSION
         try:
             check_peer(sock)
             peer = trio.socket.from_stdlib_socket(sock)
             with trio.fail_after(HELLO_S):
-                expect_untrusted(await peer.recv(MOST + 1), Kind.HELLO)
+                self._version = hello_untrusted(await peer.recv(MOST + 1))
             await self._give(sock, server, flush)
         except Refused as error:
             log.warning("the connections stay here: %s", error)
+            refusal = encode_refused(str(error), error.may_end, self._version)
             with suppress(OSError):
-                sock.send(encode_refused(str(error), error.may_end), socket.MSG_DONTWAIT)
+                sock.send(refusal, socket.MSG_DONTWAIT)
         except trio.TooSlowError:
             log.warning("the connections stay here: the successor is too slow")
         except (IserblkError, OSError) as error:
@@ -113,15 +127,21 @@ class Giver:
             connections = server.connections()
             if not connections:
                 raise Refused("it has no connections", True)
+            losses = self._losses()
+            if self._version == WITHOUT_LOSSES and losses.told < losses.losses:
+                # Its successor, too, would take what was lost for safe if this one ended.
+                raise Refused(_UNTOLD, False)
             self._change(Event.STILL)
             with trio.move_on_after(TAKEN_S):
                 peer = trio.socket.from_stdlib_socket(sock)
+                if self._version != WITHOUT_LOSSES:
+                    await peer.send(encode_losses(losses))
                 for each in connections:
-                    await _send_connection(peer, each)
-                await peer.send(encode_all(len(connections)))
+                    await _send_connection(peer, each, self._version)
+                await peer.send(encode_all(len(connections), self._version))
                 await trio.lowlevel.wait_readable(sock)
         finally:
-            if self.state is State.OFFERED and _taken(sock):
+            if self.state is State.OFFERED and _taken(sock, self._version):
                 self._change(Event.TAKEN)
                 server.leave()
                 log.info("another server has the connections")
@@ -140,18 +160,20 @@ async def _flushed(flush: Callable[[], Awaitable[None]]) -> None:
         raise Refused(f"the target could not flush: {error}", False) from None
 
 
-async def _send_connection(peer: trio.socket.SocketType, connection: Connection) -> None:
+async def _send_connection(
+    peer: trio.socket.SocketType, connection: Connection, version: int
+) -> None:
     rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, struct.pack("i", connection.sock.fileno()))]
-    for packet in encode_connection(Given(connection.negotiated, connection.unparsed)):
+    for packet in encode_connection(Given(connection.negotiated, connection.unparsed), version):
         await peer.sendmsg([packet], rights)
         rights = []
 
 
-def _taken(sock: socket.socket) -> bool:
+def _taken(sock: socket.socket, version: int) -> bool:
     """TAKEN has come; if not, it cannot come any more."""
     try:
         sock.shutdown(socket.SHUT_RD)
-        expect_untrusted(sock.recv(MOST + 1, socket.MSG_DONTWAIT), Kind.TAKEN)
+        expect_untrusted(sock.recv(MOST + 1, socket.MSG_DONTWAIT), Kind.TAKEN, version)
     except (IserblkError, OSError):
         return False
     return True
@@ -166,9 +188,11 @@ def check_peer(sock: socket.socket) -> None:
 
 
 class Taker:
-    """The successor's side. ``path``: where the old server listens."""
+    """The successor's side. ``path``: where the old server listens. ``losses``: those of the LUN,
+    after ``take``."""
 
     def __init__(self, path: Path) -> None:
+        self.losses = LossCount()
         self._path = path
         self._sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
 
@@ -178,10 +202,18 @@ class Taker:
         descriptors: list[int] = []
         try:
             with trio.fail_after(OFFER_S):
-                given = await self._offered(descriptors)
+                version = VERSION
+                try:
+                    takeover = await self._offered(descriptors, version)
+                except OlderServer:
+                    self._sock.close()
+                    self._sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+                    version = WITHOUT_LOSSES
+                    takeover = await self._offered(descriptors, version)
             sockets = _sockets(descriptors)
+            self.losses = takeover.losses
             try:
-                self._sock.send(encode(Kind.TAKEN))
+                self._sock.send(encode(Kind.TAKEN, version=version))
             except BaseException:
                 for each in sockets:
                     each.close()
@@ -201,15 +233,15 @@ class Taker:
                 os.close(number)
         return [
             Connection(sock, each.negotiated, each.unparsed)
-            for sock, each in zip(sockets, given, strict=True)
+            for sock, each in zip(sockets, takeover.given, strict=True)
         ]
 
-    async def _offered(self, descriptors: list[int]) -> list[Given]:
+    async def _offered(self, descriptors: list[int], version: int) -> Takeover:
         self._sock.setblocking(False)
         self._sock.connect(str(self._path))
         check_peer(self._sock)
-        self._sock.send(encode(Kind.HELLO))
-        takeover = Takeover()
+        self._sock.send(encode(Kind.HELLO, version=version))
+        takeover = Takeover(version)
         while not takeover.complete:
             await trio.lowlevel.wait_readable(self._sock)
             packet, numbers, flags, _ = socket.recv_fds(
@@ -219,7 +251,7 @@ class Taker:
             if flags & socket.MSG_CTRUNC:
                 raise RemoteProtocolError("hand-over", "more descriptors than belong to a message")
             takeover.receive_untrusted(packet, len(numbers))
-        return takeover.given
+        return takeover
 
     async def old_server_ended(self) -> None:
         """After ``take``."""

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from iserblk.disk.durability.losses import NOBODY, Losses
-from iserblk.disk.seam import FlushClient
+from iserblk.disk.durability.losses import Losses
+from iserblk.disk.seam import FlushClient, LossCount
 from iserblk.errors import IserblkError, WritesLost
 from iserblk.initiator.session.slots import Operation
 from tests.disk.durability.test_promise import BLOCK, DEFERRED, MEDIUM_ERROR, POWER_ON, SYNC, Bench
@@ -81,7 +81,8 @@ def test_an_answer_that_has_not_arrived_after_all() -> None:
     one = losses.new_client()
     losses.add()
     assert hears(one, losses) and not losses.untold
-    one.ended(heard=False)
+    one.unheard()
+    one.ended()
     assert losses.untold and hears(losses.new_client(), losses)
 
 
@@ -95,23 +96,17 @@ def test_a_failed_flush_tells_of_what_was_lost_by_then() -> None:
     assert client.owed and hears(client, losses)
 
 
-def test_what_another_process_has_counted() -> None:
+@pytest.mark.parametrize("told", [3, 2])
+def test_losses_that_another_process_has_counted(told: int) -> None:
     losses = Losses()
-    changes: list[int] = []
-    losses.changed = lambda: changes.append(losses.count)
-    losses.take_over(3)
-    heard, owed = losses.new_client(known=3), losses.new_client(known=2)
-    assert not hears(heard, losses) and hears(owed, losses)
-    assert not losses.untold
+    changes: list[LossCount] = []
+    client = losses.only_client(LossCount(3, told), lambda: changes.append(client.count))
+    assert client.count == (3, told) and hears(client, losses) == (told < 3)
+    changes.clear()
     losses.add()
-    assert changes == [3, 3, 4]
-
-
-def test_nobody_hears_nothing() -> None:
-    losses = Losses()
-    losses.add()
-    NOBODY.told(losses.count)
-    assert not NOBODY.owed and losses.untold
+    assert hears(client, losses) and changes == [(4, 3), (4, 4)]
+    client.unheard()
+    assert changes[-1] == (4, 3) and hears(client, losses)
 
 
 # -- the flushes of a LUN -------------------------------------------------------------------------

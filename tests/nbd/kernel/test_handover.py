@@ -6,6 +6,7 @@ import struct
 
 import pytest
 
+from iserblk.disk.seam import LossCount
 from iserblk.errors import RemoteProtocolError
 from iserblk.nbd.buffers import CHUNK
 from iserblk.nbd.kernel.handover import (
@@ -13,10 +14,12 @@ from iserblk.nbd.kernel.handover import (
     MOST_CONNECTIONS,
     TABLE,
     VERSION,
+    WITHOUT_LOSSES,
     Event,
     Given,
     Kind,
     Message,
+    OlderServer,
     Refused,
     State,
     Takeover,
@@ -24,8 +27,10 @@ from iserblk.nbd.kernel.handover import (
     encode,
     encode_all,
     encode_connection,
+    encode_losses,
     encode_refused,
     expect_untrusted,
+    hello_untrusted,
 )
 from iserblk.nbd.messages import Negotiated
 
@@ -49,9 +54,14 @@ EVERYTHING = [
 ]
 
 
+LOSSES = encode_losses(LossCount(3, 2))
+
+
 def heard(*packets: bytes) -> Takeover:
-    """With a descriptor where one belongs."""
+    """With a descriptor where one belongs; behind LOSSES."""
     takeover = Takeover()
+    takeover.receive_untrusted(LOSSES, 0)
+    assert takeover.losses == (3, 2)
     for packet in packets:
         takeover.receive_untrusted(packet, int(packet[10:12] == Kind.CONNECTION.to_bytes(2)))
     return takeover
@@ -61,14 +71,20 @@ def connections(*all_of_them: Given) -> list[bytes]:
     return [packet for each in all_of_them for packet in encode_connection(each)]
 
 
-def test_golden_bytes() -> None:
-    assert encode(Kind.HELLO) == b"iserblkN\0\1\0\1"
-    assert encode_refused("no", True) == b"iserblkN\0\1\0\2\1no"
-    first, second = encode_connection(given(b"abc", structured=True, contexts=True))
-    assert first == b"iserblkN\0\1\0\3" + struct.pack(">HHI", 5, 0x1FD, 3)
-    assert second == b"iserblkN\0\1\0\4abc"
-    assert encode_all(4) == b"iserblkN\0\1\0\5\0\4"
-    assert encode(Kind.TAKEN) == b"iserblkN\0\1\0\6"
+@pytest.mark.parametrize("version", [WITHOUT_LOSSES, VERSION])
+def test_golden_bytes(version: int) -> None:
+    begin = b"iserblkN\0" + bytes((version,)) + b"\0"
+    assert encode(Kind.HELLO, version=version) == begin + b"\1"
+    assert encode_refused("no", True, version) == begin + b"\2\1no"
+    first, second = encode_connection(given(b"abc", structured=True, contexts=True), version)
+    assert first == begin + b"\3" + struct.pack(">HHI", 5, 0x1FD, 3)
+    assert second == begin + b"\4abc"
+    assert encode_all(4, version) == begin + b"\5\0\4"
+    assert encode(Kind.TAKEN, version=version) == begin + b"\6"
+
+
+def test_golden_bytes_of_losses() -> None:
+    assert b"iserblkN\0\2\0\7" + struct.pack(">QQ", 3, 2) == LOSSES
 
 
 def test_every_connection_arrives() -> None:
@@ -103,10 +119,47 @@ def test_a_long_refusal_is_cut_between_characters() -> None:
 
 def test_another_version_is_no_breach() -> None:
     for packet in (encode(Kind.ALL, b"??", VERSION + 1), encode(Kind.TAKEN, b"", VERSION + 1)):
-        with pytest.raises(Refused, match="hands over in version 2, and not 1"):
+        with pytest.raises(Refused, match="hands over in version 3, and not 2"):
             heard(packet)
     with pytest.raises(Refused, match="version 0"):
         expect_untrusted(encode(Kind.HELLO, b"?", 0), Kind.HELLO)
+
+
+def test_versions_of_a_hello() -> None:
+    for version in (WITHOUT_LOSSES, VERSION):
+        assert hello_untrusted(encode(Kind.HELLO, version=version)) == version
+    for version in (0, VERSION + 1):
+        with pytest.raises(Refused, match=f"version {version}, and not {VERSION}"):
+            hello_untrusted(encode(Kind.HELLO, version=version))
+    for packet in (encode(Kind.HELLO, b"?"), encode(Kind.TAKEN)):
+        with pytest.raises(RemoteProtocolError, match="in place of HELLO"):
+            hello_untrusted(packet)
+
+
+def test_a_server_of_version_1() -> None:
+    """It refuses a HELLO of ours, and takes one of its own version; it knows of no losses."""
+    with pytest.raises(OlderServer, match="version 1, and not 2"):
+        Takeover().receive_untrusted(encode_refused("what?", True, WITHOUT_LOSSES), 0)
+    takeover = Takeover(WITHOUT_LOSSES)
+    for packet in encode_connection(given(b"abc"), WITHOUT_LOSSES):
+        takeover.receive_untrusted(packet, int(not takeover.given and packet[11] == 3))
+    takeover.receive_untrusted(encode_all(1, WITHOUT_LOSSES), 0)
+    assert takeover.complete and takeover.losses == (0, 0)
+    with pytest.raises(Refused, match="no"):
+        Takeover(WITHOUT_LOSSES).receive_untrusted(encode_refused("no", True, WITHOUT_LOSSES), 0)
+
+
+@pytest.mark.parametrize(
+    "packet",
+    [
+        encode_losses(LossCount(1, 2)),
+        encode(Kind.LOSSES, b"short"),
+        encode(Kind.CONNECTION, struct.pack(">HHI", 0, 1, 0)),
+    ],
+)
+def test_losses_come_first(packet: bytes) -> None:
+    with pytest.raises(RemoteProtocolError):
+        Takeover().receive_untrusted(packet, int(packet[11] == Kind.CONNECTION))
 
 
 def connection(modes: int = 0, unparsed: int = 0) -> bytes:
@@ -116,10 +169,12 @@ def connection(modes: int = 0, unparsed: int = 0) -> bytes:
 @pytest.mark.parametrize(
     "packets",
     [
+        [LOSSES],
+        [connection(), LOSSES],
         [b""],
-        [b"iserblkN\0\1\0"],
-        [b"iserblkM\0\1\0\5\0\1"],
-        [b"iserblkN\0\1\0\5" + bytes(MOST)],
+        [b"iserblkN\0\2\0"],
+        [b"iserblkM\0\2\0\5\0\1"],
+        [b"iserblkN\0\2\0\5" + bytes(MOST)],
         [encode_all(0)],
         [encode_all(1)],
         [connection(), encode_all(2)],
@@ -140,7 +195,7 @@ def connection(modes: int = 0, unparsed: int = 0) -> bytes:
         [encode(Kind.HELLO)],
         [encode(Kind.TAKEN)],
         [connection(), encode_all(1), connection()],
-        [b"iserblkN\0\1\0\x63"],
+        [b"iserblkN\0\2\0\x63"],
     ],
 )
 def test_what_does_not_belong_there(packets: list[bytes]) -> None:

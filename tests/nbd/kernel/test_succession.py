@@ -13,20 +13,21 @@ import pytest
 import trio
 import trio.testing
 
-from iserblk.disk.seam import DirectDisk
+from iserblk.disk.seam import LossCount
 from iserblk.errors import CommandTimeout, IserblkError, RemoteProtocolError
 from iserblk.nbd import messages as nbd
 from iserblk.nbd.client import Connection
-from iserblk.nbd.exports import Export
 from iserblk.nbd.kernel.handover import (
     MOST,
     VERSION,
+    WITHOUT_LOSSES,
     Given,
     Kind,
     State,
     encode,
     encode_all,
     encode_connection,
+    encode_losses,
     encode_refused,
 )
 from iserblk.nbd.kernel.orders import NoHandOver
@@ -47,7 +48,8 @@ class Old:
         self.path = place / "successors"
         self.disk = disk
         self.server = server
-        self.giver = Giver()
+        self.losses = LossCount()
+        self.giver = Giver(lambda: self.losses)
         self.clients: list[RawClient] = []
         self.flush_fails = False
         self.ended = trio.Event()
@@ -246,7 +248,7 @@ async def hear(sock: socket.socket) -> tuple[int, list[int]]:
 
 
 @pytest.mark.logs("the connections stay here")
-@pytest.mark.parametrize("step", [Kind.HELLO, Kind.CONNECTION, Kind.BYTES, Kind.ALL])
+@pytest.mark.parametrize("step", [Kind.HELLO, Kind.LOSSES, Kind.CONNECTION, Kind.BYTES, Kind.ALL])
 async def test_a_successor_that_dies(step: Kind, tmp_path: Path) -> None:
     """After it has sent HELLO, or has received other messages: the old server goes on, and the next
     successor gets everything."""
@@ -326,7 +328,7 @@ async def test_a_successor_that_is_silent(
         await answers(old.clients[0], 1)
 
 
-@pytest.mark.logs("it hands over in version 2, and not 1")
+@pytest.mark.logs("it hands over in version 3, and not 2")
 async def test_a_successor_of_another_version(tmp_path: Path) -> None:
     async with old_server(tmp_path, fake()) as old:
         with ask(old) as sock:
@@ -390,8 +392,8 @@ async def deaf(path: Path, *packets: bytes) -> None:
         ([], "it has not answered for 15 s"),
         ([b"nonsense" * 4], "not a server of iserblk"),
         ([encode_refused("soon", True, version=9)], "soon"),
-        ([encode(Kind.ALL, bytes(2), version=9)], "it hands over in version 9, and not 1"),
-        ([encode(Kind.CONNECTION, bytes(8))], "with 0 descriptors"),
+        ([encode(Kind.ALL, bytes(2), version=9)], "it hands over in version 9, and not 2"),
+        ([encode_losses(LossCount()), encode(Kind.CONNECTION, bytes(8))], "with 0 descriptors"),
     ],
 )
 async def test_an_old_server_that_does_not_hand_over(
@@ -416,6 +418,7 @@ def descriptors() -> set[str]:
 async def test_descriptors_that_are_no_connections(count: int, error: str, tmp_path: Path) -> None:
     """As many as have come are closed."""
     (first, *_) = encode_connection(Given(nbd.Negotiated("", False, False, False, 0), b""))
+    losses = encode_losses(LossCount())
     path = tmp_path / "successors"
     with (
         listening_for_successors(path) as listening,
@@ -432,6 +435,7 @@ async def test_descriptors_that_are_no_connections(count: int, error: str, tmp_p
                 with sock:
                     await trio.lowlevel.wait_readable(sock)
                     assert sock.recv(MOST) == encode(Kind.HELLO)
+                    sock.send(losses)
                     socket.send_fds(sock, [first], [odd.fileno()] * count)
                     sock.send(encode_all(1))
                     await trio.lowlevel.wait_readable(sock)
@@ -459,10 +463,68 @@ def test_a_peer_of_another_user(monkeypatch: pytest.MonkeyPatch) -> None:
             check_peer(here)
 
 
-async def test_a_flush_that_no_client_has_asked_for_fails_the_next() -> None:
-    disk: DirectDisk = fake()
-    export = Export("lun0", disk)
-    export.owe(CommandTimeout("lost"))
-    with pytest.raises(CommandTimeout, match="lost"):
-        await export.flush()
-    await export.flush()
+@pytest.mark.parametrize("losses", [LossCount(), LossCount(5, 5), LossCount(5, 3)])
+async def test_losses_go_with_the_connections(tmp_path: Path, losses: LossCount) -> None:
+    async with old_server(tmp_path, fake()) as old:
+        old.losses = losses
+        taker = Taker(old.path)
+        close(await taker.take())
+        taker.close()
+        assert taker.losses == losses
+
+
+@pytest.mark.logs("too old to tell")
+async def test_a_successor_of_version_1(tmp_path: Path) -> None:
+    """It gets the connections, but not while there is a loss to tell, which it would not tell. Nor
+    may it have the server end: it would not know of its loss, either."""
+    async with old_server(tmp_path, fake()) as old:
+        old.losses = LossCount(1, 0)
+        with ask(old) as sock:
+            sock.send(encode(Kind.HELLO, version=WITHOUT_LOSSES))
+            await trio.lowlevel.wait_readable(sock)
+            refusal = sock.recv(MOST)
+            assert refusal[8:13] == b"\0\1\0\2\0" and b"blockdev --flushbufs" in refusal
+        await answers(old.clients[0], 1)
+        old.losses = LossCount(1, 1)
+        with ask(old) as sock:
+            sock.send(encode(Kind.HELLO, version=WITHOUT_LOSSES))
+            kinds = []
+            while Kind.ALL not in kinds:
+                kind, numbers = await hear(sock)
+                kinds.append(kind)
+                for number in numbers:
+                    os.close(number)
+            assert kinds == [Kind.CONNECTION, Kind.ALL]
+            sock.send(encode(Kind.TAKEN, version=WITHOUT_LOSSES))
+        await until(lambda: old.giver.state is State.GIVEN)
+
+
+async def test_an_old_server_of_version_1(tmp_path: Path) -> None:
+    """It does not know our HELLO, and is asked again in its own version."""
+    path = tmp_path / "successors"
+    here, there = socket.socketpair()
+    given = encode_connection(Given(nbd.Negotiated("", False, False, False, 0), b""), 1)
+    heard: list[bytes] = []
+
+    async def old_server() -> None:
+        for answers in ([encode_refused("what?", True, 1)], [*given, encode_all(1, 1)]):
+            await trio.lowlevel.wait_readable(listening)
+            sock, _ = listening.accept()
+            with sock:
+                await trio.lowlevel.wait_readable(sock)
+                heard.append(sock.recv(MOST))
+                for packet in answers:
+                    rights = [there.fileno()] if packet[11] == Kind.CONNECTION else []
+                    socket.send_fds(sock, [packet], rights)
+                await trio.lowlevel.wait_readable(sock)
+                heard.append(sock.recv(MOST))
+
+    with here, there, listening_for_successors(path) as listening:
+        taker = Taker(path)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(old_server)
+            (taken,) = await taker.take()
+        taker.close()
+        taken.sock.close()
+    second = encode(Kind.HELLO, version=1), encode(Kind.TAKEN, version=1)
+    assert heard == [encode(Kind.HELLO), b"", *second] and taker.losses == (0, 0)
