@@ -37,7 +37,7 @@ from pyfuse3 import (
 
 from fuse_mount.lun_file import NO_END, LunFile
 from fuse_mount.options import MountOptions
-from iserblk.disk.seam import AsyncDisk
+from iserblk.disk.seam import AsyncDisk, FlushClient
 from iserblk.errors import IserblkError
 
 log = logging.getLogger(__name__)
@@ -54,11 +54,13 @@ _FIRST_LUN = pyfuse3.ROOT_INODE + 1
 
 class LunFiles(pyfuse3.Operations):
     """The operations of the file system. Inodes never change: the directory is ROOT_INODE, file
-    ``n`` is ROOT_INODE + 1 + n. Each open file has a handle of its own, which is never used again.
+    ``n`` is ROOT_INODE + 1 + n. Each open file description has a handle of its own, which is never
+    used again. It is a client of the LUN, and hears of each loss of writes once, by fsync.
 
     Operations that are not overridden answer ENOSYS, and the kernel never calls them again. This
-    saves a request for extended attributes per write, and the flush at close(2), which need not
-    reach the disk.
+    saves a request for extended attributes per write, and the flush at close(2). As with a file
+    system of Linux's, close neither writes anything nor tells of a loss: the file description that
+    ends leaves it to those that are opened later.
     """
 
     def __init__(self, disks: Mapping[str, AsyncDisk], options: MountOptions) -> None:
@@ -69,6 +71,7 @@ class LunFiles(pyfuse3.Operations):
         self._started_ns = time.time_ns()
         self._idle_buffers: list[memoryview] = []
         self._open: dict[int, LunFile] = {}  # by handle
+        self._clients: dict[int, FlushClient] = {}  # by handle
         self._handles = itertools.count()
 
     # --- names and attributes ---
@@ -217,6 +220,7 @@ class LunFiles(pyfuse3.Operations):
         if flags & os.O_TRUNC:  # else the kernel asks for it by setattr
             await self._truncate(file, 0, handle)
         self._open[handle] = file
+        self._clients[handle] = file.disk.new_client()
         return FileInfo(
             fh=FileHandleT(handle),
             direct_io=self._options.direct_io,
@@ -225,6 +229,7 @@ class LunFiles(pyfuse3.Operations):
 
     async def release(self, fh: FileHandleT) -> None:
         self._open.pop(fh).closed(fh)
+        self._clients.pop(fh).ended()
 
     async def read(self, fh: FileHandleT, off: int, size: int) -> memoryview:  # type: ignore[override]
         """Read into a reused buffer, which belongs to this object.
@@ -271,32 +276,41 @@ class LunFiles(pyfuse3.Operations):
         return len(data)
 
     async def fsync(self, fh: FileHandleT, datasync: bool) -> None:
-        await self._flush(self._open[fh])
-
-    async def _flush(self, file: LunFile) -> None:
-        try:
-            await file.disk.flush()
-        except Exception as error:
-            _fail(error, "fsync")
+        await _flush(self._open[fh].disk, self._clients[fh])
 
     async def fsyncdir(self, fh: FileHandleT, datasync: bool) -> None:
-        """fsync of the directory: flush every LUN that was written."""
+        """fsync of the directory: flush every LUN that was written, for a client that begins
+        now."""
         for file in self._files:
             if file.disk.dirty:
-                await self._flush(file)
+                await _flush(file.disk, file.disk.new_client())
 
     async def flush_all(self) -> Sequence[str]:
-        """Flush every LUN that was written since its last flush. Returns the errors, one line for
-        each LUN that failed."""
+        """Flush every LUN that was written since its last flush. Nothing is open any more. Returns
+        the errors, one line for each LUN that failed, or has lost writes of which a client that has
+        ended was not told."""
+        for client in self._clients.values():
+            client.ended()
         failed = []
         for file in self._files:
+            disk = file.disk
             # (For a LUN without a write cache, the disk sends no command.)
-            if file.disk.dirty:
+            if disk.dirty:
                 try:
-                    await file.disk.flush()
+                    await disk.flush(disk.new_client())
                 except IserblkError as error:
                     failed.append(f"{os.fsdecode(file.name)}: the last flush failed: {error}")
         return failed
+
+
+async def _flush(disk: AsyncDisk, client: FlushClient) -> None:
+    """The client is told by the reply, which follows at once."""
+    try:
+        await disk.flush(client)
+    except Exception as error:
+        if isinstance(error, IserblkError):
+            client.told(error.losses)
+        _fail(error, "fsync")
 
 
 def new_buffer() -> memoryview:

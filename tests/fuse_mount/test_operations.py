@@ -249,6 +249,77 @@ async def test_errors_are_errnos_and_bugs_are_eio(
     assert [record.levelname for record in caplog.records if record.exc_info] == ["ERROR"] * 4
 
 
+class Losing:
+    """Two files, of whose first LUN writes are lost."""
+
+    def __init__(self) -> None:
+        self.fakes = [FakeDisk(lun_info(each)) for each in range(2)]
+        self.fs = LunFiles({each.info.name: AsyncFake(each) for each in self.fakes}, MountOptions())
+        self.losses = self.fakes[0].losses
+
+    async def open(self, inode: int = LUN0) -> int:
+        return await opened(self.fs, inode)
+
+    async def hears(self, handle: Any) -> bool:
+        """Its fsync fails."""
+        try:
+            await self.fs.fsync(handle, False)
+        except pyfuse3.FUSEError as error:
+            assert error.errno == errno.EIO
+            return True
+        return False
+
+
+LOST = pytest.mark.logs("fsync: lun0: writes were lost")
+
+
+@LOST
+async def test_each_open_file_hears_of_a_loss_once() -> None:
+    lun = Losing()
+    one, other, third = await lun.open(), await lun.open(), await lun.open(LUN1)
+    assert len({one, other, third}) == 3
+    lun.losses.add()
+    await lun.fs.write(one, 0, b"x")
+    for handle in (other, one):
+        assert await lun.hears(handle) and not await lun.hears(handle)
+    assert not await lun.hears(third)
+    assert not await lun.hears(await lun.open())
+    assert await lun.fs.flush_all() == []
+
+
+@LOST
+async def test_what_close_has_not_told_is_told_to_who_opens_later() -> None:
+    """close(2) itself says nothing, as with a file system of Linux's."""
+    lun = Losing()
+    one, other = await lun.open(), await lun.open()
+    lun.losses.add()
+    assert await lun.hears(other)
+    await lun.fs.release(one)
+    later = await lun.open()
+    assert await lun.hears(later) and not await lun.hears(later)
+    assert not await lun.hears(await lun.open())
+
+
+@LOST
+async def test_fsync_of_the_directory_is_of_a_new_client() -> None:
+    """So it hears of what was not told, as before an unmount."""
+    lun = Losing()
+    one = await lun.open()
+    lun.losses.add()
+    directory = await lun.fs.opendir(pyfuse3.ROOT_INODE, NO_CONTEXT)
+    await refused(errno.EIO, lun.fs.fsyncdir(directory, False))
+    await lun.fs.fsyncdir(directory, False)
+    assert await lun.hears(one)
+
+
+async def test_the_last_flush_tells_of_what_no_file_was_told() -> None:
+    lun = Losing()
+    await lun.open()
+    lun.losses.add()
+    lun.losses.new_client().told(1)
+    assert await lun.fs.flush_all() == ["lun0: the last flush failed: lun0: writes were lost"]
+
+
 async def test_the_last_flush_names_what_failed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FAKE_FAULTS", '{"flush": "CommandTimeout"}')
     fs = files()

@@ -3,12 +3,14 @@ it, with real processes."""
 
 from __future__ import annotations
 
+import errno
+import os
 import signal
 import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
@@ -17,6 +19,7 @@ from iserblk.nbd import messages as nbd
 from iserblk.nbd.kernel.orders import LISTEN, READY, TAKE, NoHandOver, error_of
 from tests.integration.conftest import StartTarget
 from tests.nbd.kernel.test_kernel_serving import ended, started, uses_an_export
+from tests.support.fuse import need_fuse, running_mount
 from tests.support.nbd_client import request, write
 from tests.support.target import END_S, TargetProcess
 from tests.support.until import until_blocking
@@ -145,6 +148,45 @@ def test_a_loss_that_no_client_has_heard_of(lose: Lose, tmp_path: Path) -> None:
         one.close()
         status, said = end(server)
     assert status == 1 and "lun0: data is lost, and a client has not heard of it" in said
+
+
+# -- files ----------------------------------------------------------------------------------------
+
+
+def fails(file: int) -> bool:
+    """fsync fails."""
+    try:
+        os.fsync(file)
+    except OSError as error:
+        assert error.errno == errno.EIO
+        return True
+    return False
+
+
+def test_open_files(start_target: StartTarget, tmp_path: Path) -> None:
+    need_fuse()
+    running = start_target(SPEC)
+    options = ("direct_io", "journal=off")
+    with ExitStack() as stack:
+        mounted = stack.enter_context(running_mount([running.url], tmp_path / "luns", *options))
+        path = mounted / "lun0"
+
+        def opened() -> int:
+            file = os.open(path, os.O_RDWR)
+            stack.callback(os.close, file)
+            return file
+
+        one, other, copy = opened(), opened(), os.open(path, os.O_RDWR)
+        os.write(copy, b"w" * 4096)
+        running.kill()
+        start_target(SPEC, listen=running.listen)
+        assert os.pread(one, 4, 0) == bytes(4)
+        os.close(copy)  # as cp does: it says nothing
+        assert fails(other) and not fails(other)
+        assert fails(one) and not fails(one)
+        later = opened()
+        assert fails(later) and not fails(later)
+        assert not fails(opened())
 
 
 # -- servers of one device that follow each other -------------------------------------------------
