@@ -4,6 +4,7 @@ command is executed, and when its answer comes."""
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from time import monotonic
 
 from iserblk.disk.lun.geometry import Geometry
@@ -122,10 +123,12 @@ class FakeSession:
 
 class FakeTarget:
     """Blocks, of which ``cached`` are not on stable storage yet; none while ``write_through``.
-    ``statuses``: the provisioning statuses that blocks with data have, one after another."""
+    ``refusal``: the sense data with which a command is refused, for ``answer``. ``statuses``: the
+    provisioning statuses that blocks with data have, one after another."""
 
     def __init__(self, blocks: int) -> None:
         self.write_through = False
+        self.refusal: Callable[[TaskSlot], bytes] = lambda _slot: b""
         self.statuses: tuple[int, ...] = (0,)
         self.stable = [bytes(BLOCK)] * blocks
         self.cached: dict[int, bytes] = {}
@@ -133,6 +136,13 @@ class FakeTarget:
 
     def block(self, lba: int) -> bytes:
         return self.cached.get(lba, self.stable[lba])
+
+    def answer(self, session: FakeSession, slot: TaskSlot) -> None:
+        """Carry the command out, or refuse it, and end it."""
+        sense = self.refusal(slot)
+        if not sense:
+            self.execute(slot)
+        session.end(slot, sense=sense)
 
     def execute(self, slot: TaskSlot) -> None:
         self._execute(slot)
@@ -222,8 +232,7 @@ def run(
                 reconnect(session.core, target, lost=False)
             while not isinstance(step, float) and step.pending:
                 slot = session.flight[-1 if newest_first else 0]
-                target.execute(slot)
-                session.end(slot)
+                target.answer(session, slot)
     except StopIteration as stop:
         return stop.value
 

@@ -16,7 +16,15 @@ from typing import Final, NamedTuple
 from iserblk.disk.durability.journal import Entry
 from iserblk.disk.seam import LunInfo
 from iserblk.errors import IserblkError, ScsiError
-from iserblk.initiator.commands import PARALLEL, Work, fill_read, port_state, retry_delay, run
+from iserblk.initiator.commands import (
+    PARALLEL,
+    Work,
+    fill_read,
+    is_unfit,
+    port_state,
+    retry_delay,
+    run,
+)
 from iserblk.initiator.session.commanding import CommandSession
 from iserblk.initiator.session.slots import Operation, TaskSlot, Waiter
 from iserblk.scsi import opcodes
@@ -119,12 +127,22 @@ def compare(
             yield from run(work, batch)
             if work.differs:
                 return False
+            todo.extendleft(part for piece in work.refused for part in _halves(piece, info))
     return True
 
 
+def _halves(piece: _Expected, info: LunInfo) -> list[_Expected]:
+    half = piece.blocks // 2
+    at, data = half * info.block_size, piece.data
+    return [
+        _Expected(piece.first, half, None if data is None else data[:at]),
+        _Expected(piece.first + half, piece.blocks - half, None if data is None else data[at:]),
+    ]
+
+
 class _Comparing(Work[_Expected]):
-    """Reads, and compares. ``differs``: something is not as expected, or cannot be read for
-    good."""
+    """Reads, and compares. ``differs``: something is not as expected, or cannot be read for good.
+    ``refused``: what the LUN does not let be read at once."""
 
     def __init__(
         self,
@@ -139,6 +157,7 @@ class _Comparing(Work[_Expected]):
         self._pack_read = pack_read
         self._buffers: dict[int, bytearray] = {}  # by the first block
         self.differs = False
+        self.refused: list[_Expected] = []
 
     def fill(self, slot: TaskSlot, piece: _Expected, waiter: Waiter | None) -> bool:
         buffer = self._buffers[piece.first] = bytearray(piece.blocks * self._block)
@@ -151,6 +170,9 @@ class _Comparing(Work[_Expected]):
         if problem is None:
             found = memoryview(self._buffers.pop(piece.first))
             self.differs |= found != (bytes(len(found)) if piece.data is None else piece.data)
+        elif is_unfit(problem) and piece.blocks > 1:
+            self.refused.append(piece)
+            return None
         return problem
 
     def gives_up(self, problem: IserblkError) -> IserblkError | None:

@@ -168,8 +168,8 @@ class Durability:
                 self.journal = self._assigned
 
     def turn_write_through(self) -> None:
-        """Note that the LUN, as far as can be known, has no write cache. The journal goes on: what
-        it holds may be of use where that was an error."""
+        """Note that the LUN, as far as can be known, has no write cache. The journal goes on:
+        commands in flight are in it, and the LUN may tell of a cache later."""
         with self._lock:
             self.volatile = False
 

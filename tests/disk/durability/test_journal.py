@@ -271,6 +271,25 @@ def test_journal_of_a_shared_lun_is_compared_and_never_written() -> None:
     assert bench.kept == 0
 
 
+@pytest.mark.parametrize(("most", "lost"), [(1, 0), (3, 0), (0, 1)])
+def test_shared_lun_that_lets_less_be_read_at_once_is_compared(most: int, lost: int) -> None:
+    """What cannot be read at all, on the other hand, is not known to be there."""
+
+    refused = sense_data.encode_fixed(sense_data.ILLEGAL_REQUEST, 0x24, 0x00)
+
+    def refusal(slot: TaskSlot) -> bytes:
+        blocks = int.from_bytes(slot.cdb[10:14], "big")
+        return refused if slot.cdb[0] == opcodes.READ_16 and blocks > most else b""
+
+    bench = shared()
+    bench.write(0, 20, 1)
+    bench.write(5, 3, 2)
+    bench.run(bench.core.zero(10 * BLOCK, 4 * BLOCK, False, False, False))
+    bench.target.refusal = refusal
+    reconnect(bench.core, bench.target, lost=False)
+    assert bench.core.durability.losses.count == lost
+
+
 @pytest.mark.parametrize("at", [0, 5, 7, 12, 19])
 def test_what_differs_on_a_shared_lun_is_lost(at: int) -> None:
     bench = shared()

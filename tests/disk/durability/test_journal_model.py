@@ -19,6 +19,7 @@ from iserblk.disk.lun.operations import DiskCore
 from iserblk.errors import IserblkError
 from iserblk.initiator.session.slots import Operation, TaskSlot
 from iserblk.scsi import opcodes
+from iserblk.scsi.sense import ILLEGAL_REQUEST, encode_fixed
 from tests.disk.fake_target import (
     BLOCK,
     MEDIUM_ERROR,
@@ -34,7 +35,9 @@ from tests.disk.fake_target import (
 from tests.initiator.fake import CountingWaiter
 from tests.support import logs
 
-pytestmark = pytest.mark.logs(logs.LOST_POWER, logs.LOST_WRITES)
+pytestmark = pytest.mark.logs(logs.LOST_POWER, logs.LOST_WRITES, logs.REFUSED)
+UNKNOWN = encode_fixed(ILLEGAL_REQUEST, 0x20, 0x00)
+INVALID = encode_fixed(ILLEGAL_REQUEST, 0x24, 0x00)
 
 BLOCKS = 6
 HEAD = 16  # bytes of a buffer in front of the data
@@ -175,7 +178,7 @@ class Machine:
             if slot.cdb[0] == opcodes.SYNCHRONIZE_CACHE_16:
                 if how & 8:  # said once, and forgotten
                     self.target.lose(how)
-            elif how & 8:
+            elif how & 8 and not self.target.refusal(slot):
                 self.target.execute(slot)
             self.session.end(slot, sense=MEDIUM_ERROR)
         elif how % 8 == 1:
@@ -183,12 +186,30 @@ class Machine:
                 self.session.end(slot, status=8)  # BUSY
             else:
                 self.session.end(slot, sense=NOT_READY)
-        elif how == 3:
+        elif how == 3 and not self.target.refusal(slot):
             self.target.execute(slot)
             self.session.end(slot, sense=RECOVERED)
         else:
-            self.target.execute(slot)
-            self.session.end(slot)
+            self.target.answer(self.session, slot)
+
+    def refuse(self, how: int) -> None:
+        """The LUN refuses more than before, or less: nothing of it is a loss."""
+        most = {opcodes.WRITE_16: 1 + how % 2, opcodes.READ_16: 1 + how // 2 % 2}
+
+        def refusal(slot: TaskSlot) -> bytes:
+            kind = slot.cdb[0]
+            if kind == opcodes.WRITE_SAME_16 and how & 4:
+                return UNKNOWN if how & 8 else INVALID
+            if kind == opcodes.WRITE_SAME_16 and how & 16 and slot.data is None:
+                return INVALID  # NDOB
+            if kind == opcodes.WRITE_16 and how & 32 and slot.cdb[1] & 8:
+                return INVALID  # FUA
+            if kind == opcodes.SERVICE_ACTION_IN_16 and how & 8:
+                return INVALID
+            blocks = int.from_bytes(slot.cdb[10:14], "big")
+            return INVALID if blocks > most.get(kind, 1 << 32) else b""
+
+        self.target.refusal = refusal
 
     def flush(self) -> None:
         """Begin a flush; ``answer`` and ``go_on`` bring it to its end."""
@@ -220,7 +241,7 @@ class Machine:
     def lose(self, seed: int) -> None:
         """Cache and connection are lost; some commands in flight were executed, unanswered."""
         for at, slot in enumerate(self.session.flight):
-            if seed >> at & 1:
+            if seed >> at & 1 and not self.target.refusal(slot):
                 self.target.execute(slot)
         if seed % 3:
             self.target.lose(seed)
@@ -284,18 +305,20 @@ STEPS = ["write"] * 6 + ["answer"] * 8 + ["go_on"] * 8 + ["zero", "flush", "lose
 STEPS += ["turn", "extents", "flush"]
 
 
+@pytest.mark.parametrize("refuses", [False, True])
 @pytest.mark.parametrize("volatile", [True, False])
 @pytest.mark.parametrize("limit", [4 * BLOCK, 1 << 20])
 @settings(max_examples=100, deadline=None, phases=[Phase.explicit, Phase.reuse, Phase.generate])
 @given(st.integers(0, 1 << 32), st.sampled_from([8, 40, 200]))
 def test_nothing_acknowledged_is_lost_or_overwritten_by_older(
-    limit: int, volatile: bool, seed: int, steps: int
+    limit: int, volatile: bool, refuses: bool, seed: int, steps: int
 ) -> None:
     machine = Machine(limit, volatile)
     choice = random.Random(seed)
     for _ in range(steps):
         machine.now += 1
-        what, one, two = choice.choice(STEPS), choice.randrange(64), choice.randrange(64)
+        what = choice.choice(STEPS + ["refuse"] * refuses)
+        one, two = choice.randrange(64), choice.randrange(64)
         if what == "write":
             machine.write(one, two)
         elif what == "zero":
@@ -310,6 +333,8 @@ def test_nothing_acknowledged_is_lost_or_overwritten_by_older(
             machine.extents()
         elif what == "turn":
             machine.turn()
+        elif what == "refuse":
+            machine.refuse(one)
         elif what == "lose":
             machine.lose(one * 64 + two)
         else:
