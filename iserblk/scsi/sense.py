@@ -81,9 +81,13 @@ WRITE_PROTECTED = 0x2700
 SPACE_ALLOCATION_FAILED = 0x2707
 POWER_ON_OR_RESET = 0x2900
 LUN_RESET = 0x2903
+NEXUS_LOST = 0x2907
+COMMANDS_CLEARED = 0x2F00
+POWER_LOSS_EXPECTED = 0x2F01
+COMMANDS_CLEARED_BY_DEVICE_SERVER = 0x2F02
 # Unit attentions after which cached data is lost: power on, reset, or bus reset occurred; power on
-# occurred; SCSI bus reset occurred; device internal reset.
-POWER_LOST = (POWER_ON_OR_RESET, 0x2901, 0x2902, 0x2904)
+# occurred; SCSI bus reset occurred; device internal reset; or is about to be lost.
+POWER_LOST = (POWER_ON_OR_RESET, 0x2901, 0x2902, 0x2904, POWER_LOSS_EXPECTED)
 MODE_PARAMETERS_CHANGED = 0x2A01
 RESERVATIONS_PREEMPTED = 0x2A03
 RESERVATIONS_RELEASED = 0x2A04
@@ -99,6 +103,17 @@ PERHAPS_ANOTHER = (DEVICE_IDENTIFIER_CHANGED, REPORTED_LUNS_CHANGED)
 FAILED_SELF_TEST = 0x3E03
 INTERNAL_TARGET_FAILURE = 0x4400
 COMMANDS_CLEARED_BY_PROTOCOL = 0x477F
+# Unit attentions with which the target may have ended commands of this initiator without a status:
+# those of POWER_LOST, and a reset by task management; loss of the I_T nexus; CLEAR TASK SET of
+# another initiator, or by the device server; some commands cleared by an iSCSI protocol event.
+TASKS_ENDED = (
+    *POWER_LOST,
+    LUN_RESET,
+    NEXUS_LOST,
+    COMMANDS_CLEARED,
+    COMMANDS_CLEARED_BY_DEVICE_SERVER,
+    COMMANDS_CLEARED_BY_PROTOCOL,
+)
 INVALID_MESSAGE_ERROR = 0x4900
 NO_ROOM_FOR_REGISTRATION = 0x5504
 

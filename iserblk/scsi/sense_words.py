@@ -87,6 +87,8 @@ ASCQ_WORDS = {
     0x2A09: "the capacity has changed",
     0x2C00: "command sequence error",
     0x2F00: "commands cleared by another initiator",
+    0x2F01: "commands cleared by power loss notification",
+    0x2F02: "commands cleared by device server",
     0x3000: "incompatible medium",
     0x3100: "the medium is not formatted",
     0x3200: "no spare block left",

@@ -43,6 +43,7 @@ class FakeSession:
         self.tasks = [TaskSlot(index) for index in range(depth)]
         for slot in self.tasks:
             slot.cdb = bytearray(16)
+            slot.connection = None  # type: ignore[assignment]
         self._free = list(self.tasks)
         self.flight: list[TaskSlot] = []
         self.listeners = LunListeners()
@@ -51,7 +52,6 @@ class FakeSession:
         self.core: DiskCore | None = None  # the disk whose session it is
         self.suspended = False
         self.suspended_at = 0.0
-        self.several = False
         self.shrunk = 0
         self.residual_of_unmap = False  # as tgtd's: of the whole parameter list
 

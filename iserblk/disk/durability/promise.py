@@ -324,6 +324,11 @@ class Durability:
         owed = self.losses.untold if client is None else client.owed
         return owed or self._unflushed(None, False)
 
+    @property
+    def unflushed(self) -> bool:
+        """Whether something that was acknowledged, or is under way, is not on stable storage."""
+        return self.volatile and self._unflushed(None, False)
+
     def _unflushed(self, but: TaskSlot | None, resuming: bool) -> bool:
         """Whether something is not on stable storage. ``but``: the command that brought the report,
         and was not executed. ``resuming``: commands that have not ended do not count: they will be

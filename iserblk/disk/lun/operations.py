@@ -58,6 +58,7 @@ from iserblk.initiator.commands import (
 from iserblk.initiator.session.commanding import CommandSession
 from iserblk.initiator.session.connection import Connection
 from iserblk.initiator.session.slots import QUEUED, SENT, Operation, TaskSlot, Waiter
+from iserblk.iscsi.serial import serial_lt
 from iserblk.metrics.counting import LunMetrics
 from iserblk.scsi import cdb
 from iserblk.scsi import lba as lba_data
@@ -377,13 +378,12 @@ def _proves_nothing(problem: IserblkError) -> bool:
 
 
 class _Synchronizing(Work[bytes]):
-    """Sends a SYNCHRONIZE CACHE; its CDB is the only piece. ``connection``: that it was sent on,
-    once it has ended."""
+    """Sends a SYNCHRONIZE CACHE; its CDB is the only piece."""
 
     def __init__(self, core: DiskCore, deadline: float) -> None:
         super().__init__(core.session, core.lun, core.info.name, deadline)
-        self._several = core.session.several
-        self.connection: Connection | None = None
+        self._connection: Connection | None = None  # that it was sent on
+        self._cmd_sn = 0
 
     def fill(self, slot: TaskSlot, piece: bytes, waiter: Waiter | None) -> bool:
         slot.cdb[:] = piece.ljust(16, b"\0")
@@ -391,9 +391,14 @@ class _Synchronizing(Work[bytes]):
         return True
 
     def outcome(self, slot: TaskSlot, piece: bytes) -> IserblkError | None:
-        if self._several:
-            self.connection = slot.connection
+        self._connection = slot.connection
+        self._cmd_sn = slot.cmd_sn
         return super().outcome(slot, piece)
+
+    def may_overtake(self, slot: TaskSlot) -> bool:
+        """Whether the answer may have come before that of ``slot``, which is in flight, though the
+        target has given it later."""
+        return slot.connection is not self._connection or serial_lt(slot.cmd_sn, self._cmd_sn)
 
     def may_repeat(self, problem: IserblkError) -> bool:
         return not _proves_nothing(problem)
@@ -415,6 +420,10 @@ class _Resuming:
 
     def tick(self) -> None:
         """The same."""
+
+    def unflushed(self) -> bool:
+        """Implements LunListener; it has one connection."""
+        return False
 
     def farewell(self) -> Operation[None]:
         yield from ()
@@ -513,6 +522,10 @@ class DiskCore:
         """Implements LunListener: what waits for a range looks again, and checks its deadline. Who
         holds the range may have far more time."""
         self.ranges.changed()
+
+    def unflushed(self) -> bool:
+        """Implements LunListener."""
+        return self.durability.unflushed
 
     def farewell(self) -> Operation[None]:
         """Implements LunListener."""
@@ -1054,8 +1067,8 @@ class DiskCore:
 
     def _await_flush(self, token: FlushToken, block: bytes, deadline: float) -> Operation[None]:
         """Send SYNCHRONIZE CACHE. GOOD counts when all has been heard that the target may have said
-        before it: what it has told with the end of a command on another connection, or of another
-        flush, may be still under way."""
+        before it: what it has told with the end of an older command, of one on another connection,
+        or of another flush, may be still under way."""
         durability = self.durability
         work = _Synchronizing(self, deadline)
         try:
@@ -1067,18 +1080,15 @@ class DiskCore:
                 durability.doubt(token, f"may have failed a flush ({error})")
             raise
         flushes = durability.answered(token)
-        commands: list[tuple[TaskSlot, int]] = []
-        if self.session.several:
-            commands = [
-                (slot, slot.itt)
-                for slot in self.queue.tasks
-                if slot.state >= SENT
-                and slot.lun == self.lun
-                and slot.connection is not work.connection
-            ]
+        commands = [
+            (slot, slot.itt)
+            for slot in self.queue.tasks
+            if slot.state >= SENT and slot.lun == self.lun and work.may_overtake(slot)
+        ]
         pause = _SOON_S
         while durability.unanswered(flushes) or any(
-            slot.state >= SENT and slot.itt == itt for slot, itt in commands
+            slot.state >= QUEUED and slot.itt == itt
+            for slot, itt in commands  # QUEUED: its connection was lost, and another is to come
         ):
             yield pause
             pause = min(2 * pause, AGAIN_S)

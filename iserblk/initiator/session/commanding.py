@@ -51,9 +51,6 @@ class CommandSession(Protocol):
     def can_reconnect(self) -> bool: ...
 
     @property
-    def several(self) -> bool: ...
-
-    @property
     def suspended_at(self) -> float: ...
 
     @property

@@ -4,6 +4,10 @@ First ABORT TASK is sent, then LOGICAL UNIT RESET, then the connection is cut: t
 at the target what was left of the old connection. The command itself ends with CommandTimeout, and
 is not sent again; other commands that were in flight are sent again.
 
+A command that the target may have ended without a status (``Session.perhaps_ended``) is aborted,
+too, and then sent again: all of them together, in the order in which they were sent, when it is
+known of each that it is at the target no more.
+
 A target that is silent for a while gets a NOP-Out, which asks for a sign of life. So commands that
 are lost on a dead connection need not wait for their deadlines. Any PDU counts as a sign of life.
 
@@ -41,12 +45,29 @@ SPARE_CONTROLS: Final = 4  # control slots that aborts leave free, for pings, re
 
 class _Step:
     """Waits for one task management response, on behalf of one task: the task that had ``itt`` in
-    slot ``task``. The slot may long hold another task when the response comes."""
+    slot ``task``. The slot may long hold another task when the response comes. ``again``: the task
+    is to be sent again afterwards."""
 
-    __slots__ = ("control", "function", "gone", "itt", "ladder", "pending", "task", "until")
+    __slots__ = (
+        "again",
+        "control",
+        "function",
+        "gone",
+        "itt",
+        "ladder",
+        "pending",
+        "task",
+        "until",
+    )
 
     def __init__(
-        self, ladder: Ladder, task: TaskSlot, function: int, control: TaskSlot, until: float
+        self,
+        ladder: Ladder,
+        task: TaskSlot,
+        function: int,
+        control: TaskSlot,
+        until: float,
+        again: bool,
     ) -> None:
         self.ladder = ladder
         self.task = task
@@ -54,6 +75,7 @@ class _Step:
         self.function = function
         self.control = control
         self.until = until
+        self.again = again
         self.gone = False
         self.pending = 1
 
@@ -64,7 +86,7 @@ class _Step:
     @property
     def wanted(self) -> bool:
         """Whether the task has not ended by itself meanwhile."""
-        return self.task.state == ABORTING and self.task.itt == self.itt
+        return self.task.state == (SENT if self.again else ABORTING) and self.task.itt == self.itt
 
 
 class _Ping:
@@ -84,8 +106,10 @@ class Ladder:
     def __init__(self, session: Session) -> None:
         self.session = session
         self._steps: dict[TaskSlot, _Step] = {}
-        # ABORTING, but no control slot was free to say so: (task, its ITT), oldest first.
-        self._waiting: deque[tuple[TaskSlot, int]] = deque()
+        # To be aborted, but no control slot was free to say so: (task, its ITT, whether it is to be
+        # sent again), oldest first. The others are ABORTING.
+        self._waiting: deque[tuple[TaskSlot, int, bool]] = deque()
+        self._gone: list[_Step] = []  # whose tasks are to be sent again together
         self._now = 0.0  # of the last call that had it as an argument
         self._held_back = 0.0  # since when aborts wait for the target to take a PDU; 0: they do not
         self._pings: dict[Connection, _Ping] = {}
@@ -109,7 +133,10 @@ class Ladder:
         session.queue.take_memory_back()
         session.queue.wake_takers()
         session.listeners.tick()
+        perhaps, session.perhaps_ended = session.perhaps_ended, []
+        self._waiting += [(task, itt, True) for task, itt in perhaps]
         self._abort_waiting(now)
+        self._renew(now)
         if session.suspended is None:
             session.ask_again(now)
         session.recover(now)
@@ -143,7 +170,7 @@ class Ladder:
         elif task.state == SENT and not task.connection.lost:
             log.debug("%s: task %#x cancelled; ABORT TASK", self.session.portal, task.itt)
             task.state = ABORTING
-            self._waiting.append((task, task.itt))
+            self._waiting.append((task, task.itt, False))
             self._abort_waiting(now)
 
     def abort(self, task: TaskSlot, now: float) -> None:
@@ -158,7 +185,7 @@ class Ladder:
             task.itt,
         )
         task.state = ABORTING
-        self._waiting.append((task, task.itt))
+        self._waiting.append((task, task.itt, False))
         self._abort_waiting(now)
 
     def _abort_waiting(self, now: float) -> None:
@@ -167,9 +194,10 @@ class Ladder:
         waiting = self._waiting
         queue = self.session.queue
         while waiting and queue.free_controls > SPARE_CONTROLS and not queue.held_back:
-            task, itt = waiting.popleft()
-            if task.state == ABORTING and task.itt == itt and not task.connection.lost:
-                self._request(task, pdu.TMF_ABORT_TASK, now)
+            task, itt, again = waiting.popleft()
+            state = SENT if again else ABORTING
+            if task.state == state and task.itt == itt and not task.connection.lost:
+                self._request(task, pdu.TMF_ABORT_TASK, now, again)
         if not waiting or not queue.held_back:
             self._held_back = 0.0
         elif not self._held_back:
@@ -181,7 +209,7 @@ class Ladder:
             )
             self.session.disconnect()
 
-    def _request(self, task: TaskSlot, function: int, now: float) -> None:
+    def _request(self, task: TaskSlot, function: int, now: float, again: bool = False) -> None:
         session = self.session
         connection = None if task.connection.lost else task.connection
         control = session.queue.take_control(connection)
@@ -199,7 +227,7 @@ class Ladder:
             ref_cmd_sn=task.cmd_sn if function == pdu.TMF_ABORT_TASK else 0,
         ).pack_into(control.bhs)
         control.direction = NO_DATA
-        step = self._steps[task] = _Step(self, task, function, control, now + STEP_S)
+        step = self._steps[task] = _Step(self, task, function, control, now + STEP_S, again)
         session.queue.send_immediate(control, step)
 
     def _climb(self, step: _Step, now: float) -> None:
@@ -207,10 +235,15 @@ class Ladder:
         del self._steps[step.task]
         if not step.wanted or step.task.connection.lost:
             return
-        if step.gone:
+        if step.gone and step.again:
+            self._gone.append(step)
+        elif step.gone:
             # No response came before that answer, nor after it: the target never had the command,
             # or lost it.
             self.session.queue.end_aborted(step.task, self._timeout(step.task))
+        elif step.again:
+            log.error("%s: no answer to ABORT TASK; disconnecting", self.session.portal)
+            self.session.disconnect()
         elif step.function == pdu.TMF_ABORT_TASK:
             log.warning("%s: no answer to ABORT TASK; LOGICAL UNIT RESET", self.session.portal)
             self.resets += 1
@@ -230,7 +263,7 @@ class Ladder:
             del self._steps[step.task]
             # A task on the same connection is the matter of its recovery; a reset is repeated.
             if step.wanted and not step.task.connection.lost:
-                self._request(step.task, step.function, self._now)
+                self._request(step.task, step.function, self._now, step.again)
             return
         gone = response == pdu.TMF_TASK_DOES_NOT_EXIST and step.function == pdu.TMF_ABORT_TASK
         if gone and step.wanted:
@@ -239,7 +272,10 @@ class Ladder:
             step.until = self._now + OVERTAKEN_S
         elif response in (pdu.TMF_COMPLETE, pdu.TMF_TASK_DOES_NOT_EXIST):
             del self._steps[step.task]
-            if step.wanted:
+            if step.again:
+                self._gone.append(step)
+                self._renew(self._now)
+            elif step.wanted:
                 self.session.queue.end_aborted(step.task, self._timeout(step.task))
             if step.function == pdu.TMF_LOGICAL_UNIT_RESET:
                 self._end_reset(step)
@@ -251,6 +287,34 @@ class Ladder:
             )
             step.until = 0.0  # the next tick climbs
         self._abort_waiting(self._now)
+
+    def _renew(self, now: float) -> None:
+        """Send again the commands that are at the target no more, when that is known of all that
+        may be so."""
+        if (
+            not self._gone
+            or any(step.again for step in self._steps.values())
+            or any(again for _, _, again in self._waiting)
+        ):
+            return
+        queue = self.session.queue
+        tasks = [step.task for step in self._gone if step.wanted and not step.task.connection.lost]
+        self._gone.clear()
+        tasks.sort(key=lambda task: (task.cmd_sn - queue.cmd_sn) & 0xFFFFFFFF)  # oldest first
+        again = [task for task in tasks if task.complete and now < task.deadline]
+        for task in tasks:
+            if task in again:
+                queue.take_back(task)
+            elif not task.complete:
+                error = ScsiError(
+                    f"{self.session.portal}: the target has ended command {task.cdb[0]:#04x} "
+                    "without a status; it may have been carried out, and is not sent again"
+                )
+                queue.end_aborted(task, error)
+            else:
+                queue.end_aborted(task, self._timeout(task))
+        self.session.replayed += len(again)
+        queue.requeue(again)
 
     def _end_reset(self, step: _Step) -> None:
         """A reset ended every task of the LUN that was sent before it, and no response will come

@@ -26,6 +26,11 @@ class LunListener(Protocol):
         """About a second has passed since the last call. Runs where ``Session.progress`` does."""
         return
 
+    def unflushed(self) -> bool:
+        """Whether something that was acknowledged is not on stable storage, so that a report of the
+        target that nobody hears might hide a loss. Runs where ``Session.progress`` does."""
+        return False
+
     def farewell(self) -> Operation[None]:
         """The operation that the driver runs before it logs out. Raises nothing."""
         yield from ()
@@ -61,6 +66,10 @@ class LunListeners:
         for listeners in list(self._of.values()):  # other threads add LUNs
             for listener in listeners:
                 listener.tick()
+
+    def unflushed(self, lun: bytes) -> bool:
+        """See LunListener."""
+        return any(listener.unflushed() for listener in self._of.get(lun, ()))
 
     def farewell(self) -> Operation[None]:
         """Run what the listeners of all LUNs want done before the logout."""

@@ -13,6 +13,12 @@ Where no connection is left, one is reinstated first, at level 2 (section 6.3.4)
 lost connection out, for recovery. A ping then shows what the target has acknowledged: only what is
 said behind the login is sure to include all that came on the lost connection.
 
+The target may have ended such a command already, and the connection was lost with its status. A
+report that comes with one status only (a unit attention that tells of a lost cache, a deferred
+error) is lost then, too. So where something is not flushed, a command that the target has taken in
+is not sent again, nor one that it does not know any more: the recovery is given up for session
+reinstatement, after which what is not flushed counts as lost (``disk.durability.promise``).
+
 Either way the target discards the commands that it has not acknowledged. They are sent again with
 their CmdSN, so that the sequence has no holes; a ping takes the number of a PDU that is not.
 
@@ -40,6 +46,7 @@ log = logging.getLogger(__name__)
 PATIENCE_S: Final = 5.0  # the longest Time2Wait: commands have deadlines
 STEP_S: Final = 5.0  # how long the target may take over one reassignment
 SPARE_CONTROLS: Final = 4  # control slots that reassignments leave free
+_UNHEARD: Final = "a status was lost with it that may have told of a loss of unflushed writes"
 
 
 class Stage(StrEnum):
@@ -142,11 +149,12 @@ class Recovery:
         lost: Connection,
         level: int,
         unwanted: Callable[[TaskSlot], IserblkError],
+        unflushed: Callable[[bytes], bool],
         now: float,
     ) -> None:
         """``lost``: ``queue.lose`` was called, and its datamover is terminated. ``level``: the
         ErrorRecoveryLevel of the session. ``unwanted(slot)``: the error of a command that is not
-        sent again."""
+        sent again. ``unflushed(lun)``: see ``LunListener.unflushed``."""
         self.stage = Stage.LOST
         self.lost = lost
         self.problem: IserblkError | None = None
@@ -155,6 +163,7 @@ class Recovery:
         self._queue = queue
         self._level = level
         self._unwanted = unwanted
+        self._unflushed = unflushed
         self.not_before = 0.0
         wait = lost.time2wait
         self._at = now + wait  # of the next step
@@ -184,10 +193,18 @@ class Recovery:
 
     def closed(self) -> None:
         """It was logged out in order, by itself: its tasks have ended at the target."""
+        self._close()
+
+    def _close(self) -> None:
+        """The tasks of the lost connection have ended at the target: send them again."""
         acknowledged = self._settle()
-        if acknowledged is not None:
-            self._send_again(acknowledged, lambda slot: slot.complete)
-            self._enter(Event.CLOSED)
+        if acknowledged is None:
+            return
+        if any(self._unflushed(slot.lun) for slot in acknowledged):
+            self._give_up(_UNHEARD)
+            return
+        self._send_again(acknowledged, lambda slot: slot.complete)
+        self._enter(Event.CLOSED)
 
     def reinstated(self, cid: int, now: float) -> None:
         """No connection was left, so no step could be taken; now there is one. It has logged the
@@ -285,10 +302,7 @@ class Recovery:
         elif logout.response == pdu.LOGOUT_CID_NOT_FOUND or (
             logout.response == pdu.LOGOUT_SUCCESS and (self._level < 2 or not logout.time2retain)
         ):
-            acknowledged = self._settle()
-            if acknowledged is not None:
-                self._send_again(acknowledged, lambda slot: slot.complete)
-                self._enter(Event.CLOSED)
+            self._close()
         elif logout.response == pdu.LOGOUT_SUCCESS and logout.time2wait <= PATIENCE_S:
             self._at = now + logout.time2wait
             self._prepare(Event.REMOVED, self._at + logout.time2retain)
@@ -385,7 +399,9 @@ class Recovery:
         task = waiter.task
         if waiter.response == pdu.TMF_TASK_DOES_NOT_EXIST:
             # It may have ended, and its status was lost.
-            if task.state == SENT and task.complete:
+            if self._unflushed(task.lun):
+                self._give_up(_UNHEARD)
+            elif task.state == SENT and task.complete:
                 self.again += 1
                 self._queue.take_back(task)
                 self._queue.requeue([task])

@@ -848,6 +848,8 @@ class SendQueue:
         data, data_in = slot.data, slot.data_in
         self._deallocate(slot)
         slot.data, slot.data_in = data, data_in
+        if slot.direction == INLINE:
+            slot.direction = WRITE
 
     # -- from one connection to the next: the runner of progress ----------------------------------
 

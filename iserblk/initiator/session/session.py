@@ -176,7 +176,10 @@ class Answers:
             if head.ttt != bhs.NO_TAG:
                 queue.answer_ping(connection, bytes(message[at + 8 : at + 16]), head.ttt)
         elif opcode == bhs.ASYNC_MESSAGE:
-            session.async_message(pdu.AsyncMessage.unpack_from(message, at), connection)
+            announced = pdu.AsyncMessage.unpack_from(message, at)
+            if announced.event == pdu.ASYNC_SCSI:
+                session.scsi_event(announced.lun, bhs.sense_of_untrusted(message, at))
+            session.async_message(announced, connection)
         elif opcode == bhs.REJECT:
             session.rejected(message, at, connection)
         else:
@@ -211,6 +214,9 @@ class Session:
     another connection then. ``losses``: of all its connections, for statistics.
 
     ``logging_out``: a logout of the whole session was sent; connections that end are no loss.
+
+    ``perhaps_ended``: (task, its ITT) of commands that the target may have ended without a status,
+    until the ``Ladder`` asks.
 
     ``parting``: the logout, while it is LEAVING. ``suspended_at``: when the last connection was
     lost. ``reconnect_at``: the target wants no login before that, it has said. ``reinstate_at``:
@@ -254,6 +260,7 @@ class Session:
         self.losses = Losses()
         self._recoveries: list[Recovery] = []
         self._departures: list[Departure] = []
+        self.perhaps_ended: list[tuple[TaskSlot, int]] = []
         self._joined: deque[Connection] = deque()  # offered
         self.busy_poll_us = 0
         self.parting: Parting | None = None
@@ -303,12 +310,6 @@ class Session:
     def count(self) -> int:
         """How many connections there are."""
         return len(self.queue.connections)
-
-    @property
-    def several(self) -> bool:
-        """Whether there may be more than one connection, at a time or one after the other, without
-        session reinstatement."""
-        return self.queue.descriptors is not None
 
     @property
     def missing(self) -> int:
@@ -461,6 +462,7 @@ class Session:
         same (RECOVERED ERROR, NO SENSE) has succeeded, for all code that looks at the slot from now
         on; its residual counts as ever."""
         self.listeners.hear(slot)
+        self._look_for_ended(slot)
         if slot.status != sam.CHECK_CONDITION or not sense_data.tells_of_success(slot.sense):
             return
         slot.status = sam.GOOD
@@ -477,6 +479,38 @@ class Session:
             slot.cdb[0],
             sense,
         )
+
+    def _look_for_ended(self, heard: TaskSlot) -> None:
+        """Note which commands the target may have ended without a status, by what ``heard`` has
+        brought."""
+        sense = sense_data.decode(heard.sense)
+        if not sense.is_unit_attention or sense.code not in sense_data.TASKS_ENDED:
+            return
+        everywhere = sense.code == sense_data.NEXUS_LOST
+        perhaps = [
+            (task, task.itt)
+            for task in self.queue.tasks
+            if task.state == SENT and task is not heard and (everywhere or task.lun == heard.lun)
+        ]
+        if perhaps:
+            log.warning(
+                "%s: LUN %d: %s; %d commands in flight, which may have ended without a word, are "
+                "aborted and sent again",
+                self.portal,
+                luns.decode(heard.lun),
+                sense,
+                len(perhaps),
+            )
+            self.perhaps_ended += perhaps
+
+    def scsi_event(self, lun: bytes, sense: bytes) -> None:
+        """An Asynchronous Message brought sense data of ``lun``: it is heard as that of a command
+        (RFC 7143 section 11.9.1)."""
+        event = TaskSlot(0)
+        event.lun = lun
+        event.sense = sense
+        event.status = sam.CHECK_CONDITION
+        self.hear_sense(event)
 
     def async_message(self, message: pdu.AsyncMessage, connection: Connection) -> None:
         """Handle an Asynchronous Message (RFC 7143 section 11.9), which came on ``connection``. An
@@ -644,7 +678,9 @@ class Session:
             if self.error is not None:
                 return
             level = self.parameters.error_recovery_level
-            recovery = Recovery(queue, connection, level, self._unwanted, now)
+            recovery = Recovery(
+                queue, connection, level, self._unwanted, self.listeners.unflushed, now
+            )
             self._recoveries.append(recovery)
             if last:
                 self._reinstate_by = now + connection.time2wait + connection.time2retain

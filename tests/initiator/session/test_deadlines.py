@@ -6,23 +6,31 @@ from typing import Any
 
 import pytest
 
-from iserblk.errors import CommandTimeout, ScsiError
+from iserblk.errors import CommandTimeout, ConnectionLost, ScsiError
 from iserblk.initiator.session.deadlines import IDLE_S, OVERTAKEN_S, STEP_S, Ladder
-from iserblk.initiator.session.slots import ABORTING, SENT, TAKEN
+from iserblk.initiator.session.slots import ABORTING, ANYTHING, QUEUED, SENT, TAKEN
 from iserblk.iscsi import bhs, pdu
 from iserblk.scsi import status as sam
+from iserblk.scsi.sense import UNIT_ATTENTION, encode_fixed
 from tests.initiator.fake import (
     CountingWaiter,
     FakeDatamover,
     cmd_sn_of,
     command,
+    driver_of,
     itt_of,
     response,
     session,
 )
 from tests.support import logs
 
-pytestmark = pytest.mark.logs(logs.DEADLINES)
+pytestmark = pytest.mark.logs(
+    logs.DEADLINES,
+    logs.TASKS_ENDED,
+    logs.ASYNC_MESSAGE,
+    logs.RECONNECTED,
+    "no answer to ABORT TASK",
+)
 
 
 def answer(dm: FakeDatamover, code: int) -> None:
@@ -390,3 +398,185 @@ def test_slow_command_on_a_target_that_lives() -> None:
     made.progress(now + 1)
     ladder.tick(now + STEP_S)
     assert not dm.disconnected and slot.state == SENT and made.error is None
+
+
+# -- commands that may have ended without a status ---------------------------------------------
+
+TASKS_ENDED = [
+    encode_fixed(UNIT_ATTENTION, asc, ascq)
+    for asc, ascq in [
+        (0x29, 0x00), (0x29, 0x03), (0x29, 0x04), (0x29, 0x07), (0x2F, 0x00), (0x2F, 0x01),
+        (0x2F, 0x02), (0x47, 0x7F),
+    ]
+]  # fmt: skip
+RESET = encode_fixed(UNIT_ATTENTION, 0x29, 0x03)
+
+
+class Ended:
+    """Four commands; the first has brought ``sense``, which says that the others may have ended."""
+
+    def __init__(self, sense: bytes = RESET, *, at_once: bool = True) -> None:
+        self.made, self.dm = session(depth=8, window=32)
+        self.driver = driver_of(self.made)
+        self.waiter = CountingWaiter()
+        self.slots = [command(self.made, self.waiter) for _ in range(4)]
+        self.tags = [slot.itt for slot in self.slots]
+        self.ladder = Ladder(self.made)
+        self.now = 1.0
+        self.receive(response(self.slots[0].itt, status=2, sense=sense, max_cmd_sn=64))
+        if at_once:
+            self.tick()
+
+    def receive(self, message: bytes) -> None:
+        self.dm.inbox.append(message)
+        self.made.progress(self.now)
+
+    def tick(self, after: float = 0.0) -> None:
+        self.now += after
+        self.made.queue.connection.last_heard = self.now
+        self.ladder.tick(self.now)
+
+    @property
+    def aborts(self) -> list[bytes]:
+        return [
+            sent
+            for _, sent in self.dm.sent
+            if sent[0] & bhs.OPCODE_MASK == bhs.TASK_MANAGEMENT_REQUEST
+        ]
+
+    @property
+    def commands(self) -> list[int]:
+        """The slots of the commands that were sent, by their index."""
+        return [slot.index for slot, sent in self.dm.sent if not sent[0] & 0x3F ^ bhs.SCSI_COMMAND]
+
+    def answer(self, number: int, code: int) -> None:
+        (itt,) = bhs.ITT.unpack_from(self.aborts[number], bhs.ITT_OFFSET)
+        answered = pdu.TaskManagementResponse(
+            response=code, itt=itt, stat_sn=100, exp_cmd_sn=5, max_cmd_sn=64
+        )
+        self.receive(answered.pack())
+
+
+@pytest.mark.parametrize("sense", TASKS_ENDED)
+def test_commands_that_may_have_ended_without_a_status_are_aborted(sense: bytes) -> None:
+    ended = Ended(sense)
+    requests = [pdu.TaskManagementRequest.unpack_from(sent) for sent in ended.aborts]
+    assert [request.function for request in requests] == [pdu.TMF_ABORT_TASK] * 3
+    assert [request.referenced_task_tag for request in requests] == ended.tags[1:]
+    assert not ended.ladder.aborted  # none has missed its deadline
+
+
+def test_they_are_sent_again_in_order_when_all_are_known_to_be_gone() -> None:
+    ended = Ended()
+    first = ended.commands
+    ended.answer(2, pdu.TMF_COMPLETE)
+    ended.answer(0, pdu.TMF_TASK_DOES_NOT_EXIST)  # perhaps its status is on its way
+    ended.answer(1, pdu.TMF_COMPLETE)
+    assert ended.commands == first
+    ended.tick(OVERTAKEN_S)
+    assert ended.commands[len(first) :] == first[1:]
+    assert ended.waiter.pending == 3 and ended.made.replayed == 3
+    assert [slot.itt != tag for slot, tag in zip(ended.slots, ended.tags, strict=True)] == [
+        False, True, True, True,
+    ]  # fmt: skip
+    for slot in ended.slots[1:]:
+        ended.receive(response(slot.itt, max_cmd_sn=64))
+        assert slot.error is None and slot.state == TAKEN
+    assert not ended.waiter.pending and not ended.made.queue.connection.in_flight
+
+
+def test_one_that_is_answered_all_the_same_is_not_sent_again() -> None:
+    ended = Ended()
+    ended.receive(response(ended.tags[2], max_cmd_sn=64))
+    assert ended.waiter.pending == 2
+    first = ended.commands
+    for number, code in enumerate([pdu.TMF_COMPLETE, pdu.TMF_TASK_DOES_NOT_EXIST, 0]):
+        ended.answer(number, code)
+    assert ended.commands[len(first) :] == [ended.slots[1].index, ended.slots[3].index]
+
+
+def test_status_that_comes_behind_the_answer_counts() -> None:
+    ended = Ended()
+    ended.answer(0, pdu.TMF_TASK_DOES_NOT_EXIST)
+    ended.receive(response(ended.tags[1], max_cmd_sn=64))
+    assert ended.waiter.pending == 2 and ended.slots[1].state == TAKEN
+    first = ended.commands
+    ended.answer(1, pdu.TMF_COMPLETE)
+    ended.answer(2, pdu.TMF_COMPLETE)
+    ended.tick(OVERTAKEN_S)
+    assert ended.commands[len(first) :] == [ended.slots[2].index, ended.slots[3].index]
+
+
+def test_commands_that_ended_before_it_was_asked_are_left_alone() -> None:
+    ended = Ended(at_once=False)
+    ended.receive(response(ended.tags[1], max_cmd_sn=64))
+    ended.made.queue.release(ended.slots[1])
+    other = command(ended.made, ended.waiter)
+    assert other is ended.slots[1]
+    ended.tick()
+    assert len(ended.aborts) == 2
+
+
+@pytest.mark.parametrize("how", ["silent", "refused"])
+def test_target_that_aborts_nothing_is_left(how: str) -> None:
+    """Session reinstatement ends at the target what is left of the commands."""
+    ended = Ended()
+    if how == "refused":
+        ended.answer(0, pdu.TMF_NOT_SUPPORTED)
+    ended.tick(STEP_S)
+    assert ended.dm.disconnected and ended.waiter.pending == 3
+
+
+def test_command_that_must_not_be_carried_out_twice_ends() -> None:
+    ended = Ended(at_once=False)
+    ended.slots[2].last = ANYTHING
+    ended.tick()
+    for number in range(3):
+        ended.answer(number, pdu.TMF_COMPLETE)
+    assert isinstance(ended.slots[2].error, ScsiError) and ended.waiter.pending == 2
+    assert "may have been carried out" in str(ended.slots[2].error)
+
+
+def test_command_without_time_left_ends() -> None:
+    ended = Ended(at_once=False)
+    ended.slots[2].deadline = 5.0
+    ended.tick()
+    ended.answer(0, pdu.TMF_TASK_DOES_NOT_EXIST)
+    ended.answer(1, pdu.TMF_COMPLETE)
+    ended.answer(2, pdu.TMF_COMPLETE)
+    ended.tick(5.0)
+    assert ended.slots[2].state == ABORTING and ended.waiter.pending == 3
+
+
+def test_loss_of_the_connection_comes_first() -> None:
+    """Then all are sent again on the next."""
+    ended = Ended()
+    ended.driver.reconnect = lambda: None
+    ended.answer(0, pdu.TMF_COMPLETE)
+    ended.dm.inbox.append(ConnectionLost("gone"))
+    ended.made.progress(ended.now)
+    ended.tick()
+    assert [slot.state for slot in ended.slots[1:]] == [QUEUED] * 3
+
+
+def test_other_luns_are_not_concerned_but_by_the_loss_of_the_nexus() -> None:
+    for sense, count in ((RESET, 2), (encode_fixed(UNIT_ATTENTION, 0x29, 0x07), 3)):
+        ended = Ended(b"", at_once=False)
+        ended.slots[3].lun = bytes((0, 1)) + bytes(6)
+        fifth = command(ended.made, ended.waiter)
+        ended.receive(response(fifth.itt, status=2, sense=sense, max_cmd_sn=64))
+        ended.tick()
+        assert len(ended.aborts) == count
+
+
+def test_scsi_event_is_heard_as_sense_data() -> None:
+    ended = Ended(b"", at_once=False)
+    event = pdu.AsyncMessage(
+        lun=bytes(8), event=pdu.ASYNC_SCSI, stat_sn=1, exp_cmd_sn=1, max_cmd_sn=32
+    ).pack()
+    data = len(RESET).to_bytes(2, "big") + RESET
+    raw = bytearray(event + data)
+    raw[5:8] = len(data).to_bytes(3, "big")
+    ended.receive(bytes(raw))
+    ended.tick()
+    assert len(ended.aborts) == 3

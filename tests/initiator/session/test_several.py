@@ -11,6 +11,7 @@ from iserblk.datamover.seam import BIDIRECTIONAL, INLINE, NO_DATA, READ, WRITE, 
 from iserblk.errors import CommandTimeout, ConnectionLost
 from iserblk.initiator.session.deadlines import IDLE_S, STEP_S, Ladder
 from iserblk.initiator.session.life import State
+from iserblk.initiator.session.listeners import LunListener
 from iserblk.initiator.session.logout import ANSWER_S
 from iserblk.initiator.session.recovery import PATIENCE_S
 from iserblk.initiator.session.sending import CONTROL_SLOTS, TOGETHER
@@ -217,6 +218,45 @@ def test_commands_of_a_lost_connection_wait_for_its_logout(two: Bench) -> None:
     for slot in slots:
         two.receive(0, response(slot.itt, max_cmd_sn=MOST))
     assert not two.waiter.pending and all(slot.error is None for slot in slots)
+
+
+class Unflushed(LunListener):
+    """Follows a LUN with unflushed writes."""
+
+    def hear(self, slot: TaskSlot) -> None:
+        """Nothing comes."""
+
+    def unflushed(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize("acknowledged", [True, False])
+def test_status_that_was_lost_may_have_told_of_a_loss(two: Bench, acknowledged: bool) -> None:
+    """The target had taken in the command, and may have ended it with the one report that its cache
+    is lost. So where something is not flushed, the session is reinstated."""
+    two.reconnectable()
+    two.session.listeners.add(bytes(8), Unflushed())
+    slots = [two.submit() for _ in range(2)]
+    (stranded,) = [slot for slot in slots if slot.connection.cid == 1]
+    two.lose(1)
+    patient(two)
+    two.logged_out(0, logout_of(two.dms[0]), exp_cmd_sn=3 if acknowledged else 2)
+    suspended = two.session.suspended
+    assert (suspended is not None) is acknowledged
+    assert stranded.state == (QUEUED if acknowledged else SENT)
+    if suspended is not None:
+        assert "may have told of a loss" in str(suspended)
+
+
+def test_status_of_another_lun_tells_nothing_of_it(two: Bench) -> None:
+    two.reconnectable()
+    two.session.listeners.add(bytes((0, 1)) + bytes(6), Unflushed())
+    for _ in range(2):
+        two.submit()
+    two.lose(1)
+    patient(two)
+    two.logged_out(0, logout_of(two.dms[0]), exp_cmd_sn=3)
+    assert two.session.suspended is None and two.session.recovered == 1
 
 
 def test_new_commands_go_on_meanwhile(two: Bench) -> None:
@@ -558,6 +598,16 @@ def test_a_task_that_the_target_does_not_know_is_sent_again(level2: Bench) -> No
     assert slot.state == SENT and slot.cmd_sn == 3 and slot.data is not None
     assert level2.dms[0].ended[-1][0] is slot  # its new STag is retired
     assert level2.session.replayed == 1
+
+
+def test_a_task_that_is_not_known_may_have_told_of_a_loss(level2: Bench) -> None:
+    level2.reconnectable()
+    level2.session.listeners.add(bytes(8), Unflushed())
+    level2.submit()
+    slot = level2.submit(WRITE)
+    ((_, sent),) = reassigning(level2)
+    level2.answered(0, sent, pdu.TMF_TASK_DOES_NOT_EXIST)
+    assert slot.state == QUEUED and "may have told of a loss" in str(level2.session.suspended)
 
 
 def test_a_bidirectional_task_that_is_not_known_ends(level2: Bench) -> None:
