@@ -145,7 +145,7 @@ class Gateways:
 async def _flush(store: DiskStore) -> None:
     if store.disk.dirty:
         try:
-            await store.disk.flush()
+            await store.disk.flush(store.disk.new_client())
         except IserblkError as error:
             log.error("%s: the last flush failed, data may be lost: %s", store.disk.info.url, error)
             store.failure = error

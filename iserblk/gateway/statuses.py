@@ -16,11 +16,12 @@ from iserblk.errors import (
     ScsiError,
     TransportError,
     WriteProtected,
+    WritesLost,
 )
 from iserblk.scsi import sense
 from iserblk.scsi import status as sam
 from iserblk.scsi.sense import Sense
-from iserblk.target.store.status import StatusError
+from iserblk.target.store.status import LostError, StatusError
 
 # Sense keys of a command that was not carried out: the initiator may send it again, and a flush
 # that fails so has lost nothing.
@@ -46,8 +47,15 @@ _CODES: Final[tuple[tuple[type[IserblkError], int, int], ...]] = (
 def status_error(error: IserblkError) -> StatusError:
     """What an initiator is told of ``error``. Status and sense of the remote LUN are passed on. A
     deadline that has passed, as while the remote target is away, becomes BUSY: initiators wait, and
-    send the command again. A write that is lost becomes MEDIUM ERROR, WRITE ERROR."""
+    send the command again. A write that is lost becomes MEDIUM ERROR, WRITE ERROR; so does a flush
+    that has failed with a loss, however it did: initiators would send it again, and hear no more of
+    the loss."""
     text = str(error)
+    if error.losses and not _is_medium_error(error):
+        told = _check_condition(text, sense.MEDIUM_ERROR, sense.WRITE_ERROR)
+        if isinstance(error, WritesLost):
+            return LostError(errno.EREMOTEIO, text, told.status, told.sense)
+        return told
     if isinstance(error, CommandTimeout):
         return StatusError(errno.EBUSY, text, sam.BUSY)
     if isinstance(error, ScsiError):
@@ -59,6 +67,12 @@ def status_error(error: IserblkError) -> StatusError:
         if isinstance(error, kind):
             return _check_condition(text, key, code)
     return _check_condition(text, sense.MEDIUM_ERROR, sense.WRITE_ERROR)
+
+
+def _is_medium_error(error: IserblkError) -> bool:
+    if not isinstance(error, ScsiError) or not isinstance(error.sense, Sense):
+        return False
+    return error.sense.key == sense.MEDIUM_ERROR
 
 
 def _with_sense(text: str, found: Sense) -> StatusError:

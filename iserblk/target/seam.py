@@ -52,6 +52,9 @@ class ScsiTask:
         self.sense = GOOD
         self.transferred = 0
 
+    def was_answered(self) -> None:
+        """Its status, which is not GOOD, has been sent to the initiator."""
+
     def cancel(self) -> None:
         """The result is no longer wanted. Only the thread that begins commands calls this."""
         self.cancelled = True

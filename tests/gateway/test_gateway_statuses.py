@@ -18,10 +18,12 @@ from iserblk.errors import (
     ReservationLost,
     ScsiError,
     WriteProtected,
+    WritesLost,
 )
 from iserblk.gateway.statuses import status_error
 from iserblk.scsi import sense
 from iserblk.scsi import status as sam
+from iserblk.target.store.status import LostError
 
 
 @pytest.mark.parametrize(
@@ -35,7 +37,8 @@ from iserblk.scsi import status as sam
         (ConnectionLost("x"), sense.HARDWARE_ERROR, sense.INTERNAL_TARGET_FAILURE),
         (LunChanged("x"), sense.HARDWARE_ERROR, sense.INTERNAL_TARGET_FAILURE),
         (ReservationLost("x"), sense.HARDWARE_ERROR, sense.INTERNAL_TARGET_FAILURE),
-        (IserblkError("writes were lost"), sense.MEDIUM_ERROR, sense.WRITE_ERROR),
+        (IserblkError("odd"), sense.MEDIUM_ERROR, sense.WRITE_ERROR),
+        (WritesLost("x"), sense.MEDIUM_ERROR, sense.WRITE_ERROR),
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, Exception) else "",
 )
@@ -74,3 +77,24 @@ def test_a_not_ready_lun_has_lost_nothing() -> None:
     raw = sense.encode_fixed(sense.NOT_READY, 0x04, 0x03)
     told = status_error(ScsiError("x", sam.CHECK_CONDITION, sense.decode(raw)))
     assert told.errno == errno.EBUSY and sense.decode(told.sense).code == 0x0403
+
+
+def test_a_flush_that_was_carried_out_behind_a_loss() -> None:
+    error = WritesLost("x")
+    error.losses = 1
+    told = status_error(error)
+    assert isinstance(told, LostError) and sense.decode(told.sense).code == sense.WRITE_ERROR
+    assert not isinstance(status_error(IserblkError("x")), LostError)
+
+
+@pytest.mark.parametrize("key", [sense.ABORTED_COMMAND, sense.NOT_READY, None])
+def test_a_flush_whose_failure_is_a_loss(key: int | None) -> None:
+    """An initiator would send it again, and be told that all is well."""
+    error: IserblkError = CommandTimeout("x")
+    if key is not None:
+        error = ScsiError("x", sam.CHECK_CONDITION, sense.Sense(sense.FIXED, key, 0, 0))
+    assert status_error(error).errno == errno.EBUSY
+    error.losses = 1
+    told = status_error(error)
+    assert told.errno == errno.EREMOTEIO
+    assert sense.decode(told.sense).key == sense.MEDIUM_ERROR

@@ -1013,6 +1013,8 @@ class TargetConnection:
         self._dm.send_control(slot, True)
         if self._task_sets.active:
             self._task_sets.leave(slot.lun, slot)
+        if slot.task.status:
+            slot.task.was_answered()
 
     def _keep(self, slot: TargetTask) -> None:
         """Keep a task that is being answered until the initiator acknowledges its status: it may be

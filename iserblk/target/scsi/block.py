@@ -438,7 +438,7 @@ def _xor_into(buffer: memoryview, other: memoryview) -> None:
 
 
 def flush(task: DeviceTask, buffer: memoryview, nowait: bool) -> bool:
-    task.unit.flush(task.nexus)
+    task.unit.flush(task.nexus, lambda: not task.cancelled)
     return True
 
 
@@ -550,7 +550,7 @@ def _start_flush(task: DeviceTask, loop: LoopStore, ended: Ended) -> object:
 
     def flushed(error: OSError | None) -> None:
         task.stop = None
-        ended(unit.unflushed.end(nexus, begun, error))
+        ended(unit.unflushed.end(nexus, begun, error, not task.cancelled))
 
     return loop.begin_flush(nexus, flushed)
 

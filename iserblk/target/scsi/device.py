@@ -198,6 +198,7 @@ class DeviceServer:
         self._note_view(nexus)
         for unit in self._units.values():
             unit.reservations.lose(nexus)  # what the session that this one reinstates has reserved
+            unit.unflushed.attach(nexus)
         self._nexuses.add(nexus)
         for lun in self._units:
             self._greet(nexus, lun)
@@ -219,6 +220,7 @@ class DeviceServer:
             if unit.reservations.reserved_by is nexus:
                 unit.reservations.lose(nexus)
             unit.copies.forget(nexus.name)
+            unit.unflushed.detach(nexus)
         self._views.pop(nexus, None)
         with self._attending:
             self._nexuses.discard(nexus)

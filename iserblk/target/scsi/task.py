@@ -58,6 +58,11 @@ class DeviceTask(ScsiTask):
         self.execute: Execute = nothing
         self.offset = 0
 
+    def was_answered(self) -> None:
+        unit: LogicalUnit | None = getattr(self, "unit", None)  # not every command reaches one
+        if unit is not None:
+            unit.unflushed.answered(self.nexus)
+
     def respond(self, answer: bytes, allocation: int) -> None:
         """Return ``answer`` as Data-In, cut to ``allocation`` bytes."""
         self.answer = answer[:allocation]

@@ -3,7 +3,13 @@
 The kernel reports data that it could not write back only once: to the next flush of the file,
 whichever session wrote the data. The flush after that succeeds. All sessions of the target share
 one file. So each I_T nexus that has written since the last good flush gets the error once, too;
-otherwise its own flush would succeed although its writes are lost.
+otherwise its own flush would succeed although its writes are lost. A gateway, which is one client
+of a LUN of another target, hands on losses of that LUN in the same way.
+
+A nexus is told when the status of its flush was sent. (Not when it is acknowledged: an initiator
+may answer such a status by a new session, at once.) Where the session ends before, or the flush was
+aborted, the nexus is not told: it is the same one when the initiator logs in again. If it does not,
+every nexus that logs in later gets the error, until one of these has.
 """
 
 from __future__ import annotations
@@ -13,6 +19,7 @@ from collections.abc import Callable
 from threading import Lock
 
 from iserblk.target.seam import Nexus, NexusName
+from iserblk.target.store.status import LostError
 
 MOST_NAMES = 4096  # of nexuses that have written since the last good flush; more are not kept
 
@@ -20,10 +27,25 @@ MOST_NAMES = 4096  # of nexuses that have written since the last good flush; mor
 Begun = tuple[set[NexusName], int]  # what a flush covers; for the end of the flush
 
 
+def _always() -> bool:
+    return True
+
+
 class Unflushed:
     """The nexuses of one LUN that have written since the last good flush. Thread-safe."""
 
-    __slots__ = ("_errno", "_failures", "_last", "_lock", "_untold", "_writers")
+    __slots__ = (
+        "_attached",
+        "_away",
+        "_errno",
+        "_failures",
+        "_heirs",
+        "_last",
+        "_lock",
+        "_telling",
+        "_untold",
+        "_writers",
+    )
 
     def __init__(self) -> None:
         self._lock = Lock()
@@ -31,6 +53,10 @@ class Unflushed:
         # A name that is certainly in ``_writers``. Not the Nexus, which would keep its connection.
         self._last: NexusName | None = None
         self._untold: set[NexusName] = set()
+        self._telling: set[NexusName] = set()  # the status has not been sent yet
+        self._attached: set[NexusName] = set()  # those that have a session
+        self._away: set[NexusName] = set()  # untold, and without one
+        self._heirs: set[NexusName] = set()  # who hears in place of these
         self._failures = 0
         self._errno = errno.EIO
 
@@ -43,16 +69,19 @@ class Unflushed:
                     self._writers.add(nexus.name)
                     self._last = nexus.name
 
-    def flush(self, nexus: Nexus, flush: Callable[[], None]) -> None:
+    def flush(
+        self, nexus: Nexus, flush: Callable[[], None], wanted: Callable[[], bool] = _always
+    ) -> None:
         """Call ``flush`` for ``nexus``. Raises its OSError; or an OSError with the errno of another
-        session's flush that has failed meanwhile, or since the last flush of ``nexus``."""
+        session's flush that has failed meanwhile, or since the last flush of ``nexus``. ``wanted``:
+        whether ``nexus`` still waits for the answer."""
         begun = self.begin()
         error: OSError | None = None
         try:
             flush()
         except OSError as problem:
             error = problem
-        error = self.end(nexus, begun, error)
+        error = self.end(nexus, begun, error, wanted())
         if error is not None:
             raise error
 
@@ -64,29 +93,91 @@ class Unflushed:
             self._last = None
             return writers, self._failures
 
-    def end(self, nexus: Nexus, begun: Begun, error: OSError | None) -> OSError | None:
+    def end(
+        self, nexus: Nexus, begun: Begun, error: OSError | None, wanted: bool = True
+    ) -> OSError | None:
         """A flush for ``nexus`` has ended, with ``error`` or None. Returns the error of which
-        ``nexus`` has to be told. EBUSY: it was not carried out, and nothing is lost."""
+        ``nexus`` has to be told, as it will be if it is ``wanted``. EBUSY: it was not carried out,
+        and nothing is lost."""
         writers, failures = begun
-        if error is not None:
-            with self._lock:
-                self._writers |= writers
-            if error.errno != errno.EBUSY:
-                self.failed(nexus, error)
-            return error
+        name = nexus.name
         with self._lock:
-            if failures == self._failures and nexus.name not in self._untold:
+            if error is not None:
+                self._writers |= writers
+                if error.errno == errno.EBUSY:
+                    return error
+                self._fail(error)
+                if isinstance(error, LostError) and name not in self._untold:
+                    # What others have written was lost; the flush was carried out.
+                    if not self._away:
+                        return None
+                    self._heirs.add(name)
+            elif failures == self._failures and name not in self._untold:
                 return None
-            self._untold.discard(nexus.name)
-            return OSError(
-                self._errno, "a flush of another session has failed meanwhile; data may be lost"
-            )
+            else:
+                if failures != self._failures:
+                    self._expect(writers)  # the flush that has failed did not know of them
+                error = OSError(
+                    self._errno, "a flush of another session has failed meanwhile; data may be lost"
+                )
+            if wanted:
+                self._untold.discard(name)
+                self._telling.add(name)
+            else:
+                self._expect({name})
+            return error
 
     def failed(self, nexus: Nexus, error: OSError) -> None:
         """Note that writing back has failed: the caller tells ``nexus``, and the next flush of
         every other writer raises."""
         with self._lock:
-            self._failures += 1
-            self._errno = error.errno or errno.EIO
-            self._untold |= self._writers
+            self._fail(error)
             self._untold.discard(nexus.name)
+
+    def _fail(self, error: OSError) -> None:
+        self._failures += 1
+        self._errno = error.errno or errno.EIO
+        self._expect(self._writers)
+
+    def _expect(self, names: set[NexusName]) -> None:
+        if len(self._untold) < MOST_NAMES:
+            self._untold |= names
+            self._away |= names - self._attached
+
+    # -- who has heard ----------------------------------------------------------------------------
+
+    def answered(self, nexus: Nexus) -> None:
+        """A command of ``nexus`` was answered with a status other than GOOD."""
+        if nexus.name in self._telling:
+            with self._lock:
+                self._telling.discard(nexus.name)
+                if nexus.name in self._heirs:
+                    self._heirs.clear()
+                    self._away.clear()
+
+    def attach(self, nexus: Nexus) -> None:
+        """A session has begun."""
+        with self._lock:
+            self._attached.add(nexus.name)
+            if nexus.name in self._away:
+                self._away.discard(nexus.name)
+            elif self._away and len(self._heirs) < MOST_NAMES:
+                self._heirs.add(nexus.name)
+                self._expect({nexus.name})
+
+    def detach(self, nexus: Nexus) -> None:
+        """A session has ended."""
+        name = nexus.name
+        with self._lock:
+            self._attached.discard(name)
+            if name in self._telling:
+                self._telling.discard(name)
+                self._expect({name})
+            if name in self._untold:
+                self._away.add(name)
+
+    @property
+    def owed(self) -> bool:
+        """A nexus whose session has ended was not told of a failure, nor a later one in its
+        place."""
+        return bool(self._away)

@@ -277,9 +277,10 @@ class LogicalUnit:
             self._write_cache = False
         self.tell_others(nexus, sense.MODE_PARAMETERS_CHANGED)
 
-    def flush(self, nexus: Nexus) -> None:
-        """Flush for ``nexus``. Raises OSError if anything that it wrote may be lost."""
-        self.unflushed.flush(nexus, self.store.flush)
+    def flush(self, nexus: Nexus, wanted: Callable[[], bool] = lambda: True) -> None:
+        """Flush for ``nexus``. Raises OSError if anything that it wrote may be lost. ``wanted``:
+        as of ``Unflushed.flush``."""
+        self.unflushed.flush(nexus, self.store.flush, wanted)
 
     def passes_threshold(self) -> bool:
         """Whether the store has come to occupy the soft threshold since the last call. It has to
@@ -389,8 +390,9 @@ class LogicalUnit:
 
     def close(self) -> None:
         """Write back the cache, bring what was written to stable storage, and close the file: no
-        initiator can ask for a flush any more. No task of this LUN may be running. Raises OSError;
-        the file is closed then, too."""
+        initiator can ask for a flush any more. No task of this LUN may be running. Raises OSError,
+        also where a flush has failed, and an initiator was not told; the file is closed then,
+        too."""
         with self._reading:
             self._closed = True
         try:
@@ -398,3 +400,5 @@ class LogicalUnit:
                 self.store.flush()
         finally:
             self.store.close()
+        if self.unflushed.owed:
+            raise OSError(errno.EIO, "a flush has failed before, and an initiator was not told")

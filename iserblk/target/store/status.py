@@ -14,3 +14,7 @@ class StatusError(OSError):
         super().__init__(number, text)
         self.status = status
         self.sense = sense
+
+
+class LostError(StatusError):
+    """A flush was carried out, but writes before it are lost."""

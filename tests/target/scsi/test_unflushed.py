@@ -15,6 +15,7 @@ from iserblk.target.scsi import unflushed as unflushed_module
 from iserblk.target.scsi.device import DeviceServer, LogicalUnit
 from iserblk.target.scsi.unflushed import Unflushed
 from iserblk.target.seam import Nexus
+from iserblk.target.store.status import LostError
 from tests.support import logs
 from tests.target.fake_store import FakeStore
 from tests.target.scsi_client import GOOD, IQN, Client
@@ -122,6 +123,108 @@ def test_flushes_at_the_same_time() -> None:
             unflushed.flush(who, meanwhile if who is nexus else lambda: None)
         assert caught.value.errno == errno.ENOSPC
         unflushed.flush(who, lambda: None)
+
+
+def nexus(name: str) -> Nexus:
+    return Nexus(f"iqn.x:{name}", bytes(6))
+
+
+def hears(unflushed: Unflushed, who: Nexus) -> bool:
+    """Its flush fails, and is answered so."""
+    try:
+        unflushed.flush(who, lambda: None)
+    except OSError:
+        unflushed.answered(who)
+        return True
+    return False
+
+
+def lose(unflushed: Unflushed, *writers: Nexus) -> None:
+    """They have written, and a flush of another has failed."""
+    for each in writers:
+        unflushed.wrote(each)
+    unflushed.failed(nexus("another"), OSError(errno.EIO, "lost"))
+
+
+def test_a_flush_covers_writers_that_another_one_fails_for() -> None:
+    """It has begun before the other one, which therefore does not know of them."""
+    unflushed = Unflushed()
+    one, other, writer = nexus("one"), nexus("other"), nexus("writer")
+    unflushed.wrote(writer)
+    begun = unflushed.begin()
+    second = unflushed.begin()
+    assert unflushed.end(other, second, OSError(errno.EIO, "lost")) is not None
+    assert unflushed.end(one, begun, None) is not None
+    assert hears(unflushed, writer)
+
+
+def test_losses_that_are_those_of_writers() -> None:
+    """The flush was carried out: who has written nothing has lost nothing."""
+    unflushed = Unflushed()
+    reader, writer = nexus("reader"), nexus("writer")
+    unflushed.attach(writer)
+    unflushed.wrote(writer)
+
+    def flush() -> None:
+        raise LostError(errno.EREMOTEIO, "lost", 2)
+
+    unflushed.flush(reader, flush)
+    assert hears(unflushed, writer) and not hears(unflushed, writer)
+    unflushed.wrote(writer)
+    with pytest.raises(LostError):
+        unflushed.flush(writer, flush)
+    unflushed.detach(writer)  # before it was answered: another one hears in its place
+    with pytest.raises(LostError):
+        unflushed.flush(reader, flush)
+    unflushed.answered(reader)
+    assert not unflushed.owed
+
+
+@pytest.mark.parametrize("how", ["aborted", "gone", "answered"])
+def test_the_answer_has_to_be_sent(how: str) -> None:
+    """Else the initiator gets it again, when it has logged in anew."""
+    unflushed = Unflushed()
+    one = nexus("one")
+    unflushed.attach(one)
+    lose(unflushed, one)
+    with pytest.raises(OSError):
+        unflushed.flush(one, lambda: None, lambda: how != "aborted")
+    if how == "answered":
+        unflushed.answered(one)
+    unflushed.detach(one)
+    assert unflushed.owed == (how != "answered")
+    unflushed.attach(one)
+    assert not unflushed.owed and hears(unflushed, one) == (how != "answered")
+    assert not hears(unflushed, one)
+
+
+def test_what_a_session_leaves_is_for_those_that_begin_later() -> None:
+    unflushed = Unflushed()
+    gone, present, later, last = (nexus(name) for name in ("gone", "present", "later", "last"))
+    unflushed.attach(gone)
+    lose(unflushed, gone)
+    unflushed.attach(present)
+    unflushed.detach(gone)
+    for each in (later, last):
+        unflushed.attach(each)
+    assert not hears(unflushed, present) and unflushed.owed
+    assert hears(unflushed, later) and not hears(unflushed, later) and not unflushed.owed
+    assert hears(unflushed, last)
+    after = nexus("after")
+    unflushed.attach(after)
+    assert not hears(unflushed, after)
+
+
+def test_a_loss_that_is_told_to_no_initiator(store: FakeStore) -> None:
+    """The end of the target tells."""
+    unit = LogicalUnit(store, serial="S")
+    server = DeviceServer({0: unit}, IQN)
+    one, other = Client(server, isid=b"one..."), Client(server, isid=b"other.")
+    assert write(other) == GOOD
+    fails(store, lambda: one.code(FLUSH))
+    server.detach(other.nexus)
+    with pytest.raises(OSError, match="an initiator was not told"):
+        unit.close()
 
 
 def test_the_names_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
