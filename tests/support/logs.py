@@ -19,7 +19,6 @@ DEADLINES = (
 LOST_POWER = (
     r"the target (was reset|may have|did not end a flush well) .*; what was not flushed is "
 )
-TASKS_ENDED = r"which may have ended without a word, are aborted and sent again$"
 LOST_WRITES = r"; the next flush fails$"
 RESERVATION = (
     r"the reservation may be lost|our reservation; it is taken again"

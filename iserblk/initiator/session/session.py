@@ -493,9 +493,9 @@ class Session:
             if task.state == SENT and task is not heard and (everywhere or task.lun == heard.lun)
         ]
         if perhaps:
-            log.warning(
-                "%s: LUN %d: %s; %d commands in flight, which may have ended without a word, are "
-                "aborted and sent again",
+            log.info(
+                "%s: LUN %d: %s; commands in flight that may have ended without a word: %d; they are "
+                "aborted, and sent again",
                 self.portal,
                 luns.decode(heard.lun),
                 sense,

@@ -26,7 +26,6 @@ from tests.support import logs
 
 pytestmark = pytest.mark.logs(
     logs.DEADLINES,
-    logs.TASKS_ENDED,
     logs.ASYNC_MESSAGE,
     logs.RECONNECTED,
     "no answer to ABORT TASK",
