@@ -9,6 +9,7 @@ import pytest
 
 from tests.cli.commands import bad, good, good_json, iserblk
 from tests.cli.runs import MIB, documented
+from tests.support.target import running_target
 
 
 def test_trim_gives_space_back(url: str, files: Path, tmp_path: Path) -> None:
@@ -65,3 +66,13 @@ def test_trim_behind_the_end_is_refused(url: str, arguments: list[object]) -> No
 
 def test_trim_of_what_must_not_be_written(url: str) -> None:
     assert "read-only" in bad(13, "trim", f"{url}/2")
+
+
+def test_a_lun_that_refuses_to_trim(tmp_path: Path) -> None:
+    """One line, and the status of what is not supported."""
+    with running_target(
+        [f"{tmp_path}/lun:size=8M"], tmp_path / "log", environment={"PROFILE": "summitstor"}
+    ) as target:
+        ended = iserblk("trim", f"{target.url}/0")
+    assert ended.returncode == 27 and len(ended.stderr.splitlines()) == 1
+    assert "lun0" in ended.stderr and "5/20/00" in ended.stderr

@@ -37,6 +37,16 @@ def test_an_unknown_export_is_refused_in_words(start: Start) -> None:
     assert "open: error: no export 'lun7'; there are: lun0" in server.end()
 
 
+def test_a_trim_that_the_lun_refuses_is_left_undone(start: Start) -> None:
+    """A trim is a hint, and nbdkit would tell the client EINVAL."""
+    server = start(trim="NotSupported")
+    client = server.connect()
+    client.trim(4096, 0)
+    client.trim(4096, 0, nbd.CMD_FLAG_FUA)
+    client.shutdown()
+    assert "error" not in server.end()
+
+
 @pytest.mark.parametrize(
     ("error", "number"),
     [

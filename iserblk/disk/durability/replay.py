@@ -41,7 +41,9 @@ from iserblk.scsi.limits import MAXIMUM_BLOCKS
 
 log = logging.getLogger(__name__)
 
-ZEROES: Final = memoryview(bytes(1 << 20))  # for what is zeroed by writing
+# For what is zeroed by writing: eight of the largest commands in flight. (Nothing writes to it, so
+# the kernel has one page for all of it.)
+ZEROES: Final = memoryview(bytes(8 << 20))
 # Bytes of a WRITE SAME: where the LUN refuses this much, zeroes are written. To send so little by
 # WRITE SAME is no faster than to write it.
 LEAST_WRITE_SAME: Final = 64 << 10

@@ -110,7 +110,7 @@ def test_write_same_that_is_not_known(
     lun = Lun(lambda slot: UNKNOWN if operation(slot) == opcodes.WRITE_SAME_16 else b"")
     lun.zero(3, BLOCKS - 10, patient=patient, may_trim=may_trim)
     assert lun.has(NIL, 3, BLOCKS - 7) and lun.has(X, 0, 3) and lun.has(X, BLOCKS - 7)
-    assert len(lun.refused) == 1
+    assert len(lun.refused) == 1 and lun.most > 1  # writes are several at once
     assert not lun.core.info.can_zero and not lun.core.info.zero_by_unmap
     lun.zero()
     assert lun.has(NIL) and len(lun.refused) == 1
