@@ -494,7 +494,7 @@ class Session:
         ]
         if perhaps:
             log.info(
-                "%s: LUN %d: %s; commands in flight that may have ended without a word: %d; they are "
+                "%s: LUN %d: %s; commands that may have ended without a word: %d; they are "
                 "aborted, and sent again",
                 self.portal,
                 luns.decode(heard.lun),
