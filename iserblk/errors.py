@@ -16,7 +16,7 @@
     │   ├── HostNotFound          the portal's name does not resolve
     │   ├── ConnectTimeout        the peer did not answer in time
     │   │   └── NoMpaReply        TCP answered, MPA did not: another style of login may work
-    │   └── LunChanged            connected again, but to another LUN: the session is over
+    │   └── LunChanged            another LUN is there now: nothing is sent to it
     ├── LoginError                the target refused the login; carries status class and detail
     │   ├── IserRefused           the target does not agree to iSER; Traditional iSCSI may work
     │   ├── TargetNotFound        no such target name there
@@ -147,8 +147,9 @@ class NoMpaReply(ConnectTimeout):
 
 
 class LunChanged(TransportError):
-    """After a reconnection, another LUN has taken the place of the LUN in use. Nothing was sent to
-    the other LUN, and nothing will be: the data to write belongs to the LUN that is gone."""
+    """Another LUN has taken the place of the LUN in use. Nothing was sent to it since that was
+    noticed, and nothing will be: the data to write belongs to the LUN that is gone. After a
+    reconnection the session is over; in a living one, its other LUNs go on."""
 
 
 class LoginError(IserblkError):

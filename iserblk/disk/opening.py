@@ -90,8 +90,16 @@ def _resume_by(
         paths.left_nothing()
     listen(cores, fresh)
     for core in cores:
-        yield from paths.look(core.info.lun, fresh)
-        yield from check_identity(core, fresh)
+        if core.is_another:
+            continue
+        core.elsewhere = paths.elsewhere
+        try:
+            yield from paths.look(core.info.lun, fresh)
+            yield from check_identity(core, fresh)
+        except NoSuchLun:
+            if not core.gone:
+                raise
+            continue
         yield from paths.reset(core.info.lun, fresh)
     yield from resume_all(cores, fresh)
     paths.settled(fresh)

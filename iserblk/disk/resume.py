@@ -8,75 +8,57 @@ ReservationLost end the long-lived session for good.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TypeVar
 
 from iserblk.disk.lun.geometry import Geometry
-from iserblk.disk.lun.identify import Names, identify, names
+from iserblk.disk.lun.identify import names
+from iserblk.disk.lun.identity import NEVER, check_lun, check_names
 from iserblk.disk.lun.operations import DiskCore
 from iserblk.disk.seam import LunInfo
-from iserblk.errors import ConnectFailed, LunChanged, NotSupported, UnusableLun
+from iserblk.errors import ConnectFailed, LunChanged, NoSuchLun, NotSupported, UnusableLun
 from iserblk.initiator.session.session import Session
 from iserblk.initiator.session.slots import Operation
 
 Found = tuple[LunInfo, Geometry]
 Step = Callable[[DiskCore, Session], Operation[None]]
-_Known = TypeVar("_Known", LunInfo, Names)
 
 
 def check_identity(core: DiskCore, fresh: Session) -> Operation[None]:
     """Check that the LUN on ``fresh`` is the one in use, and take over its data. Raises
     LunChanged."""
+    core.begin_check()
     found = yield from recognise(core, fresh)
+    core.checked()
     if found is not None:
         core.renew(*found)
 
 
-def recognise(core: DiskCore, fresh: Session) -> Operation[Found | None]:
+def recognise(core: DiskCore, fresh: Session, elsewhere: bool = False) -> Operation[Found | None]:
     """What the LUN on ``fresh`` says of itself. None: it is the LUN in use, but a reserved LUN
-    tells more only to a nexus that is registered. Raises LunChanged when it is another LUN."""
+    tells more only to a nexus that is registered. ``elsewhere``: ``fresh`` uses another portal than
+    the session. Raises LunChanged when it is another LUN."""
     if core.reservation is None:
-        return (yield from same_lun(core, fresh))
-    yield from _same(core, names(fresh, core.info.lun, core.info.name, core.info.url))
+        return (yield from same_lun(core, fresh, elsewhere))
+    known = core.info
+    try:
+        found = yield from names(fresh, known.lun, known.name, known.url)
+    except NotSupported as error:
+        raise LunChanged(f"{known.url}: {error}; {NEVER}") from None
+    check_names(known, found)
     return None
 
 
-def same_lun(core: DiskCore, fresh: Session) -> Operation[Found]:
+def same_lun(core: DiskCore, fresh: Session, elsewhere: bool = False) -> Operation[Found]:
     """All that the LUN on ``fresh`` says of itself. Raises LunChanged when it is not the LUN in
     use, or its block size is another."""
     known = core.info
-    geometries: list[Geometry] = []
-
-    def look() -> Operation[LunInfo]:
-        try:
-            info, geometry = yield from identify(
-                fresh, known.lun, known.name, known.url, known.target
-            )
-        except UnusableLun as error:  # it may be one that is not ready yet
-            raise ConnectFailed(str(error)) from None
-        geometries.append(geometry)
-        return info
-
-    info = yield from _same(core, look())
-    if known.block_size != info.block_size:
-        raise LunChanged(
-            f"{known.url}: {identity_words(known)} had blocks of {known.block_size} bytes, "
-            f"it has blocks of {info.block_size} bytes now; {_NEVER}"
-        )
-    return info, geometries[0]
-
-
-def _same(core: DiskCore, look: Operation[_Known]) -> Operation[_Known]:
-    known = core.info
     try:
-        found = yield from look
+        info, geometry = yield from core.look(fresh)
+    except UnusableLun as error:  # it may be one that is not ready yet
+        raise ConnectFailed(str(error)) from None
     except NotSupported as error:
-        raise LunChanged(f"{known.url}: {error}; {_NEVER}") from None
-    before, now = identity_words(known), identity_words(found)
-    if before != now:
-        raise LunChanged(
-            f"{known.url}: another LUN is there now: it was {before}, it is {now}; {_NEVER}"
-        )
-    return found
+        raise LunChanged(f"{known.url}: {error}; {NEVER}") from None
+    check_lun(known, info, elsewhere or core.elsewhere)
+    return info, geometry
 
 
 def check_reservation(core: DiskCore, fresh: Session) -> Operation[None]:
@@ -93,15 +75,6 @@ def replay_journal(core: DiskCore, fresh: Session) -> Operation[None]:
     yield from core.replay(fresh)
 
 
-_NEVER = "nothing is sent to it; put the LUN in order, and connect anew"
-
-
-def identity_words(info: LunInfo | Names) -> str:
-    """All that tells one LUN from another, for messages and comparison."""
-    identifiers = ", ".join(sorted(info.identifiers)) or "no identifiers"
-    return f"{info.vendor} {info.product}, serial {info.serial or 'none'}, {identifiers}"
-
-
 STEPS: list[Step] = [check_identity, check_reservation, replay_journal]
 
 
@@ -113,10 +86,17 @@ def listen(cores: Sequence[DiskCore], fresh: Session) -> None:
 
 
 def resume(core: DiskCore, fresh: Session) -> Operation[None]:
-    """Run all steps for one LUN."""
+    """Run all steps for one LUN; none for a LUN that another one has replaced, nor for one that was
+    gone before and still is. Nothing is sent to these, and the session's other LUNs go on."""
+    if core.is_another:
+        return
     listen([core], fresh)
-    for step in STEPS:
-        yield from step(core, fresh)
+    try:
+        for step in STEPS:
+            yield from step(core, fresh)
+    except NoSuchLun:
+        if not core.gone:
+            raise
 
 
 def resume_all(cores: Sequence[DiskCore], fresh: Session) -> Operation[None]:

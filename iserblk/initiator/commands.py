@@ -25,6 +25,7 @@ from iserblk.errors import (
     WriteProtected,
 )
 from iserblk.initiator.session.commanding import CommandSession
+from iserblk.initiator.session.sending import InDoubt
 from iserblk.initiator.session.slots import QUEUED, Operation, TaskSlot, Waiter
 from iserblk.iscsi import bhs, reasons
 from iserblk.scsi import alua, opcodes
@@ -135,6 +136,8 @@ def retry_delay(error: IserblkError, attempt: int) -> float | None:
         return None
     pause = min(MOST_BACK_OFF_S, BACK_OFF_S * (1 << min(attempt, 16)))
     sense = error.sense if isinstance(error.sense, Sense) else None
+    if isinstance(error, InDoubt):
+        return 0.0
     if (
         isinstance(error, PortRefused)
         or no_room(error)
@@ -299,7 +302,8 @@ def run(work: Work[P], pieces: Iterable[P]) -> Operation[None]:
     sent again where that is legal.
 
     Raises the first error when all that was sent has ended; the other pieces were not sent then.
-    Raises CommandTimeout when the deadline has passed before all were sent.
+    Raises CommandTimeout when the deadline has passed before all were sent, and why nothing may be
+    sent to the LUN any more.
     """
     session, name, deadline = work.session, work.name, work.deadline
     queue = session.queue
@@ -310,6 +314,7 @@ def run(work: Work[P], pieces: Iterable[P]) -> Operation[None]:
         running: list[tuple[TaskSlot, P, int]] = []
         pause = 0.0
         refused = 0
+        doubted = False
         taken: TaskSlot | None = yield from take(session, waiter, deadline, name)
         try:
             while taken is not None:
@@ -345,6 +350,10 @@ def run(work: Work[P], pieces: Iterable[P]) -> Operation[None]:
                         pause = max(pause, AGAIN_S)
                         todo.append((piece, attempt))
                     continue
+                if isinstance(problem, InDoubt) and monotonic() < deadline:
+                    doubted = True
+                    todo.append((piece, attempt))
+                    continue
                 refused += no_room(problem)
                 delay = retry_delay(problem, attempt) if work.may_repeat(problem) else None
                 if delay is None or monotonic() + delay >= deadline:
@@ -362,6 +371,8 @@ def run(work: Work[P], pieces: Iterable[P]) -> Operation[None]:
                 work.released()
         for _ in range(refused):
             queue.shrink()
+        if doubted and error is None:
+            yield from session.listeners.reassure(work.lun, deadline)
         if pause and error is None:
             yield pause
     if error is not None:

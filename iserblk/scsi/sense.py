@@ -98,8 +98,6 @@ SAVING_NOT_SUPPORTED = 0x3900
 INQUIRY_DATA_CHANGED = 0x3F03
 DEVICE_IDENTIFIER_CHANGED = 0x3F05
 REPORTED_LUNS_CHANGED = 0x3F0E
-# Unit attentions after which another medium may be behind the LUN.
-PERHAPS_ANOTHER = (DEVICE_IDENTIFIER_CHANGED, REPORTED_LUNS_CHANGED)
 FAILED_SELF_TEST = 0x3E03
 INTERNAL_TARGET_FAILURE = 0x4400
 COMMANDS_CLEARED_BY_PROTOCOL = 0x477F
@@ -116,6 +114,14 @@ TASKS_ENDED = (
 )
 INVALID_MESSAGE_ERROR = 0x4900
 NO_ROOM_FOR_REGISTRATION = 0x5504
+
+_RESET = 0x29  # power on, reset, or loss of the nexus: ASC of all of these
+_PERHAPS_ANOTHER = (
+    CAPACITY_CHANGED,
+    INQUIRY_DATA_CHANGED,
+    DEVICE_IDENTIFIER_CHANGED,
+    REPORTED_LUNS_CHANGED,
+)
 
 _FIXED = struct.Struct(">BxBIBIBBBBH")
 _INFORMATION = struct.Struct(">BBBxQ")
@@ -151,6 +157,14 @@ class Sense(NamedTuple):
     @property
     def is_unit_attention(self) -> bool:
         return self.key == UNIT_ATTENTION
+
+    @property
+    def is_perhaps_another(self) -> bool:
+        """Whether another LUN may have the number from now on: there is none, or the target was
+        reset, or it says that the size, the LUN's data or identifier, or the list have changed."""
+        if self.is_unit_attention:
+            return self.asc == _RESET or self.code in _PERHAPS_ANOTHER
+        return self.key == ILLEGAL_REQUEST and self.code == LUN_NOT_SUPPORTED
 
     @property
     def is_ready_soon(self) -> bool:

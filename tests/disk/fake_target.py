@@ -5,13 +5,16 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from dataclasses import replace
 from time import monotonic
 
 from iserblk.disk.lun.geometry import Geometry
 from iserblk.disk.lun.operations import DiskCore
 from iserblk.disk.seam import LunInfo
-from iserblk.errors import IserblkError
+from iserblk.errors import IserblkError, ScsiError
+from iserblk.initiator.session.commanding import CommandSession
 from iserblk.initiator.session.listeners import LunListeners
+from iserblk.initiator.session.sending import InDoubt
 from iserblk.initiator.session.slots import FREE, QUEUED, SENT, TAKEN, Operation, TaskSlot, Waiter
 from iserblk.scsi import lba as lba_data
 from iserblk.scsi import opcodes
@@ -50,6 +53,7 @@ class FakeSession:
         self.queue = self
         self.disconnected = False
         self.core: DiskCore | None = None  # the disk whose session it is
+        self.doubted: set[bytes] = set()
         self.suspended = False
         self.suspended_at = 0.0
         self.shrunk = 0
@@ -68,6 +72,9 @@ class FakeSession:
         return slot
 
     def submit(self, slot: TaskSlot) -> None:
+        if self._refuses(slot):
+            self.refuse([slot])
+            return
         slot.state = QUEUED if self.suspended else SENT
         slot.deadline = slot.deadline or monotonic() + self.io_timeout
         self.flight.append(slot)
@@ -83,6 +90,24 @@ class FakeSession:
 
     def shrink(self) -> None:
         self.shrunk += 1
+
+    def doubt(self, lun: bytes) -> list[TaskSlot]:
+        self.doubted.add(lun)
+        refused = [slot for slot in self.flight if slot.state == QUEUED and self._refuses(slot)]
+        self.flight = [slot for slot in self.flight if slot not in refused]
+        return refused
+
+    def refuse(self, slots: list[TaskSlot]) -> None:
+        for slot in slots:
+            slot.error = InDoubt("held back")
+            slot.state = TAKEN
+            slot.waiter.task_done()
+
+    def believe(self, lun: bytes) -> None:
+        self.doubted.discard(lun)
+
+    def _refuses(self, slot: TaskSlot) -> bool:
+        return slot.lun in self.doubted and slot.cdb[0] not in opcodes.TELL_WHAT_IT_IS
 
     @property
     def busy(self) -> int:
@@ -210,11 +235,22 @@ def disk(
         name="lun0", url="iser://portal/iqn/0", target="iqn", lun=0, size=blocks * BLOCK,
         block_size=BLOCK, physical_block_size=BLOCK, read_only=False, rotational=False,
         write_cache=wce, fua=True, can_trim=True, can_zero=True, zero_by_unmap=True,
-        can_extents=True, vendor="", product="", revision="", serial="", identifiers=(),
+        can_extents=True, vendor="", product="", revision="", serial="S", identifiers=(),
         max_transfer=max_transfer, optimal_transfer=0,
     )  # fmt: skip
-    session.core = DiskCore(session, LUN, info, Geometry(block=BLOCK, long_cdbs=True))  # type: ignore[arg-type]
-    return session.core
+    core = DiskCore(session, LUN, info, Geometry(block=BLOCK, long_cdbs=True))  # type: ignore[arg-type]
+
+    def look(asked: CommandSession) -> Operation[tuple[LunInfo, Geometry]]:
+        """The target is asked for no more than its size."""
+        try:
+            found = yield from core.sizing.ask(asked, LUN, BLOCK, True, 0.0)
+        except ScsiError:  # it refuses all service actions
+            found = core.size
+        return replace(core.info, size=found), core.geometry
+
+    core.look = look
+    session.core = core
+    return core
 
 
 def run(

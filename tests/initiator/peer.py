@@ -18,9 +18,10 @@ from iserblk.disk.lun.geometry import Geometry
 from iserblk.disk.lun.operations import DiskCore
 from iserblk.disk.seam import LunInfo
 from iserblk.errors import TransportError
+from iserblk.initiator.session.commanding import CommandSession
 from iserblk.initiator.session.sending import CONTROL_SLOTS
 from iserblk.initiator.session.session import UNEXPECTED, Session
-from iserblk.initiator.session.slots import TaskSlot
+from iserblk.initiator.session.slots import Operation, TaskSlot
 from iserblk.iscsi import bhs, pdu
 from iserblk.iscsi.keys import SessionParameters
 from iserblk.rcap import seam
@@ -232,7 +233,8 @@ def answering_slowly(peer: Peer) -> threading.Thread:
 
 
 def disk_of(session: Session, write_cache: bool = True, fua: bool = True) -> DiskCore:
-    """LUN 0 of the session: 1 MiB in blocks of 512 bytes."""
+    """LUN 0 of the session: 1 MiB in blocks of 512 bytes. It is the same LUN at each look, for
+    which nothing is sent."""
     info = LunInfo(
         name="lun0",
         url="iser://portal/iqn/0",
@@ -257,7 +259,14 @@ def disk_of(session: Session, write_cache: bool = True, fua: bool = True) -> Dis
         max_transfer=SIZE // 4,
         optimal_transfer=0,
     )
-    return DiskCore(session, encode(0), info, Geometry(block=BLOCK, long_cdbs=True))
+    core = DiskCore(session, encode(0), info, Geometry(block=BLOCK, long_cdbs=True))
+
+    def look(_session: CommandSession) -> Operation[tuple[LunInfo, Geometry]]:
+        yield from ()
+        return core.info, core.geometry
+
+    core.look = look
+    return core
 
 
 def descriptors() -> int:

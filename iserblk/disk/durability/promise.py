@@ -179,6 +179,11 @@ class Durability:
         reading thread may look long after the answer came, when the replay is over."""
         return self.replay_needed or epoch != self.epoch
 
+    def doubt_reads(self) -> None:
+        """Have reads done again that are in flight: the LUN may be another one."""
+        with self._lock:
+            self.epoch += 1
+
     def bypass(self) -> None:
         """Note that a change is about to be submitted that the journal does not get, if there is
         one. Its slot shows its blocks, and ``wrote`` follows when it has ended."""

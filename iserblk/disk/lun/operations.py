@@ -21,6 +21,8 @@ from iserblk.disk.durability.promise import Durability, Flushed, FlushToken, is_
 from iserblk.disk.durability.replay import LEAST_WRITE_SAME, ZEROES, replay
 from iserblk.disk.lun import refusals
 from iserblk.disk.lun.geometry import Geometry
+from iserblk.disk.lun.identify import identify
+from iserblk.disk.lun.identity import NEVER, check_lun
 from iserblk.disk.lun.inventory import Inventory
 from iserblk.disk.lun.refusals import Refusals, words
 from iserblk.disk.lun.reservation import Reservation
@@ -30,15 +32,19 @@ from iserblk.disk.seam import EXTENT_DATA, NO_CLIENT, Extent, FlushClient, LunIn
 from iserblk.errors import (
     IserblkError,
     LocalProtocolError,
+    LunChanged,
+    NoSuchLun,
     NotSupported,
     OutOfRange,
     RemoteProtocolError,
     ScsiError,
+    UnusableLun,
     WriteProtected,
     WritesLost,
 )
 from iserblk.initiator.commands import (
     AGAIN_S,
+    ATTEMPTS,
     PARALLEL,
     Work,
     check_time,
@@ -63,13 +69,14 @@ from iserblk.metrics.counting import LunMetrics
 from iserblk.scsi import cdb
 from iserblk.scsi import lba as lba_data
 from iserblk.scsi.limits import MAXIMUM_BLOCKS
-from iserblk.scsi.sense import ABORTED_COMMAND, PERHAPS_ANOTHER, Sense, decode
+from iserblk.scsi.sense import ABORTED_COMMAND, REPORTED_LUNS_CHANGED, Sense, decode
 
 log = logging.getLogger(__name__)
 
 P = TypeVar("P")
 _SOON_S: Final = 0.0005  # between two looks whether commands that are under way have ended
 
+Found = tuple[LunInfo, Geometry]
 Piece = tuple[int, memoryview]  # first block, whole blocks from there
 Ranges = Iterator[tuple[int, int]]  # first block, blocks; ascending
 Range = tuple[int, int]  # first block, blocks
@@ -406,14 +413,26 @@ class _Synchronizing(Work[bytes]):
 
 class _Resuming:
     """Implements LunListener: follows the LUN of ``core`` on a fresh connection that is not in use
-    yet."""
+    yet. ``fresh``: its session. ``certain``: it was found there, and compared."""
 
     def __init__(self, core: DiskCore) -> None:
         self._core = core
+        self.fresh: CommandSession | None = None
+        self.certain = False
 
     def hear(self, slot: TaskSlot) -> None:
         self._core.sizing.hear(slot)
         self._core.durability.hear_resuming(slot)
+        if self.certain and decode(slot.sense).is_perhaps_another and self.fresh is not None:
+            # The next attempt compares it anew. (A first report comes before that, and is usual.)
+            self.certain = False
+            self.fresh.disconnect()
+
+    def doubt(self) -> None:
+        """All LUNs are compared."""
+
+    def reassure(self, _deadline: float) -> Operation[None]:
+        yield from ()
 
     def retried(self) -> None:
         """It is not in use yet."""
@@ -456,9 +475,26 @@ class DiskCore:
         session.listeners.add(lun, self)
         self.reservation: Reservation | None = None  # with reserve=exclusive
         self.inventory: Inventory | None = None  # of a URL without a LUN; all its disks share it
+        self.elsewhere = False  # a fresh session uses another portal than before
         self._resuming = _Resuming(self)
+        # Reports that another LUN may have the number, and up to which of them it was compared.
+        self._reports = 0
+        self._compared = 0
+        self._since_list = False  # the first was that of another LUN: the list has changed
+        self._doubting = threading.Lock()  # of these, and of what the queue holds back
+        self._comparing = False  # an operation does; others wait for it
+        self._reassured: Final[list[Waiter]] = []
+        self._gone = False  # when it was looked at last, the target had no such LUN
+        self._another: LunChanged | None = None  # nothing is sent to the LUN any more
         # When each read began, by the index of its slot; see ``Durability.stale``.
         self._epochs = [0] * len(session.queue.tasks)
+
+        # What the LUN says of itself, on the session given.
+        self.look: Callable[[CommandSession], Operation[Found]] = self._look
+
+    def _look(self, session: CommandSession) -> Operation[Found]:
+        known = self.info
+        return (yield from identify(session, known.lun, known.name, known.url, known.target))
 
     def rename(self, name: str) -> None:
         self.info = replace(self.info, name=name)
@@ -496,32 +532,144 @@ class DiskCore:
     def hear(self, slot: TaskSlot) -> None:
         """Implements LunListener."""
         self.sizing.hear(slot)
-        if self.durability.hear(slot) or self._perhaps_another(slot):
-            self.session.disconnect()
+        if self.durability.hear(slot):
+            self.session.disconnect()  # it is compared on the next connection, before a replay
+            return
+        report = decode(slot.sense)
+        if not report.is_perhaps_another:
+            return
+        ours = self._since_list  # the report of the same change; each LUN has its own
+        self.suspect(str(report))
+        if report.is_unit_attention and report.code == REPORTED_LUNS_CHANGED and not ours:
+            self.session.listeners.doubt()
 
-    def _perhaps_another(self, slot: TaskSlot) -> bool:
-        """Whether the target has reported that another LUN may have taken the place of this one,
-        and a connection made anew would find out before a command is sent."""
-        reports = decode(slot.sense)
-        if (
-            not reports.is_unit_attention
-            or reports.code not in PERHAPS_ANOTHER
-            or not self.session.can_reconnect
-        ):
-            return False
-        log.warning(
-            "%s: %s; connecting anew, to see if it is the same LUN", self.info.name, reports
-        )
-        return True
+    def doubt(self) -> None:
+        """Implements LunListener."""
+        if not self.in_doubt:
+            self.suspect("the target's LUNs have changed")
+            self._since_list = True
+
+    # -- which LUN it is --------------------------------------------------------------------------
+
+    @property
+    def in_doubt(self) -> bool:
+        """Whether another LUN may have the number. Then nothing is sent to it but what tells which
+        it is."""
+        return self._reports != self._compared
+
+    @property
+    def gone(self) -> bool:
+        """Whether the target had no such LUN when it was looked at last."""
+        return self._gone and self.in_doubt
+
+    @property
+    def is_another(self) -> bool:
+        """Whether another LUN has taken its place. That is for good."""
+        return self._another is not None
+
+    def suspect(self, why: str) -> None:
+        """From any thread: send nothing to the LUN before it has been compared. What is queued
+        ends, and what is being read is read again; the operations have the LUN compared
+        (``reassure``), and go on. ``why``: for the log."""
+        with self._doubting:
+            first = not self.in_doubt
+            self._reports += 1
+            self._since_list = False
+            refused = self.session.queue.doubt(self.lun)
+        self.durability.doubt_reads()
+        if first:
+            log.info("%s: %s; which LUN it is has to be looked up", self.info.name, why)
+        self.session.queue.refuse(refused)
+
+    def reassure(self, deadline: float) -> Operation[None]:
+        """Implements LunListener. One operation compares, the others wait for it. Raises LunChanged
+        or NoSuchLun, or why the LUN does not tell: then the next operation asks again."""
+        while self.in_doubt:
+            if self._another is not None:
+                raise LunChanged(str(self._another))
+            check_time(self.session, deadline, self.info.name)
+            waiter = self.session.new_waiter()
+            with self._doubting:
+                compares = not self._comparing
+                self._comparing = True
+                if not compares:
+                    waiter.pending += 1
+                    self._reassured.append(waiter)
+            if not compares:
+                while waiter.pending:
+                    yield waiter
+                continue
+            try:
+                yield from self._compare()
+            finally:
+                self._comparing = False
+                self._wake_reassured()
+
+    def _wake_reassured(self) -> None:
+        with self._doubting:
+            waiters = self._reassured.copy()
+            self._reassured.clear()
+        for waiter in waiters:
+            waiter.task_done()
+
+    def _compare(self) -> Operation[None]:
+        known = self.info
+        for _ in range(ATTEMPTS):
+            reports = self._reports
+            try:
+                info, geometry = yield from self.look(self.session)
+                check_lun(known, info)
+            except NoSuchLun:
+                self._gone = True
+                raise
+            except UnusableLun:  # it may be one that is not ready yet
+                raise
+            except NotSupported as error:  # it is no disk any more
+                self._another = LunChanged(f"{known.url}: {error}; {NEVER}")
+            except LunChanged as error:
+                self._another = error.with_traceback(None)
+            if self._another is not None:
+                log.error("%s", self._another)
+                raise LunChanged(str(self._another))
+            # (The first command takes away what the target had to report; then it is asked again.)
+            if reports == self._reports:
+                self.renew(info, geometry)
+                self.sizing.changed = False
+                self.believe(reports)
+                return
+        raise IserblkError(f"{known.name}: the LUN has changed each time it was looked at")
+
+    def believe(self, reports: int) -> None:
+        """After ``reports`` the LUN was found to be the one in use: send commands to it, unless
+        there were others."""
+        with self._doubting:
+            if reports != self._reports:
+                return
+            self._compared = reports
+            self._gone = self._since_list = False
+            self.session.queue.believe(self.lun)
+        log.info("%s: it is the same LUN", self.info.name)
+
+    def begin_check(self) -> None:
+        """The LUN is about to be compared on the fresh session of ``listen_resuming``."""
+        self._resuming.certain = False
+
+    def checked(self) -> None:
+        """It is the LUN in use. The session has no connection; commands go out on the next."""
+        self._resuming.certain = True
+        if self.in_doubt:
+            self.believe(self._reports)
 
     def retried(self) -> None:
         """Implements LunListener."""
         self.metrics.retried()
 
     def tick(self) -> None:
-        """Implements LunListener: what waits for a range looks again, and checks its deadline. Who
-        holds the range may have far more time."""
+        """Implements LunListener: what waits for a range, or for another operation to compare the
+        LUN, looks again, and checks its deadline. Who does that may have far more time."""
         self.ranges.changed()
+        if self._reassured:
+            self._wake_reassured()
 
     def unflushed(self) -> bool:
         """Implements LunListener."""
@@ -534,6 +682,8 @@ class DiskCore:
     def listen_resuming(self, fresh: CommandSession) -> None:
         """Follow the LUN on ``fresh``, whose connection is to take the place of the session's. Call
         it before the first command on ``fresh``."""
+        self._resuming.fresh = fresh
+        self._resuming.certain = False
         fresh.listeners.add(self.lun, self._resuming)
         if self.inventory is not None:
             fresh.listeners.add(self.lun, self.inventory)
@@ -583,20 +733,29 @@ class DiskCore:
         )
 
     def know_size(self, deadline: float) -> Operation[None]:
-        """Send READ CAPACITY if the target has reported that the capacity changed, and REPORT LUNS
-        if it has reported that its list changed."""
+        """Have the LUN compared if it is in doubt. Send READ CAPACITY if the capacity may have
+        changed, and REPORT LUNS if the target has reported that its list changed."""
         if self.inventory is not None and self.inventory.changed:
             yield from self.inventory.look_again(self.session, deadline)
+        if self.in_doubt:
+            yield from self.reassure(deadline)
         if self.sizing.changed:
             yield from self.refresh(deadline)
 
     def refresh(self, deadline: float = 0.0) -> Operation[int]:
-        """Send READ CAPACITY; sets ``size`` (bytes) and returns it."""
+        """Send READ CAPACITY; sets ``size`` (bytes) and returns it. A LUN of another size may be
+        another LUN: then it is compared. Raises as ``reassure``, too."""
+        deadline = deadline or self.deadline()
+        if self.in_doubt:
+            yield from self.reassure(deadline)
         size = yield from self.sizing.ask(
             self.session, self.lun, self.block, self.geometry.long_cdbs, deadline
         )
-        self._take_size(size)
-        return size
+        if size != self.size:
+            self.suspect(f"it had {self.size} bytes, and has {size}")
+        if self.in_doubt:
+            yield from self.reassure(deadline)
+        return self.size
 
     # -- checks -----------------------------------------------------------------------------------
 
@@ -1023,8 +1182,9 @@ class DiskCore:
                 raise told
             # A program that only reads, writes and flushes would not ask for the size before it
             # reaches the old end. The flush has succeeded, whatever the answer is.
-            with contextlib.suppress(IserblkError):
-                yield from self.know_size(deadline)
+            if self.sizing.changed:
+                with contextlib.suppress(IserblkError):
+                    yield from self.know_size(deadline)
             return
 
     def _synchronize(self, token: FlushToken, deadline: float) -> Operation[None]:
@@ -1277,6 +1437,7 @@ class DiskCore:
                 break
             yield AGAIN_S  # there may be holes where lost writes are about to be sent again
             check_time(self.session, deadline, self.info.name)
+            yield from self.know_size(deadline)  # and it may have been another LUN's
         geometry, blocks = self.geometry, self.size // self.block
         try:
             return geometry.extents_untrusted(answer[:moved], offset, length, blocks)

@@ -33,6 +33,7 @@ from iserblk.initiator.commands import (
     release_ended,
     take,
 )
+from iserblk.initiator.session.sending import InDoubt
 from iserblk.initiator.session.slots import ANYTHING, Operation, TaskSlot, Waiter
 from iserblk.iscsi import reasons
 from iserblk.scsi import opcodes
@@ -109,7 +110,7 @@ def _send(
     if cdb[0] in opcodes.CHANGE_NOTHING:
         while True:
             epoch = core.durability.epoch
-            result = yield from _once(core, cdb, into, out, deadline, 0, -1)
+            result = yield from _surely(core, cdb, into, out, deadline, 0, -1)
             if result.status != sam.GOOD or not core.durability.stale(epoch):
                 return result
             yield AGAIN_S
@@ -125,7 +126,7 @@ def _send(
         if asks or (journal is not None and journal.active):
             yield from core.flush(deadline, NO_CLIENT)
         try:
-            return (yield from _once(core, cdb, into, out, deadline, 0, ANYTHING))
+            return (yield from _surely(core, cdb, into, out, deadline, 0, ANYTHING))
         finally:
             _may_differ(core, cdb)
     finally:
@@ -145,6 +146,25 @@ def _may_differ(core: DiskCore, cdb: bytes) -> None:
         core.durability.turn_volatile()
     if cdb[0] in (opcodes.MODE_SELECT_6, opcodes.MODE_SELECT_10, opcodes.FORMAT_UNIT):
         core.sizing.changed = True
+
+
+def _surely(
+    core: DiskCore,
+    cdb: bytes,
+    into: memoryview | None,
+    out: memoryview | None,
+    deadline: float,
+    first: int,
+    last: int,
+) -> Operation[CommandResult]:
+    """As ``_once``, but no command that may do harm is sent while it is in doubt which LUN it
+    is."""
+    while True:
+        try:
+            return (yield from _once(core, cdb, into, out, deadline, first, last))
+        except InDoubt:
+            yield from core.reassure(deadline)
+            check_time(core.session, deadline, core.info.name)
 
 
 def _once(

@@ -149,7 +149,8 @@ class FailBack:
             state = yield from access_state(trial, core.info.lun, way.name)
             if state is not None and state not in alua.USABLE:
                 return state
-            yield from recognise(core, trial)
+            if not core.is_another:
+                yield from recognise(core, trial, elsewhere=True)
             found = state if found is None else found
         if trial.error is not None:
             raise ConnectFailed(str(trial.error))

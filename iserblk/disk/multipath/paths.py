@@ -219,6 +219,11 @@ class Paths(LunListener):
             log.warning("%s is used, not %s any more%s", way.name, before.name, why)
         self.ways.connected(way, self._clock(), way.state)
 
+    @property
+    def elsewhere(self) -> bool:
+        """Whether the fresh session uses another portal than the one before."""
+        return self._trying is not self._before
+
     def look(self, lun: int, fresh: Session) -> Operation[None]:
         """Read the ALUA state of the port: the first step on a fresh session. Raises ConnectFailed
         when the port would not carry out commands: ``connect`` then begins with another way."""

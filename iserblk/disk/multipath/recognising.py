@@ -3,7 +3,8 @@
 A storage controller may have a target name for each of its portals. Who takes the LUN behind each
 for a disk of its own has two journals, and one may write again what the other has overwritten. So
 LUNs of different targets are compared before any is opened, by what they say of themselves (VPD
-page 83h).
+page 83h). Only identifiers that are unique world-wide prove that LUNs are one: all else is the same
+for the LUNs of two hosts that have the same program, with its defaults.
 """
 
 from __future__ import annotations
@@ -14,8 +15,8 @@ from collections.abc import Sequence
 import trio
 
 from iserblk.disk.lun.identify import Names, names
+from iserblk.disk.lun.identity import have_common, identity_words, is_same
 from iserblk.disk.multipath.addresses import Address, with_paths
-from iserblk.disk.resume import identity_words
 from iserblk.errors import BadArgument, ConnectionLost, IserblkError
 from iserblk.initiator.connecting.reach import connect
 from iserblk.initiator.drivers.tasks import TrioDriver
@@ -25,8 +26,9 @@ log = logging.getLogger(__name__)
 
 async def join_same_luns(addresses: Sequence[Address]) -> list[Address]:
     """The addresses, but those of different targets that turn out to be one LUN are joined, in the
-    order given. Targets are asked only where there are several. A LUN that cannot be asked stays
-    alone. Raises BadArgument where one LUN has different numbers, or is told of differently."""
+    order given. Targets are asked only where there are several. A LUN that cannot be asked, or has
+    no world-wide identifier, stays alone. Raises BadArgument where one LUN has different numbers,
+    or different serial numbers."""
     named = [each for each in addresses if each.url.lun is not None]
     if len({each.url.iqn.lower() for each in named}) < 2:
         return list(addresses)
@@ -53,12 +55,12 @@ async def join_same_luns(addresses: Sequence[Address]) -> list[Address]:
 
 
 def _is_same(one: Address, known: Names | None, other: Address, found: Names | None) -> bool:
-    if known is None or found is None or not set(known.identifiers) & set(found.identifiers):
+    if known is None or found is None or not have_common(known.identifiers, found.identifiers):
         return False
     both = f"{one.url.redacted()} and {other.url.redacted()} are the same LUN"
     if one.url.lun != other.url.lun:
         raise BadArgument(f"{both}, but have different numbers: give only one of them")
-    if identity_words(known) != identity_words(found):
+    if not is_same(known, found):
         raise BadArgument(
             f"{both}, but tell of it differently ({identity_words(known)}; "
             f"{identity_words(found)}): give only one of them"

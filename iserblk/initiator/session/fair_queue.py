@@ -7,6 +7,7 @@ is numbered by **rounds**: each owner has one place in each round, and a newcome
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from heapq import heapify, heappop, heappush
 from typing import Final, Generic, TypeVar
 
@@ -72,6 +73,14 @@ class FairQueue(Generic[T]):
             return False
         self._replace(entries)
         return True
+
+    def take_out(self, which: Callable[[T], bool]) -> list[T]:
+        """Remove all things of which ``which`` is true; returns them, as ``in_turn``."""
+        out = [thing for thing in self.in_turn() if which(thing)]
+        if out:
+            gone = set(out)
+            self._replace([entry for entry in self.entries if entry[_THING] not in gone])
+        return out
 
     def _replace(self, entries: list[tuple[int, int, T, object]]) -> None:
         heapify(entries)

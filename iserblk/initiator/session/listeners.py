@@ -10,13 +10,23 @@ from iserblk.initiator.session.slots import Operation, TaskSlot
 class LunListener(Protocol):
     """Follows one LUN of a session. A subclass leaves out what it does not need.
 
-    ``hear``, ``retried`` and ``tick`` raise nothing. A LUN may have several listeners; none depends
-    on what another does.
+    ``hear``, ``doubt``, ``retried`` and ``tick`` raise nothing. A LUN may have several listeners;
+    none depends on what another does.
     """
 
     def hear(self, slot: TaskSlot) -> None:
         """A command ended with a status other than GOOD and ``slot.sense``. Runs inside
         ``Session.progress``, before the waiter of the slot is told."""
+
+    def doubt(self) -> None:
+        """Another LUN of the target has told that the list of LUNs has changed. Runs as ``hear``
+        does."""
+        return
+
+    def reassure(self, deadline: float) -> Operation[None]:
+        """Return when it is certain that the LUN is the one in use. Raises why nothing may be sent
+        to it, or CommandTimeout."""
+        yield from ()
 
     def retried(self) -> None:
         """A command is sent again."""
@@ -55,6 +65,17 @@ class LunListeners:
         """See LunListener."""
         for listener in self._of.get(slot.lun, ()):
             listener.hear(slot)
+
+    def doubt(self) -> None:
+        """See LunListener; of all LUNs."""
+        for listeners in list(self._of.values()):
+            for listener in listeners:
+                listener.doubt()
+
+    def reassure(self, lun: bytes, deadline: float) -> Operation[None]:
+        """See LunListener."""
+        for listener in self._of.get(lun, ()):
+            yield from listener.reassure(deadline)
 
     def retried(self, lun: bytes) -> None:
         """See LunListener."""

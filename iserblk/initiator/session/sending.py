@@ -14,7 +14,7 @@ from time import monotonic
 from typing import Final
 
 from iserblk.datamover.seam import BARE, BIDIRECTIONAL, INLINE, NO_DATA, WRITE, PduSlot
-from iserblk.errors import Busy, IserblkError, NotSupported, RemoteProtocolError
+from iserblk.errors import Busy, IserblkError, NotSupported, RemoteProtocolError, ScsiError
 from iserblk.initiator.session.connection import FIRST_SLOTS, Connection
 from iserblk.initiator.session.descriptors import Descriptors
 from iserblk.initiator.session.driving import SessionDriver, Undriven
@@ -37,6 +37,7 @@ from iserblk.initiator.session.slots import (
 from iserblk.iscsi import bhs, pdu
 from iserblk.iscsi.serial import serial_lt
 from iserblk.iscsi.unexpected import NO_LIMIT, FromInitiator
+from iserblk.scsi import opcodes
 
 log = logging.getLogger(__name__)
 
@@ -47,6 +48,11 @@ TOGETHER: Final = 64 * 1024
 CONTROL_SLOTS: Final = 16  # for NOP, task management, logout: enough for a ladder on several tasks
 _STEP: Final = 1 << INDEX_BITS
 NO_ANSWER: Final = 0xFF  # the ``response`` of a control PDU that was rejected, or lost
+
+
+class InDoubt(ScsiError):
+    """The command was not sent: another LUN may have the number. What submits it has the LUN
+    compared (``LunListeners.reassure``), and tries again."""
 
 
 class SendQueue:
@@ -93,6 +99,7 @@ class SendQueue:
         self._in_play = len(self.tasks)  # slots that are not withheld
         self._free_controls = slots[-CONTROL_SLOTS:]
         self._again: set[TaskSlot] = set()  # waiting, and sent before on a lost connection
+        self._doubted: Final[set[bytes]] = set()  # LUNs that nothing is sent to
         self._takers: Final[FairQueue[Waiter]] = FairQueue()  # of slots
         # Takers that were woken, each for a slot that was given back, and have not come yet.
         self._promised: Final[set[Waiter]] = set()
@@ -275,8 +282,8 @@ class SendQueue:
         suspended: in order, but owners take turns.
 
         ``slot.waiter.pending`` already counts it. Never raises: once the session has failed, the
-        slot ends with its error at once. ``slot.deadline`` is its deadline; 0: the time for one
-        request, from now.
+        slot ends with its error at once, and with InDoubt while its LUN is doubted.
+        ``slot.deadline`` is its deadline; 0: the time for one request, from now.
         """
         if not slot.deadline:
             slot.deadline = monotonic() + self._io_timeout
@@ -287,6 +294,8 @@ class SendQueue:
             return
         with self.lock:
             failed = self._life.error is not None
+            if self._doubted and self._is_refused(slot):
+                failed = True
             # (``_open`` is 0 while the session is suspended.)
             queued = not failed and (
                 self._open <= 0 or self.waiting.entries or not self._send(slot)
@@ -298,10 +307,48 @@ class SendQueue:
             if not self._life.connected and self.driver.reconnect is not None:
                 self.driver.reconnect()
         elif failed:
-            self.end(slot, self.fresh_error())
+            self._refuse(slot)
         elif not self.corked:
             # If the session fails from here on, ``fail`` ends the slot: it is in flight.
             self.driver.flush_soon()
+
+    def doubt(self, lun: bytes) -> list[TaskSlot]:
+        """From any thread: send no command to ``lun`` from now on, but for those that tell what it
+        is. Returns those that were queued, for ``refuse``."""
+        with self.lock:
+            self._doubted.add(lun)
+            refused = self.waiting.take_out(self._is_refused)
+            self._again.difference_update(refused)
+        return refused
+
+    def refuse(self, slots: list[TaskSlot]) -> None:
+        """End the commands that ``doubt`` returned with InDoubt. The caller holds no lock."""
+        for slot in slots:
+            self._refuse(slot)
+
+    def believe(self, lun: bytes) -> None:
+        """From any thread: send commands to ``lun`` again."""
+        with self.lock:
+            self._doubted.discard(lun)
+
+    def refuse_waiting(self) -> None:
+        """After ``reopen``: end the commands to LUNs that are doubted, which were in flight when
+        the connection was lost."""
+        with self.lock:
+            refused = self.waiting.take_out(self._is_refused) if self._doubted else []
+        self.refuse(refused)
+
+    def _is_refused(self, slot: TaskSlot) -> bool:
+        """Whether the command must not be sent now. Under the lock."""
+        return slot.lun in self._doubted and slot.cdb[0] not in opcodes.TELL_WHAT_IT_IS
+
+    def _refuse(self, slot: TaskSlot) -> None:
+        """End a command that was not sent."""
+        if self._life.error is not None:
+            self.end(slot, self.fresh_error())
+        else:
+            text = f"{self.portal}: held back: another LUN may have the number"
+            self.end(slot, InDoubt(text))
 
     def _send(self, slot: TaskSlot, again: bool = False) -> bool:
         """Number the command and hand it to the datamover. False, and it uses no CmdSN: there is no
@@ -785,9 +832,11 @@ class SendQueue:
 
     def retry(self, slot: TaskSlot) -> bool:
         """Send a stranded command that the target has not acknowledged once more, with its ITT and
-        CmdSN, on another connection. False: there is no memory for its data now. The caller calls
-        ``flush``."""
+        CmdSN, on another connection. False: there is no memory for its data now, or its LUN is
+        doubted. The caller calls ``flush``."""
         with self.lock:
+            if self._doubted and self._is_refused(slot):
+                return False
             return self._send(slot, True)
 
     def requeue(self, slots: list[TaskSlot]) -> None:
@@ -797,6 +846,7 @@ class SendQueue:
             self.waiting.put_first(slots)
             for slot in slots:
                 slot.state = QUEUED
+        self.refuse_waiting()
         self.send_waiting()
 
     def end_stranded(self, slot: TaskSlot, error: Exception) -> None:

@@ -947,6 +947,7 @@ class Session:
             max(0.0, now - self.suspended_at),
             again,
         )
+        queue.refuse_waiting()
         queue.send_waiting()
 
     # -- ending -----------------------------------------------------------------------------------
