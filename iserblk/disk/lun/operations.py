@@ -27,6 +27,7 @@ from iserblk.disk.lun.inventory import Inventory
 from iserblk.disk.lun.refusals import Refusals, words
 from iserblk.disk.lun.reservation import Reservation
 from iserblk.disk.lun.sizing import Sizing
+from iserblk.disk.lun.watching import LunWatch
 from iserblk.disk.ranges import RangeLock
 from iserblk.disk.seam import EXTENT_DATA, NO_CLIENT, Extent, FlushClient, LunInfo
 from iserblk.errors import (
@@ -484,6 +485,7 @@ class DiskCore:
         self._doubting = threading.Lock()  # of these, and of what the queue holds back
         self._comparing = False  # an operation does; others wait for it
         self._reassured: Final[list[Waiter]] = []
+        self._watch = LunWatch(self)
         self._gone = False  # when it was looked at last, the target had no such LUN
         self._another: LunChanged | None = None  # nothing is sent to the LUN any more
         # When each read began, by the index of its slot; see ``Durability.stale``.
@@ -556,6 +558,11 @@ class DiskCore:
         """Whether another LUN may have the number. Then nothing is sent to it but what tells which
         it is."""
         return self._reports != self._compared
+
+    @property
+    def long_cdbs(self) -> bool:
+        """Whether the LUN has READ CAPACITY(16)."""
+        return self.geometry.long_cdbs
 
     @property
     def gone(self) -> bool:
@@ -670,6 +677,7 @@ class DiskCore:
         self.ranges.changed()
         if self._reassured:
             self._wake_reassured()
+        self._watch.tick()
 
     def unflushed(self) -> bool:
         """Implements LunListener."""
