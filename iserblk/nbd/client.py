@@ -487,6 +487,8 @@ class Client:
         self._transmission.discard()
         with contextlib.suppress(OSError):
             self._sock.shutdown(socket.SHUT_RDWR)
+        if self._still is not None:  # nothing may follow that would look
+            self._look_whether_still(self._still)
 
     def _receive(self) -> None:
         transmission, stream = self._transmission, self._stream

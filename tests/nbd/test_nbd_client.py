@@ -357,6 +357,34 @@ async def test_a_client_that_goes_in_a_pause() -> None:
         await one.over.wait()
 
 
+@pytest.mark.logs("others need the memory")
+@pytest.mark.parametrize("taking", [False, True])
+async def test_a_client_that_is_let_go_in_a_pause(taking: bool) -> None:
+    """It has not taken a reply, or has not sent all of a write (``taking``). The pause does not
+    wait any longer, as nothing of it is under way."""
+    async with served(fake()) as (one,), trio.open_nursery() as nursery:
+        paused = trio.Event()
+
+        async def pause() -> None:
+            await one.client.pause()
+            paused.set()
+
+        whole = write(b"x" * 8 * MIB) if taking else request(nbd.READ, 0, 8 * MIB, 1)
+        await one.raw.send(whole[: MIB if taking else len(whole)])
+        await trio.testing.wait_all_tasks_blocked()
+        nursery.start_soon(pause)
+        await trio.testing.wait_all_tasks_blocked()
+        assert not paused.is_set()
+        if taking:
+            for _ in range(3):  # the first time what it sent counts
+                one.client.give_way(True)
+        else:
+            one.client.hurry()
+        await paused.wait()
+        assert one.client.over
+        one.client.go_on()
+
+
 async def test_another_process_goes_on() -> None:
     """With what was received and not begun; the client notices nothing."""
     memory = Memory()
