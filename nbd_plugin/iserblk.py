@@ -29,7 +29,7 @@ import sys
 import sysconfig
 import syslog
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
@@ -76,6 +76,7 @@ try:
     from iserblk.errors import BadArgument, IserblkError, NotSupported
     from iserblk.named.resolving import urls_of
     from iserblk.nbd.kernel.owed import Owed
+    from iserblk.nbd.long_changes import LONG, LongChangesOfThreads
     from iserblk.options import Options
     from iserblk.url import is_url, parse_url
 except ImportError as missing:
@@ -98,6 +99,7 @@ _M_TRIM_THRESHOLD = -1  # mallopt(3)
 _log = logging.getLogger("iserblk.nbd")
 _urls: list[str] = []
 _options: dict[str, str] = {}
+_long: dict[str, LongChangesOfThreads] = {}  # by the name of a LUN
 _opened: list[ThreadDiskSet] = []  # one element, from after_fork to cleanup
 _handles: set[Handle] = set()  # nbdkit does not close those that are open when it ends
 _only: list[OnlyClient] = []  # of a server of `iserblk attach`: one element
@@ -321,13 +323,15 @@ class OnlyClient:
 
 
 class Handle:
-    """One NBD connection to one LUN. It keeps two bound methods of the disk, for speed."""
+    """One NBD connection to one LUN. It keeps two bound methods of the disk, for speed. ``long``:
+    of all connections to the LUN."""
 
-    __slots__ = ("client", "disk", "read", "write")
+    __slots__ = ("client", "disk", "long", "read", "write")
 
     def __init__(self, disk: BlockingDisk, client: FlushClient) -> None:
         self.disk = disk
         self.client = client
+        self.long = _long.setdefault(disk.info.name, LongChangesOfThreads())
         self.read = disk.read_into
         self.write = disk.write
 
@@ -445,6 +449,8 @@ def pread(h: Handle, buf: memoryview, offset: int, flags: int) -> None:
 
 
 def pwrite(h: Handle, buf: memoryview, offset: int, flags: int) -> None:
+    if h.long.under_way:
+        h.long.let_end(offset, len(buf))
     try:
         h.write(buf, offset, flags & nbdkit.FLAG_FUA != 0)
         return
@@ -476,19 +482,35 @@ def _has_hung_up() -> bool:
 def trim(h: Handle, count: int, offset: int, flags: int) -> None:
     """A trim is a hint. Where the LUN turns out to refuse it, after this client was told that it
     can (``can_trim``), nbdkit has no error for it that clients understand: nothing is done."""
-    with contextlib.suppress(NotSupported):
-        h.disk.trim(offset, count, flags & nbdkit.FLAG_FUA != 0)
+    with contextlib.suppress(NotSupported), _change(h, offset, count) as patient:
+        h.disk.trim(offset, count, flags & nbdkit.FLAG_FUA != 0, patient=patient)
+
+
+@contextlib.contextmanager
+def _change(h: Handle, offset: int, count: int) -> Iterator[bool]:
+    """Around a trim or zero of this range. True: it may take as long as it makes progress. Not for
+    the kernel, which gives a server up that does not answer in time."""
+    patient = count > LONG and not _only
+    if patient:
+        with h.long.one(offset, count):
+            yield True
+    else:
+        if h.long.under_way:
+            h.long.let_end(offset, count)
+        yield False
 
 
 @_reported
 def zero(h: Handle, count: int, offset: int, flags: int) -> None:
-    h.disk.zero(
-        offset,
-        count,
-        may_trim=flags & nbdkit.FLAG_MAY_TRIM != 0,
-        fast=flags & nbdkit.FLAG_FAST_ZERO != 0,
-        fua=flags & nbdkit.FLAG_FUA != 0,
-    )
+    with _change(h, offset, count) as patient:
+        h.disk.zero(
+            offset,
+            count,
+            may_trim=flags & nbdkit.FLAG_MAY_TRIM != 0,
+            fast=flags & nbdkit.FLAG_FAST_ZERO != 0,
+            fua=flags & nbdkit.FLAG_FUA != 0,
+            patient=patient,
+        )
 
 
 @_reported

@@ -103,7 +103,8 @@ ALLOWED: dict[str, set[str]] = {
     "nbd.messages": {"errors"},
     "nbd.buffers": set(),
     "nbd.limited_log": set(),
-    "nbd.exports": {"errors", "disk.seam", "nbd.messages"},
+    "nbd.long_changes": {"waiting"},
+    "nbd.exports": {"errors", "disk.seam", "nbd.messages", "nbd.long_changes"},
     "nbd.handshake": {"errors", "nbd.messages", "nbd.exports"},
     "nbd.transmission": {
         *("errors", "initiator.session", "disk.seam", "nbd.messages", "nbd.buffers"),
@@ -113,6 +114,7 @@ ALLOWED: dict[str, set[str]] = {
     "nbd.client": {
         *("errors", "sockets", "waiting", "disk.seam", "nbd.messages", "nbd.buffers"),
         *("nbd.exports", "nbd.handshake", "nbd.transmission", "nbd.tls", "nbd.limited_log"),
+        "nbd.long_changes",
     },
     "nbd.server": {
         "errors",

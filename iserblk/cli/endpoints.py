@@ -60,7 +60,9 @@ class End(Protocol):
 
     async def write(self, buffer: memoryview, offset: int) -> None: ...
 
-    async def zero(self, offset: int, length: int, *, may_trim: bool = False) -> None: ...
+    async def zero(
+        self, offset: int, length: int, *, may_trim: bool = False, patient: bool = False
+    ) -> None: ...
 
     async def extents(self, offset: int, length: int) -> list[Extent]: ...
 
@@ -119,7 +121,9 @@ class FileEnd:
         while done < len(buffer):
             done += await self._call(os.pwrite, self.fd, buffer[done:], offset + done)
 
-    async def zero(self, offset: int, length: int, *, may_trim: bool = False) -> None:
+    async def zero(
+        self, offset: int, length: int, *, may_trim: bool = False, patient: bool = False
+    ) -> None:
         if offset >= self._zero_from:
             return
         if may_trim and await self._call(

@@ -95,7 +95,7 @@ async def copy(source: End, destination: End, advance: Advance) -> Totals:
                 await destination.write(data, offset)
                 totals.data += length
         if zero:
-            await destination.zero(offset, length, may_trim=True)
+            await destination.zero(offset, length, may_trim=True, patient=True)
             totals.zero += length
 
     await _for_all(_Plan(source, ZERO_REQUEST), work, advance)

@@ -34,6 +34,7 @@ from iserblk.nbd.buffers import Memory
 from iserblk.nbd.exports import Export
 from iserblk.nbd.handshake import Handshake, Look, State, Tls
 from iserblk.nbd.limited_log import ClientLogs
+from iserblk.nbd.long_changes import LONG
 from iserblk.nbd.tls import PlainStream, TlsStream
 from iserblk.nbd.transmission import Request, Transmission
 from iserblk.sockets.wire import WOULD_BLOCK, wire
@@ -50,6 +51,10 @@ HANDSHAKE_EACH_S = 1.0  # for each export that it asks about
 MANY: Final = 8  # open requests, from which on the socket is looked at when answers come
 _MOST_BUFFERS: Final = 1024  # of one system call (IOV_MAX)
 _STEP: Final = 4096  # bytes of a handshake that are received at once
+# Bytes of what is long, after which it may end early; powers of two. Steps that the LUN carries out
+# by itself are larger.
+_LONG_STEP: Final = 32 << 20
+_LONG_STEP_ALONE: Final = 256 << 20
 _SCRATCH, _MOST_SCRATCHES = 64 << 10, 128
 _BUG: Final = "internal error of the server"
 
@@ -116,6 +121,7 @@ class Client:
         self._over = False  # nothing more is received: the client has said so, or is gone
         self._woken = False  # the strand
         self._stopped = False
+        self._parting = False  # what is long ends early: the client is gone, or the server ends
         self._closing = False  # the group of the strands is
         self._unsure = False  # it was told of a loss, and may not have received that yet
         self._reset = False  # the connection broke: perhaps the client has not read everything
@@ -252,7 +258,7 @@ class Client:
             self._logs.conduct.warning(
                 "%s: the server ends; requests that it has not received are not answered", self.name
             )
-        self._over = True
+        self._over = self._parting = True
         self._nap.wake()
         self._end_receiving()
 
@@ -481,7 +487,7 @@ class Client:
 
     def _lose(self) -> None:
         """The connection is over. What is open ends as it would, and is not answered."""
-        self._over = True
+        self._over = self._parting = True
         self._blocked = False
         self._look_whether_heard()  # before the socket has its own end to send
         self._transmission.discard()
@@ -527,6 +533,7 @@ class Client:
     def _begin(self, requests: list[Request]) -> None:
         """Send the command of each, where one will do and there is room for it."""
         disk = self._disk
+        free = not self._export.long.under_way  # what is long begins later
         begun = 0
         try:
             for request in requests:
@@ -534,7 +541,7 @@ class Client:
                 slot = None
                 if command == nbd.READ:
                     slot = disk.begin_read(request.data, request.offset, request)
-                elif command == nbd.WRITE and not request.flags:
+                elif command == nbd.WRITE and not request.flags and free:
                     slot = disk.begin_write(request.data, request.offset, request)
                 if slot is None:
                     self._carry_out_soon(request, 0.0)
@@ -625,6 +632,17 @@ class Client:
         fua = flags & nbd.FLAG_FUA != 0
         if offset + length > disk.size and request.command != nbd.FLUSH:
             await disk.refresh()  # it may have grown
+        long = self._export.long
+        if long.under_way and request.command in _CHANGES:
+            await long.let_end(offset, length)
+        if (
+            length > LONG
+            and self._export.patient
+            and request.command in (nbd.TRIM, nbd.WRITE_ZEROES)
+        ):
+            with long.one(offset, length):
+                await self._change_in_steps(request)
+            return None
         match request.command:
             case nbd.READ:
                 await disk.read_into(request.data, offset, deadline)
@@ -651,6 +669,39 @@ class Client:
                 return await disk.extents(offset, length)
         return None
 
+    async def _change_in_steps(self, request: Request) -> None:
+        """A large TRIM or WRITE_ZEROES: as long as it makes progress, until the client is gone, or
+        the server ends."""
+        disk, offset, flags = self._disk, request.offset, request.flags
+        end = offset + request.length
+        fua = flags & nbd.FLAG_FUA != 0
+        while offset < end:
+            if self._parting or (self._over and self._is_gone()):
+                early = IserblkError(f"{self._export.name}: the server ends, before all is done")
+                early.errno = errno.ESHUTDOWN
+                raise early
+            alone = request.command == nbd.TRIM or disk.info.can_zero
+            most = _LONG_STEP_ALONE if alone else _LONG_STEP
+            step = min(most - offset % most, end - offset)
+            if request.command == nbd.TRIM:
+                await disk.trim(offset, step, fua, patient=True)
+            else:
+                await disk.zero(
+                    offset,
+                    step,
+                    may_trim=not flags & nbd.FLAG_NO_HOLE,
+                    fast=flags & nbd.FLAG_FAST_ZERO != 0,
+                    fua=fua,
+                    patient=True,
+                )
+            offset += step
+
+    def _is_gone(self) -> bool:
+        """The client takes nothing either: it has closed its end. (TCP tells of that later.)"""
+        poll = select.poll()
+        poll.register(self._fd, 0)
+        return bool(poll.poll(0))
+
     async def _abandon(self, _waiter: object) -> None:
         """The strands are being closed. Abort the commands, and wait until they have ended: before
         that no buffer is free."""
@@ -666,4 +717,5 @@ class Client:
         self._transmission.discard()
 
 
+_CHANGES: Final = (nbd.WRITE, nbd.TRIM, nbd.WRITE_ZEROES)
 _GONE: Final = (errno.EPIPE, errno.ECONNRESET, errno.ETIMEDOUT, errno.ENOTCONN)

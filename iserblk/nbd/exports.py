@@ -4,15 +4,24 @@ from __future__ import annotations
 
 from iserblk.disk.seam import DirectDisk, FlushClient
 from iserblk.nbd import messages as nbd
+from iserblk.nbd.long_changes import LongChanges
 
 
 class Export:
     """One LUN as an export. ``read_only``: writes are refused, whatever the LUN allows.
-    ``only_client``: all connections are of one client, whose end is no matter of theirs."""
+    ``only_client``: all connections are of one client, whose end is no matter of theirs.
 
-    def __init__(self, name: str, disk: DirectDisk, read_only: bool = False) -> None:
+    ``patient``: a large WRITE_ZEROES or TRIM takes as long as it makes progress (``long``). Not for
+    the kernel, which gives a server up that does not answer in time: it gets WRITE_ZEROES only
+    where that moves no data, and writes zeroes otherwise."""
+
+    def __init__(
+        self, name: str, disk: DirectDisk, read_only: bool = False, *, patient: bool = True
+    ) -> None:
         self.name = name
         self.disk = disk
+        self.patient = patient
+        self.long = LongChanges()
         info = disk.info
         self._read_only = read_only
         self.only_client: FlushClient | None = None
@@ -54,8 +63,9 @@ class Export:
             flags |= nbd.SEND_DF
         if self.read_only:
             return flags | nbd.READ_ONLY
-        # A fast zero that would not be fast is refused at once, which is what the flag promises.
-        flags |= nbd.SEND_WRITE_ZEROES | nbd.SEND_FAST_ZERO
+        if self.patient or info.can_zero:
+            # A fast zero that would not be fast is refused at once, as the flag promises.
+            flags |= nbd.SEND_WRITE_ZEROES | nbd.SEND_FAST_ZERO
         if info.can_trim:
             flags |= nbd.SEND_TRIM
         return flags

@@ -77,6 +77,7 @@ def serve(
     until_unused: bool = False,
     resized: Callable[[str, int], None] | None = None,
     succession: Succession | None = None,
+    patient: bool = True,
 ) -> int:
     """Serve the LUNs of ``urls`` at the listening ``sockets`` until SIGTERM, SIGINT or SIGHUP; with
     ``until_unused`` also until the last client has gone. Then what was received is answered, and
@@ -86,8 +87,9 @@ def serve(
     ``ready`` is called once clients can connect, ``stopping`` at the first signal, both in the trio
     loop. ``resized`` is called, in another thread, with the name of an export and its new size in
     bytes; the target is asked for the size every ten seconds. ``succession``: of a server with one
-    LUN, without TLS; once a successor has the clients, this one has no clients any more. Raises
-    IserblkError when the LUNs cannot be opened, or the last flush failed.
+    LUN, without TLS; once a successor has the clients, this one has no clients any more.
+    ``patient``: see ``Export``. Raises IserblkError when the LUNs cannot be opened, or the last
+    flush failed.
     """
     busy_poll_us = max(each.options.busy_poll_us for each in settle(urls, options))
     failed: list[str] = []
@@ -142,7 +144,10 @@ def serve(
             beside = taken is None  # the predecessor has the place of the metrics
             async with open_disks(urls, options, metrics_later=beside) as disks:
                 served = disks.disks
-                exports = {name: Export(name, disk, read_only) for name, disk in served.items()}
+                exports = {
+                    name: Export(name, disk, read_only, patient=patient)
+                    for name, disk in served.items()
+                }
                 server = NbdServer(exports, disks.default, busy_poll_us, tls, context)
                 if taken is None:
                     taken = await _take(succession, before_opening=False)

@@ -51,7 +51,9 @@ class MemoryEnd:
         self.writes.append((offset, len(buffer)))
         self.data[offset : offset + len(buffer)] = buffer
 
-    async def zero(self, offset: int, length: int, *, may_trim: bool = False) -> None:
+    async def zero(
+        self, offset: int, length: int, *, may_trim: bool = False, patient: bool = False
+    ) -> None:
         await trio.lowlevel.checkpoint()
         assert may_trim and offset + length <= self.size
         self.zeroes.append((offset, length))

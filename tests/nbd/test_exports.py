@@ -25,6 +25,15 @@ def test_flags_of_a_disk() -> None:
     assert export(can_zero=False).flags(structured=False) == ALWAYS | CHANGES
 
 
+@pytest.mark.parametrize("can_zero", [False, True])
+def test_the_kernel_writes_zeroes_itself_where_data_would_have_to_move(can_zero: bool) -> None:
+    """It gives a server up that takes long over a request, which may be for 4 GiB."""
+    disk = AsyncFake(FakeDisk(lun_info(0, can_zero=can_zero)))
+    each = Export("x", cast(DirectDisk, disk), patient=False)
+    zeroes = nbd.SEND_WRITE_ZEROES | nbd.SEND_FAST_ZERO
+    assert each.flags(structured=False) == ALWAYS | CHANGES & ~(0 if can_zero else zeroes)
+
+
 @pytest.mark.parametrize(("server", "lun"), [(True, False), (False, True), (True, True)])
 def test_what_is_read_only_offers_no_changes(server: bool, lun: bool) -> None:
     """Also where only the LUN itself is."""

@@ -13,7 +13,7 @@ import trio.lowlevel
 import trio.testing
 
 from iserblk.disk.seam import FlushClient, LossCount
-from iserblk.errors import CommandTimeout, NotSupported
+from iserblk.errors import CommandTimeout, IserblkError, NotSupported
 from iserblk.initiator.session.slots import TaskSlot, Waiter
 from iserblk.nbd import messages as nbd
 from iserblk.nbd.buffers import CLIENT_BYTES, HEADROOM, Memory
@@ -49,10 +49,14 @@ class Served:
 
 @asynccontextmanager
 async def served(
-    disk: AsyncFake, memory: Memory | None = None, count: int = 1, handshakes: bool = True
+    disk: AsyncFake,
+    memory: Memory | None = None,
+    count: int = 1,
+    handshakes: bool = True,
+    patient: bool = True,
 ) -> AsyncIterator[list[Served]]:
     """Clients of one disk. At the end all must be over."""
-    export = Export("lun0", disk)
+    export = Export("lun0", disk, patient=patient)
     memory = memory or Memory()
     async with open_strands() as group, trio.open_nursery() as nursery:
         found = []
@@ -723,3 +727,142 @@ async def test_a_trim_that_the_lun_refuses_is_not_supported(
     assert record.message == (
         "lun0: the LUN refuses UNMAP; clients are told that trims are not supported"
     )
+
+
+# --- large trims and zeroes ----------------------------------------------------------------------
+
+
+class Slow(AsyncFake):
+    """A disk that is large, and whose trims and zeroes end one by one, as ``steps`` says: first
+    byte, bytes, patient."""
+
+    def __init__(self, can_zero: bool = False) -> None:
+        super().__init__(FakeDisk(lun_info(0, size=4096, can_zero=can_zero)))
+        self.info = lun_info(0, size=8 << 30, can_zero=can_zero)
+        self.steps: list[tuple[int, int, bool]] = []
+        self.written: list[int] = []
+        self.refused: IserblkError | None = None
+        self._go: list[trio.Event] = []
+
+    async def write(
+        self, _buffer: memoryview, offset: int, _fua: bool = False, _deadline: float = 0.0
+    ) -> None:
+        await elsewhere(trio.lowlevel.checkpoint)
+        self.written.append(offset)
+
+    async def trim(
+        self, offset: int, length: int, fua: bool = False, *, patient: bool = False
+    ) -> None:
+        await self._step(offset, length, patient)
+
+    async def zero(self, offset: int, length: int, *, patient: bool = False, **_how: bool) -> None:
+        await self._step(offset, length, patient)
+
+    async def _step(self, offset: int, length: int, patient: bool) -> None:
+        self.steps.append((offset, length, patient))
+        if self.refused is not None:
+            raise self.refused
+        self._go.append(trio.Event())
+        await elsewhere(self._go[-1].wait)
+
+    async def end(self, count: int) -> None:
+        """The next ``count`` steps end."""
+        for _ in range(count):
+            await until(lambda: self._go)
+            self._go.pop(0).set()
+
+
+GIB = 1 << 30
+
+
+@pytest.mark.parametrize(
+    ("command", "can_zero", "step"),
+    [
+        (nbd.WRITE_ZEROES, False, 32 * MIB),
+        (nbd.WRITE_ZEROES, True, 256 * MIB),
+        (nbd.TRIM, False, 256 * MIB),
+    ],
+)
+async def test_what_is_large_takes_as_long_as_it_makes_progress(
+    command: int, can_zero: bool, step: int
+) -> None:
+    """In steps that are whole, but for the ends."""
+    disk = Slow(can_zero)
+    async with served(disk) as (one,):
+        await one.raw.send(request(command, 5, GIB, 1))
+        await disk.end(GIB // step + 1)
+        assert await one.raw.reply() == Reply(0, 1)
+    assert disk.steps[0] == (5, step - 5, True)
+    assert disk.steps[1] == (step, step, True)
+    assert disk.steps[-1] == (GIB, 5, True)
+    assert sum(length for _, length, _ in disk.steps) == GIB
+
+
+async def test_what_is_not_large_has_the_time_of_one_request() -> None:
+    disk = Slow()
+    async with served(disk) as (one,):
+        await one.raw.send(request(nbd.WRITE_ZEROES, 5, 32 * MIB, 1))
+        await disk.end(1)
+        assert await one.raw.reply() == Reply(0, 1)
+    assert disk.steps == [(5, 32 * MIB, False)]
+
+
+async def test_the_kernel_does_not_wait_for_as_long() -> None:
+    disk = Slow(can_zero=True)
+    async with served(disk, patient=False) as (one,):
+        await one.raw.send(request(nbd.WRITE_ZEROES, 0, GIB, 1))
+        await disk.end(1)
+        assert await one.raw.reply() == Reply(0, 1)
+    assert disk.steps == [(0, GIB, False)]
+
+
+@pytest.mark.logs("made to fail")
+async def test_a_step_that_fails_ends_it() -> None:
+    disk = Slow()
+    disk.refused = CommandTimeout("made to fail")
+    async with served(disk) as (one,):
+        await one.raw.send(request(nbd.WRITE_ZEROES, 0, GIB, 1))
+        assert await one.raw.reply() == Reply(nbd.EIO, 1)
+    assert len(disk.steps) == 1
+
+
+async def test_nothing_overtakes_what_is_large() -> None:
+    """A client that has waited for too long asks again, over another connection, and then writes:
+    what is left of the first request would zero what it has written. Other ranges, and reads, do
+    not wait."""
+    disk = Slow()
+    count = 64 * MIB // (32 * MIB)
+    async with served(disk, count=2) as (one, other):
+        await one.raw.send(request(nbd.WRITE_ZEROES, 0, 64 * MIB, 1))
+        await until(lambda: len(disk.steps) == 1)
+        again = request(nbd.WRITE_ZEROES, 0, 64 * MIB, 2)
+        await other.raw.send(again + write(b"x", 64 * MIB - 1, 3) + write(b"y", 64 * MIB, 4))
+        await other.raw.send(request(nbd.READ, 0, 1, 5))
+        found = await other.raw.replies({4: 0, 5: 1})
+        assert set(found) == {4, 5} and disk.written == [64 * MIB]
+        await disk.end(count)
+        assert await one.raw.reply() == Reply(0, 1)
+        await until(lambda: len(disk.steps) == count + 1)
+        await disk.end(count)
+        assert set(await other.raw.replies({2: 0, 3: 0})) == {2, 3}
+    assert disk.steps == [(0, 32 * MIB, True), (32 * MIB, 32 * MIB, True)] * 2
+
+
+@pytest.mark.parametrize("gone", [True, False])
+async def test_what_is_large_ends_early(gone: bool) -> None:
+    """Behind the step that has begun: where its client is gone, and nobody waits for it; and where
+    the server ends."""
+    disk = Slow()
+    async with served(disk) as (one,):
+        await one.raw.send(request(nbd.WRITE_ZEROES, 0, GIB, 1))
+        await until(lambda: len(disk.steps) == 1)
+        if gone:
+            await trio.aclose_forcefully(one.raw.stream)
+            await trio.testing.wait_all_tasks_blocked()
+        else:
+            one.client.stop()
+        await disk.end(1)
+        if not gone:
+            assert await one.raw.reply() == Reply(nbd.ESHUTDOWN, 1)
+        await one.over.wait()
+    assert disk.steps == [(0, 32 * MIB, True)]

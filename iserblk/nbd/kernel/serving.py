@@ -150,6 +150,7 @@ def _serve(home: Home, how: str, report: _Report, words: Sequence[str]) -> None:
                 until_unused=True,
                 resized=resized,
                 succession=succession,
+                patient=False,
             )
         except IserblkError as error:
             if succession.taken:
