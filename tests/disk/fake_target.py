@@ -244,8 +244,10 @@ def disk(
         """The target is asked for no more than its size."""
         try:
             found = yield from core.sizing.ask(asked, LUN, BLOCK, True, 0.0)
-        except ScsiError:  # it refuses all service actions
-            found = core.size
+        except ScsiError as error:
+            if not isinstance(error.sense, sense_data.Sense) or not error.sense.is_not_there:
+                raise
+            found = core.size  # it refuses all service actions
         return replace(core.info, size=found), core.geometry
 
     core.look = look
