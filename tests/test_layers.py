@@ -46,10 +46,10 @@ ALLOWED: dict[str, set[str]] = {
     "initiator.commands": {"errors", "scsi", "iscsi", "datamover", "initiator.session"},
     "initiator.drivers": {"errors", "waiting", "initiator.session"},
     "initiator.connecting": {
-        *("errors", "names", "options", "url", "credentials", "sockets", "iscsi"),
+        *("errors", "names", "options", "url", "credentials", "sockets", "iscsi", "waiting"),
         *("rcap.seam", "rcap.iwarp", "rcap.verbs", "datamover", "initiator.session"),
     },
-    "initiator.reconnecting": {"errors", "initiator.session", "initiator.drivers"},
+    "initiator.reconnecting": {"errors", "waiting", "initiator.session", "initiator.drivers"},
     "discovery.isns": {"errors", "iscsi"},
     "discovery.isns_connection": {"errors", "discovery.isns"},
     "discovery.slp": {"errors", "iscsi"},
@@ -61,11 +61,11 @@ ALLOWED: dict[str, set[str]] = {
         *("discovery.slp", "discovery.slp_connection", "discovery.multicast"),
     },
     "discovery.isns_client": {
-        *("errors", "names", "options", "url", "iscsi", "initiator.connecting"),
+        *("errors", "names", "options", "url", "iscsi", "waiting", "initiator.connecting"),
         *("discovery.isns", "discovery.isns_connection"),
     },
     "discovery.targets": {
-        *("errors", "names", "options", "url", "iscsi", "initiator.connecting"),
+        *("errors", "names", "options", "url", "iscsi", "waiting", "initiator.connecting"),
         *("discovery.ranking", "discovery.isns_client", "discovery.slp_client"),
     },
     "disk.seam": {"scsi", "initiator.session"},

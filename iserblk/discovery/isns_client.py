@@ -15,6 +15,7 @@ from iserblk.iscsi.send_targets import TargetRecord, Told
 from iserblk.names import initiator_name
 from iserblk.options import Options
 from iserblk.url import Url, name_portal
+from iserblk.waiting.patience import fail_after
 
 log = logging.getLogger(__name__)
 
@@ -34,7 +35,7 @@ async def ask_isns(url: Url, options: Options) -> Told:
     with sock:
         server = IsnsConnection(trio.SocketStream(sock), name)
         try:
-            with trio.fail_after(ANSWER_TIMEOUT_S):
+            with fail_after(ANSWER_TIMEOUT_S):
                 return await _look(server, initiator_name(options.initiator_name), url.iqn)
         except trio.TooSlowError:
             raise ConnectTimeout(

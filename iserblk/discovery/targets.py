@@ -18,6 +18,7 @@ from iserblk.initiator.connecting.styles import STREAM
 from iserblk.iscsi.send_targets import Portal, Told, needs_interface
 from iserblk.options import Options
 from iserblk.url import Url, name_portal
+from iserblk.waiting.patience import fail_after
 
 PROBE_TIMEOUT_S = 5.0
 PROBES_AT_A_TIME = 16
@@ -133,7 +134,7 @@ async def takes_iser(portal: Portal, options: Options) -> bool:
     # With fallback, the wait for an MPA Reply is short: a Traditional iSCSI target never sends it.
     options = replace(options, fallback="iscsi")
     try:
-        with trio.fail_after(PROBE_TIMEOUT_S):
+        with fail_after(PROBE_TIMEOUT_S):
             addresses = await resolve(portal.host, portal.port)
             name = name_portal(portal.host, portal.port)
             if options.style == STREAM:

@@ -217,7 +217,7 @@ def ignored_ndob(error: IserblkError, cdb: bytes | bytearray | memoryview) -> bo
 
 def check_time(session: CommandSession, deadline: float, name: str) -> None:
     """Raises CommandTimeout when the operation has no time left to send another command."""
-    if monotonic() >= deadline:
+    if monotonic() >= deadline and monotonic() >= session.extended(deadline):
         if session.suspended:
             raise CommandTimeout(
                 f"{name}: not done within {session.io_timeout:g} s: not connected: "
@@ -305,7 +305,7 @@ def run(work: Work[P], pieces: Iterable[P]) -> Operation[None]:
     Raises CommandTimeout when the deadline has passed before all were sent, and why nothing may be
     sent to the LUN any more.
     """
-    session, name, deadline = work.session, work.name, work.deadline
+    session, name = work.session, work.name
     queue = session.queue
     waiter = session.new_waiter()
     todo = deque((piece, 0) for piece in pieces)
@@ -315,6 +315,7 @@ def run(work: Work[P], pieces: Iterable[P]) -> Operation[None]:
         pause = 0.0
         refused = 0
         doubted = False
+        deadline = session.extended(work.deadline)
         taken: TaskSlot | None = yield from take(session, waiter, deadline, name)
         try:
             while taken is not None:
@@ -356,7 +357,7 @@ def run(work: Work[P], pieces: Iterable[P]) -> Operation[None]:
                     continue
                 refused += no_room(problem)
                 delay = retry_delay(problem, attempt) if work.may_repeat(problem) else None
-                if delay is None or monotonic() + delay >= deadline:
+                if delay is None or monotonic() + delay >= session.extended(work.deadline):
                     error = error or work.gives_up(problem)
                 else:
                     log.info("%s; sending it again", problem)

@@ -41,6 +41,7 @@ from iserblk.initiator.session.driving import SessionDriver
 from iserblk.initiator.session.sending import CONTROL_SLOTS
 from iserblk.initiator.session.session import Session
 from iserblk.initiator.session.slots import Operation
+from iserblk.waiting.patience import move_on_after
 
 log = logging.getLogger(__name__)
 
@@ -49,6 +50,7 @@ MOST_PAUSE_S = 5.0
 WAITING_PAUSE_S = 1.0  # the longest pause while commands wait
 DEMAND_S = 0.2  # a new command shortens a pause to this
 SILENCE_S = 30.0  # of the target, allowed between the login and the hand-over
+LOOK_S = 0.5  # between two looks whether it was heard
 ONE_WAY_S = 3.0  # for the reinstatement of a connection, where other portals could be tried
 MOST_LOST = 3  # connections lost during a login that was to reinstate one
 ADOPTED_S = 0.02  # between two looks whether the session has adopted the connection
@@ -219,7 +221,7 @@ class Reconnector:
         session = self._session
         seconds = ONE_WAY_S if self._others() else math.inf
         try:
-            with trio.move_on_after(seconds) as self._reinstating:
+            with move_on_after(seconds) as self._reinstating:
                 session.offer_connection(await more(session))
                 await self._taken()
                 return None
@@ -300,9 +302,14 @@ class Reconnector:
         problem: Exception | None = None
 
         async def limit() -> None:
-            # A replay of the journal may take long, but the target must not be silent so long.
-            while (left := fresh.last_heard + SILENCE_S - monotonic()) > 0:  # noqa: ASYNC110
-                await trio.sleep(left)
+            # A replay of the journal may take long, but the target must not be silent so long. (It
+            # is not where this process does not run: each look counts for its pause alone.)
+            heard, silent = fresh.last_heard, 0.0
+            while silent < SILENCE_S:
+                await trio.sleep(LOOK_S)
+                silent += LOOK_S
+                if fresh.last_heard != heard:
+                    heard, silent = fresh.last_heard, 0.0
             words = f"{fresh.portal}: the LUNs did not answer within {SILENCE_S:g} s"
             fresh.disconnect()  # what is under way must not arrive any more
             fresh.fail(ConnectionLost(words))

@@ -59,6 +59,9 @@ class FakeSession:
         self.shrunk = 0
         self.residual_of_unmap = False  # as tgtd's: of the whole parameter list
 
+    def extended(self, deadline: float) -> float:
+        return deadline
+
     def take_now(self) -> TaskSlot | None:
         if not self._free:
             return None

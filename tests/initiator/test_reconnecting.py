@@ -26,6 +26,7 @@ from iserblk.initiator.reconnecting import (
     MOST_LOST,
     MOST_PAUSE_S,
     ONE_WAY_S,
+    SILENCE_S,
     Reconnector,
     respite,
 )
@@ -322,6 +323,36 @@ async def test_stopped_while_it_looks(autojump_clock: MockClock) -> None:
             await trio.sleep(1)
             assert len(bench.fresh[0].sent) == 1
     assert bench.fresh[0].terminated
+
+
+@pytest.mark.logs(logs.DEADLINES)
+@pytest.mark.parametrize("stopped", [True, False])
+async def test_luns_that_do_not_answer(autojump_clock: MockClock, stopped: bool) -> None:
+    """The session is given up, and tried again. But not where this process was stopped
+    meanwhile."""
+    bench = Bench(None)
+    waiting: list[fake.CountingWaiter] = []
+
+    def resume(fresh: Session) -> Operation[None]:
+        while stopped and not waiting:
+            waiting.append(fake.CountingWaiter())
+            yield 1.0
+            autojump_clock.jump(2 * SILENCE_S)
+            yield 1.0
+        waiter = fresh.new_waiter()
+        fake.command(fresh, waiter)  # type: ignore[arg-type]
+        while waiter.pending:
+            yield waiter
+
+    bench.resume = resume
+    async with bench.running():
+        bench.lose()
+        await trio.sleep((2 * stopped + 0.9) * SILENCE_S)
+        assert len(bench.fresh) == 1 and not bench.fresh[0].terminated
+        await trio.sleep(0.2 * SILENCE_S)
+        assert bench.fresh[0].terminated and "did not answer within 30 s" in str(
+            bench.session.suspended
+        )
 
 
 async def test_stopped_in_a_pause(autojump_clock: MockClock) -> None:

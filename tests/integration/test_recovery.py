@@ -6,7 +6,8 @@ import contextlib
 import os
 import random
 import socket
-from collections.abc import AsyncIterator
+import subprocess
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -424,3 +425,48 @@ async def test_reserved_and_closed_while_the_target_is_away(
         async with _opened(face, running, reserve="exclusive") as (_, session):
             running.kill()
             await until(lambda: session.suspended is not None)
+
+
+STOPPED_S = 5.0  # more than twice io-timeout, and what a driver needs to notice
+
+
+@pytest.fixture
+def stopped() -> Iterator[Callable[[], None]]:
+    """Stops this process for a while when it is called, as a debugger or a paused virtual machine
+    does; returns when that is over."""
+    here = os.getpid()
+    script = f"read _; kill -STOP {here}; sleep {STOPPED_S}; kill -CONT {here}; echo"
+    with subprocess.Popen(
+        ["sh", "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as process:
+        assert process.stdin is not None and process.stdout is not None
+        reader, writer = process.stdout, process.stdin
+
+        def stop() -> None:
+            writer.write(b"\n")
+            writer.flush()
+            reader.readline()
+
+        yield stop
+        process.kill()
+
+
+@transport
+@face
+async def test_this_process_is_stopped(
+    start_target: StartTarget, face: str, transport: str, stopped: Callable[[], None]
+) -> None:
+    """For longer than io-timeout, with commands in flight that the target has not answered: they
+    have the rest of their time then, and nothing is aborted."""
+    running = start_target(SPEC)
+    async with _opened(face, running, transport, io_timeout="2") as (disk, session):
+        await write(disk, b"old" * 4096, 0)
+        running.pause()
+        async with trio.open_nursery() as nursery:
+            for number in range(4):
+                nursery.start_soon(write, disk, b"new" * 4096, number * MIB)
+            await until(lambda: session.queue.in_flight == 4)
+            stopped()
+            running.resume()
+        assert await read(disk, 0, 12_288) == b"new" * 4096
+        assert session.error is None and not session.reconnects

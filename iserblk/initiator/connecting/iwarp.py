@@ -25,6 +25,7 @@ from iserblk.rcap.iwarp.mpa import MpaInitiator, MpaParameters
 from iserblk.rcap.iwarp.queuepair import IwarpQueuePair
 from iserblk.sockets.pacing import unpace
 from iserblk.sockets.stream import SocketStream
+from iserblk.waiting.patience import Patience, fail_after
 
 # Seconds between the MPA Reply and the first FPDU. Linux siw gives its socket to the queue pair
 # only after the reply has been sent: it overlooks what comes in between until more follows, and its
@@ -84,7 +85,7 @@ async def connect_iwarp(
     sock = await connect_tcp(addresses, portal, patience)
     try:
         mpa = MpaInitiator(private_data=private_data, crc=crc, ird=ird)
-        with trio.fail_after(mpa_patience):
+        with fail_after(mpa_patience):
             parameters = await start_mpa(sock, mpa, portal)
         await trio.sleep(SETTLE_S)
         plain = socket.socket(fileno=sock.detach())
@@ -123,7 +124,7 @@ async def connect_tcp(
 ) -> trio.socket.SocketType:
     """A socket that is connected to the first address that answers."""
     reason = "no address"
-    deadline = trio.current_time() + patience
+    left = Patience(patience)
     for family, sockaddr in addresses:
         try:
             sock = trio.socket.socket(family, socket.SOCK_STREAM)
@@ -132,7 +133,7 @@ async def connect_tcp(
             continue
         try:
             unpace(sock, sockaddr)
-            with trio.fail_at(deadline):
+            with left.required():
                 await sock.connect(sockaddr)
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             return sock

@@ -44,6 +44,7 @@ from iserblk.names import initiator_name, random_isid
 from iserblk.options import Options
 from iserblk.rcap.seam import QueuePair, StreamingPair
 from iserblk.url import Url
+from iserblk.waiting.patience import fail_after
 
 RECEIVE_DATA = 8192  # InitiatorRecvDataSegmentLength
 # MaxRecvDataSegmentLength of Traditional iSCSI: a MiB comes in one Data-In. With 256 KiB it took
@@ -270,7 +271,7 @@ class Login:
         if connection.streaming is None or self.traditional:
             return
         try:
-            with trio.fail_after(MPA_TIMEOUT_S):
+            with fail_after(MPA_TIMEOUT_S):
                 await _start_rcap(connection.streaming)
         except trio.TooSlowError:
             raise ConnectTimeout(

@@ -54,6 +54,7 @@ from iserblk.rcap.seam import QueuePair
 from iserblk.sockets.stream import SocketStream
 from iserblk.url import Url
 from iserblk.url import name_portal as name_portal  # noqa: PLC0414
+from iserblk.waiting.patience import fail_after
 
 log = logging.getLogger(__name__)
 
@@ -321,7 +322,7 @@ async def _traditional(
 async def _log_in(running: Awaitable[T], connection: QueuePair | SocketStream, portal: str) -> T:
     """Await the login, for LOGIN_TIMEOUT_S at most. ``connection`` is closed when it fails."""
     try:
-        with trio.fail_after(LOGIN_TIMEOUT_S):
+        with fail_after(LOGIN_TIMEOUT_S):
             return await running
     except trio.TooSlowError:
         connection.close()

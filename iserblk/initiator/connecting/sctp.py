@@ -23,6 +23,7 @@ from iserblk.rcap.iwarp import sctp_association
 from iserblk.rcap.iwarp.queuepair import IwarpQueuePair
 from iserblk.rcap.iwarp.sctp import SessionInitiator
 from iserblk.rcap.iwarp.sctp_association import Association
+from iserblk.waiting.patience import Patience, fail_after
 
 
 def check_available() -> None:
@@ -39,7 +40,7 @@ async def connect_sctp(
     then nothing is left open. ``patience``: seconds, for the association and for the session."""
     association = Association(await _associate(addresses, portal, patience))
     try:
-        with trio.fail_after(patience):
+        with fail_after(patience):
             while not association.is_adapted():
                 await trio.lowlevel.wait_readable(association)
             session = SessionInitiator(private_data=private_data, ird=ird)
@@ -70,7 +71,7 @@ async def connect_sctp(
 
 async def _associate(addresses: Sequence[Address], portal: str, patience: float) -> socket.socket:
     reason = "no address"
-    deadline = trio.current_time() + patience
+    left = Patience(patience)
     for family, sockaddr in addresses:
         try:
             sock = trio.socket.from_stdlib_socket(sctp_association.open_socket(family))
@@ -78,7 +79,7 @@ async def _associate(addresses: Sequence[Address], portal: str, patience: float)
             reason = error.strerror or str(error)
             continue
         try:
-            with trio.fail_at(deadline):
+            with left.required():
                 await sock.connect(sockaddr)
             return socket.socket(fileno=sock.detach())
         except trio.TooSlowError:

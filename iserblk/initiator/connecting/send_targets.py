@@ -26,6 +26,7 @@ from iserblk.iscsi.send_targets import (
 )
 from iserblk.options import Options
 from iserblk.url import Url
+from iserblk.waiting.patience import fail_after
 
 ANSWER_TIMEOUT_S = 15.0  # with the login it must fit into the time for a login
 GOODBYE_S = 1.0
@@ -57,7 +58,7 @@ class Discovery(Login):
         self._dm = self._dm.enable_datamover()
         session = DiscoveryInitiator(login.cmd_sn, login.exp_stat_sn)
         try:
-            with trio.fail_after(ANSWER_TIMEOUT_S):
+            with fail_after(ANSWER_TIMEOUT_S):
                 await self._talk(session, slots[0], session.ask(value))
         except trio.TooSlowError:
             raise ConnectTimeout(

@@ -20,6 +20,7 @@ from iserblk.initiator.connecting.iwarp import Address
 from iserblk.initiator.connecting.login import RECEIVE_SIZE
 from iserblk.rcap import verbs
 from iserblk.rcap.seam import QueuePair
+from iserblk.waiting.patience import fail_after, move_on_after
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
@@ -120,7 +121,7 @@ async def probe(address: Address, patience: float) -> tuple[bool, str]:
     """Whether an RDMA device routes to ``address``; its name, or why not in words."""
     step = provider.probe(address)
     try:
-        with trio.move_on_after(patience):
+        with move_on_after(patience):
             return await _result(step)
         return False, f"no answer about the route within {patience:g} s"
     finally:
@@ -145,7 +146,7 @@ async def connect_verbs(
                 address, private_data=private_data, receives=receives, ird=ird, patience=patience
             )
             try:
-                with trio.fail_after(patience + GRACE_S):
+                with fail_after(patience + GRACE_S):
                     return await _result(step)
             finally:
                 step.close()

@@ -13,6 +13,7 @@ only task does their turns. A session that is alone waits by itself, which takes
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable
 from threading import get_ident
@@ -23,7 +24,7 @@ import trio
 
 from iserblk.errors import ConnectionLost, LocalProtocolError
 from iserblk.initiator.session.deadlines import Ladder
-from iserblk.initiator.session.driving import LOGOUT_S, TICK_S
+from iserblk.initiator.session.driving import LOGOUT_S, STALLED_S, TICK_S
 from iserblk.initiator.session.logout import PARTING_S, fill_logout
 from iserblk.initiator.session.session import Session
 from iserblk.initiator.session.slots import QUEUED, Operation, Waiter
@@ -93,6 +94,7 @@ class TrioDriver:
         self._writes = WriteWatch(session, self._progress)
         self._batch = False  # of answers: what their tasks and strands submit is sent at its end
         self._lately = 0.0
+        self._due = math.inf  # the next tick
         self._ended = trio.Event()  # the pump found the session's end
         self._gatherer = Nap()
         self._quiet = GATHER_QUIET
@@ -174,7 +176,7 @@ class TrioDriver:
             raise self._broken
 
     def _wake_up(self) -> None:
-        self._pace.work()
+        self._look_back(self._pace.work())
         if self._came < SINGLY and self.session.queue.busy >= BUSY:
             # The target answers one command after the other, and each answer wakes us. Let it, or
             # the client, have this processor if they wait for one: what they do meanwhile is then
@@ -295,7 +297,7 @@ class TrioDriver:
         if self._without_connection():
             return False
         session = self.session
-        self._pace.work()
+        self._look_back(self._pace.work())
         try:
             self._take_answers()
             self._send_batch()
@@ -404,8 +406,18 @@ class TrioDriver:
     @uninterrupted
     async def _tick(self) -> None:
         while True:
+            self._due = monotonic() + TICK_S
             await trio.sleep(TICK_S)
+            self._look_back(monotonic())
+            self._progress()  # an answer that is here is in time, however late this task runs
             self.ladder.tick(monotonic())
+
+    def _look_back(self, now: float) -> None:
+        """Before answers are taken in: whether this process has run lately."""
+        late = now - self._due
+        if late > STALLED_S:
+            self._due = now + TICK_S
+            self.ladder.stalled(late, now)
 
     async def wait(self, waiter: TrioWaiter) -> None:
         """Wait for commands of this task. If it is cancelled, or interrupted in the main task, they
@@ -480,6 +492,7 @@ class TrioDriver:
                 step = next(operation)
                 if isinstance(step, float):
                     await elsewhere(trio.sleep, step)
+                    self._look_back(monotonic())
                 else:
                     assert isinstance(step, TrioWaiter)  # ``new_waiter`` made it
                     await self.wait(step)

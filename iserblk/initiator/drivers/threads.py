@@ -18,7 +18,7 @@ from typing import TypeVar
 
 from iserblk.errors import ConnectionLost, IserblkError
 from iserblk.initiator.session.deadlines import Ladder
-from iserblk.initiator.session.driving import LOGOUT_S, TICK_S
+from iserblk.initiator.session.driving import LOGOUT_S, STALLED_S, TICK_S
 from iserblk.initiator.session.logout import PARTING_S, fill_logout
 from iserblk.initiator.session.session import Session
 from iserblk.initiator.session.slots import QUEUED, TAKEN, Operation, TaskSlot
@@ -263,8 +263,11 @@ class BlockingDriver:
                 self._sleep()
             waiter.polling = False
             now = self._pace.work()
+            due = now >= self._next_tick
+            if due:
+                self._look_back(now)
             self._answered += session.progress(now)
-            if now >= self._next_tick:
+            if due:
                 self._next_tick = now + TICK_S
                 self._ladder.tick(now)
             if self._rung:
@@ -322,6 +325,7 @@ class BlockingDriver:
                     return
                 self._led = leader = True
             now = monotonic()
+            self._look_back(now)
             self.session.progress(now)
             self._next_tick = now + TICK_S
             self._ladder.tick(now)
@@ -333,6 +337,12 @@ class BlockingDriver:
             if leader:
                 self._led = False  # as in ``wait``
                 self._wake_next()
+
+    def _look_back(self, now: float) -> None:
+        """Before answers are taken in: whether this process has run lately."""
+        late = now - self._next_tick
+        if late > STALLED_S and self._next_tick:  # 0: a tick is wanted now
+            self._ladder.stalled(late, now)
 
     def kick(self) -> None:
         """See ``iserblk.initiator.reconnecting``: it also wakes a leader that sleeps."""

@@ -149,6 +149,24 @@ class Ladder:
             if connection not in session.queue.connections:
                 del self._pings[connection]
 
+    def stalled(self, seconds: float, now: float) -> None:
+        """This process did not run for ``seconds``, until now. The target could not be heard
+        meanwhile, and did not get what it waited for: no deadline comes nearer by that. Call it
+        before ``progress`` takes in what has come, or at least before ``tick``."""
+        session = self.session
+        log.info("%s: this process did not run for %.1f s", session.portal, seconds)
+        latest = now + session.io_timeout  # of a command that was submitted just now
+        for task in session.queue.tasks:
+            if task.state >= QUEUED and task.deadline:
+                task.deadline = max(task.deadline, min(task.deadline + seconds, latest))
+        for step in self._steps.values():
+            step.until += seconds
+        for ping in self._pings.values():
+            ping.until += seconds
+        if self._held_back:
+            self._held_back += seconds
+        session.stalled(seconds, now)
+
     def _patience(self, task: TaskSlot) -> float:
         """When ``task``, which is queued, is given up. A command that is submitted when the target
         has been away for longer than a request may take does not wait for as long again: else a
@@ -156,7 +174,7 @@ class Ladder:
         session = self.session
         if session.suspended is None:
             return task.deadline
-        away = session.suspended_at + session.io_timeout
+        away = session.extended(session.suspended_at + session.io_timeout)
         return min(task.deadline, max(away, task.deadline - session.io_timeout + LATE_S))
 
     def cancel(self, task: TaskSlot, now: float) -> None:

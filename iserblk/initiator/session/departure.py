@@ -29,6 +29,10 @@ class Departure(LogoutWaiter):
         """The target has logged the connection out; its tasks have ended there."""
         return not self.pending and self.response == pdu.LOGOUT_SUCCESS
 
+    def stalled(self, seconds: float) -> None:
+        """See Session."""
+        self._by += seconds
+
     def tick(self, now: float) -> None:
         """Send the request when it is due. A connection that cannot be logged out is cut."""
         connection = self.connection

@@ -8,6 +8,7 @@ from typing import Protocol
 from iserblk.initiator.session.slots import Waiter
 
 TICK_S = 1.0  # between two ticks of a driver, for deadlines and the keep-alive
+STALLED_S = 2.0  # a tick that is later than this shows that the process did not run
 LOGOUT_S = 3.0  # how long a driver waits for the answer to a logout
 
 

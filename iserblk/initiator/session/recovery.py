@@ -217,6 +217,11 @@ class Recovery:
         elif self.stage is Stage.ASKING:
             self._until = now + ANSWER_S
 
+    def stalled(self, seconds: float) -> None:
+        """See Session. The tasks that are to be reassigned are kept for no longer."""
+        if self.stage is not Stage.WAITING and self.stage is not Stage.REASSIGNING:
+            self._until += seconds
+
     def tick(self, now: float) -> None:
         """Take the steps that are due. Afterwards ``stage`` may be RECOVERED, or GIVEN_UP because
         of ``problem``."""

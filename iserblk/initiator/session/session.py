@@ -67,6 +67,7 @@ from iserblk.scsi import status as sam
 log = logging.getLogger(__name__)
 
 UNEXPECTED: Final = 32  # receives for PDUs that answer nothing: NOP-In, Async Message, Reject
+STALLS: Final = 16  # times in which the process did not run, that are remembered
 
 
 class Parting:
@@ -98,6 +99,10 @@ class Parting:
         self.pending = 1
         self._by = now + ANSWER_S
         session.queue.send_immediate(control, self)
+
+    def stalled(self, seconds: float) -> None:
+        """See Session."""
+        self._by += seconds
 
     def task_done(self) -> None:
         """The answer has come (``_parted`` handles it), or the connection is lost."""
@@ -265,6 +270,8 @@ class Session:
         self.busy_poll_us = 0
         self.parting: Parting | None = None
         self.suspended_at = 0.0
+        # When the process went on after it had not run for a while, and for how long: of late.
+        self._stalls: deque[tuple[float, float]] = deque(maxlen=STALLS)
         self.reconnect_at = 0.0
         self.reinstate_at = 0.0
         self.left_nothing = False
@@ -456,6 +463,27 @@ class Session:
         if self.parting is not None:
             self.parting.tick(now)
         return count
+
+    def stalled(self, seconds: float, now: float) -> None:
+        """The runner of ``progress`` did not run for ``seconds``, until now: that is no silence of
+        the target's. What the target itself counts (Time2Wait, Time2Retain) goes on."""
+        self._stalls.append((now, seconds))
+        for connection in self.queue.connections.copy():
+            connection.last_heard = min(now, connection.last_heard + seconds)
+        for recovery in self._recoveries:
+            recovery.stalled(seconds)
+        for departure in self._departures:
+            departure.stalled(seconds)
+        if self.parting is not None:
+            self.parting.stalled(seconds)
+
+    def extended(self, deadline: float) -> float:
+        """``deadline`` of an operation, io-timeout after it began; later by the time since then in
+        which this process did not run. From any thread."""
+        for end, seconds in self._stalls.copy():
+            if deadline - self.io_timeout < end:
+                deadline += seconds
+        return deadline
 
     def hear_sense(self, slot: TaskSlot) -> None:
         """A status other than GOOD came with ``slot.sense``. A command that was carried out all the

@@ -93,3 +93,37 @@ async def test_an_address_of_a_family_that_the_kernel_lacks_is_passed_over() -> 
         (await iwarp.connect_tcp([unknown, *addresses], "portal", 10)).close()
     with pytest.raises(ConnectFailed, match="cannot connect to portal: Address family not supp"):
         await iwarp.connect_tcp([unknown], "portal", 10)
+
+
+async def test_a_process_that_is_stopped_while_the_target_answers(
+    mock_clock: trio.testing.MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For longer than MPA start-up may take: its silence is not the target's."""
+    monkeypatch.setattr(iwarp, "SETTLE_S", 0)
+    (listener,) = await trio.open_tcp_listeners(0, host="127.0.0.1")
+    found = []
+
+    async def connect(port: int) -> None:
+        addresses = await iwarp.resolve("127.0.0.1", port)
+        found.append(
+            await iwarp.connect_iwarp(
+                addresses, "portal", 10, 10, private_data=b"", crc=True, segments=1, ird=1
+            )
+        )
+
+    async with listener, trio.open_nursery() as inner:
+        inner.start_soon(connect, listener.socket.getsockname()[1])
+        stream = await listener.accept()
+        responder = MpaResponder()
+        while responder.receive_data(await stream.receive_some()) is None:
+            pass
+        await trio.testing.wait_all_tasks_blocked()
+        responder.accept()
+        reply = responder.data_to_send()
+        for part in (reply[:10], reply[10:]):
+            mock_clock.jump(60)
+            await stream.send_all(part)
+            await trio.testing.wait_all_tasks_blocked()
+    (pair,) = found
+    pair.close()
+    await stream.aclose()

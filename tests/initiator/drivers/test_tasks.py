@@ -18,6 +18,7 @@ from iserblk.waiting import busy_polling
 from iserblk.waiting.busy_polling import HITS
 from iserblk.waiting.strands import open_strands
 from tests.initiator.peer import Heard, answering_slowly, disk_of, linked
+from tests.support import clocks
 
 WAIT_S = 30
 
@@ -355,3 +356,36 @@ async def test_strands_that_wait_for_each_other_are_closed(waits_for: str) -> No
             await driver.log_out()
             peer.close()
             nursery.cancel_scope.cancel()
+
+
+@pytest.mark.parametrize("comes", ["meanwhile", "afterwards"])
+async def test_a_loop_that_was_blocked(
+    comes: str, mock_clock: trio.testing.MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For longer than io-timeout: the answer counts, whether it came meanwhile or comes then. No
+    command is aborted, and the connection is kept."""
+    clocks.give(monkeypatch, mock_clock.current_time)
+    session, peer = linked()
+    driver = TrioDriver(session)
+    disk = TrioDisk(disk_of(session), driver)
+    async with trio.open_nursery() as nursery:
+        await nursery.start(driver.run)
+        for turn in range(6):  # trio takes the tasks of a turn in any order
+            async with trio.open_nursery() as reading:
+                reading.start_soon(disk.read_into, memoryview(bytearray(512)), 0)
+                await trio.testing.wait_all_tasks_blocked()
+                peer.poll()
+                mock_clock.jump(0.7)
+                await trio.testing.wait_all_tasks_blocked()
+                if comes == "meanwhile":
+                    peer.respond(peer.heard[turn])
+                mock_clock.jump(session.io_timeout + 5)
+                await trio.testing.wait_all_tasks_blocked()
+                if comes == "afterwards":
+                    peer.respond(peer.heard[turn])
+        peer.poll()
+        assert {heard.opcode for heard in peer.heard} == {bhs.SCSI_COMMAND}
+        assert session.error is None and not driver.ladder.aborted
+        nursery.cancel_scope.cancel()
+    session.fail(ConnectionLost("closing"))
+    peer.close()

@@ -308,8 +308,10 @@ def test_an_immediate_pdu_waits_until_it_may_be_sent() -> None:
     assert not dm.disconnected
 
 
-def test_a_target_that_takes_no_abort_is_left() -> None:
-    """Its answers neither open the window nor retire what it has."""
+@pytest.mark.parametrize("stopped", [0, 100])
+def test_a_target_that_takes_no_abort_is_left(stopped: int) -> None:
+    """Its answers neither open the window nor retire what it has. (The time in which this process
+    was stopped does not count.)"""
     ladder, dm, now = overdue(3, **LIMITED)
     for sent in dm.sent[3:]:
         dm.inbox.append(
@@ -322,6 +324,9 @@ def test_a_target_that_takes_no_abort_is_left() -> None:
             ).pack()
         )
     ladder.session.progress(now)
+    if stopped:
+        now += stopped
+        ladder.stalled(stopped, now)
     ladder.tick(now + STEP_S - 1)
     assert not dm.disconnected and len(control_pdus(dm)) == 2
     ladder.tick(now + STEP_S)
@@ -579,3 +584,48 @@ def test_scsi_event_is_heard_as_sense_data() -> None:
     ended.receive(bytes(raw))
     ended.tick()
     assert len(ended.aborts) == 3
+
+
+# -- a process that does not run -------------------------------------------------------------------
+
+
+def test_a_stopped_process_is_no_slow_target() -> None:
+    """A command, its abort and a ping have as much time after the stop as they had before."""
+    made, dm = session()
+    slot = command(made, CountingWaiter())
+    ladder = Ladder(made)
+    start = made.last_heard
+    ladder.tick(start + IDLE_S)
+    ladder.stalled(100, start + IDLE_S + 101)
+    now = start + IDLE_S + 101
+    ladder.tick(now)
+    assert slot.state == SENT and not dm.disconnected and slot.deadline == start + 130
+    ladder.tick(now + STEP_S - 2)
+    assert not dm.disconnected
+    ladder.tick(now + STEP_S - 1)
+    assert dm.disconnected
+
+
+def test_a_step_of_the_ladder_is_no_shorter_for_a_stop() -> None:
+    ladder, dm, waiter, now = late()
+    ladder.stalled(100, now + 101)
+    ladder.tick(now + 101)
+    assert len(dm.sent) == 2 and waiter.pending == 1
+    answer(dm, pdu.TMF_COMPLETE)
+    ladder.session.progress(now + 101)
+    assert waiter.woken == 1 and not ladder.resets
+
+
+def test_a_command_that_was_sent_behind_the_stop_gets_no_more_time() -> None:
+    """The stop is noticed a moment later."""
+    made, _ = session()
+    before = command(made, CountingWaiter())
+    before.deadline = 31.0
+    behind = command(made, CountingWaiter())
+    behind.deadline = 130.5
+    Ladder(made).stalled(100, 101.0)
+    assert (before.deadline, behind.deadline) == (131.0, 131.0)
+    patient = command(made, CountingWaiter())
+    patient.deadline = 500.0
+    Ladder(made).stalled(100, 201.0)
+    assert patient.deadline == 500.0

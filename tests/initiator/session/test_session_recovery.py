@@ -8,7 +8,13 @@ from itertools import pairwise
 import pytest
 
 from iserblk.datamover.seam import INLINE, WRITE
-from iserblk.errors import CommandTimeout, ConnectionLost, LunChanged, RemoteProtocolError
+from iserblk.errors import (
+    CommandTimeout,
+    ConnectionLost,
+    LunChanged,
+    RemoteProtocolError,
+    ScsiError,
+)
 from iserblk.initiator.commands import command as run_command
 from iserblk.initiator.commands import fill_write
 from iserblk.initiator.session.deadlines import STEP_S, Ladder
@@ -285,6 +291,60 @@ def test_deadline_of_one_that_waits_for_a_slot(clock: Clock) -> None:
         next(one_more)
     made.queue.release(slot)  # no operation waits any more
     assert made.queue.take_now() is slot and not waiter.pending
+
+
+@pytest.mark.parametrize("stopped", [100.0, 0.0])
+def test_an_operation_has_as_much_time_as_its_commands(clock: Clock, stopped: float) -> None:
+    """Where this process did not run for a while, an answer that asks for a retry comes in time,
+    and so does a connection."""
+    kept = Kept(depth=1)
+    made = kept.session
+    ladder = Ladder(made)
+    operation = run_command(made, bytes(8), bytes(6), "lun0", deadline=clock() + 30)
+    next(operation)
+    clock.now += 120
+    if stopped:
+        ladder.stalled(stopped, clock())
+    kept.dm.inbox.append(response(itt_of(kept.dm.sent[0]), max_cmd_sn=40, status=0x08))
+    made.progress(clock())
+    if not stopped:
+        with pytest.raises(ScsiError, match="BUSY"):
+            next(operation)
+        return
+    assert isinstance(next(operation), float)
+    next(operation)
+    (slot,) = [slot for slot in made.queue.tasks if slot.state == SENT]
+    assert slot.deadline == 1.0 + 30 + stopped
+    assert made.extended(clock() + 30) == clock() + 30  # what begins now has no more
+    with pytest.raises(CommandTimeout):
+        clock.now += 20
+        ladder.tick(clock())
+        kept.dm.inbox.append(
+            pdu.TaskManagementResponse(
+                response=pdu.TMF_COMPLETE,
+                itt=itt_of(kept.dm.sent[-1]),
+                stat_sn=101,
+                exp_cmd_sn=3,
+                max_cmd_sn=40,
+            ).pack()
+        )
+        made.progress(clock())
+        next(operation)
+
+
+def test_a_stop_is_no_absence_of_the_target(clock: Clock) -> None:
+    """What is submitted behind it waits for a connection as long as it would have before."""
+    kept = Kept()
+    ladder = Ladder(kept.session)
+    kept.lose()
+    clock.now += 100
+    ladder.stalled(99, clock())
+    waiter = CountingWaiter()
+    command(kept.session, waiter)
+    ladder.tick(clock() + 20)
+    assert waiter.pending == 1
+    ladder.tick(clock() + 30)
+    assert waiter.woken == 1
 
 
 def test_closed_while_there_is_no_connection() -> None:
