@@ -276,7 +276,10 @@ def _opened(path: str, flags: int) -> Iterator[FileEnd]:
         # Without O_NONBLOCK, opening a FIFO would wait for its other end.
         fd = os.open(path, flags | os.O_CLOEXEC | os.O_NONBLOCK, 0o666)
     except OSError as error:
-        raise _ERRORS.get(error.errno or 0, BadArgument)(f"{path}: {error.strerror}") from None
+        why = f"{path}: {error.strerror}"
+        if error.errno == errno.EBUSY:
+            why += ": it is mounted, or a target serves it, or a program has it to itself"
+        raise _ERRORS.get(error.errno or 0, BadArgument)(why) from None
     try:
         mode = os.fstat(fd).st_mode
         if not (stat.S_ISREG(mode) or stat.S_ISBLK(mode)):

@@ -97,7 +97,9 @@ async def test_a_write_behind_the_end_has_zeroes_before_it(file: LunFile, disk: 
 
 async def test_a_truncation_that_extends_makes_zeroes(file: LunFile, disk: SlowDisk) -> None:
     await file.truncate(1000, None)
+    assert not disk.dirty
     await file.truncate(3000, None)
+    assert disk.dirty  # so fsync(2) and the unmount flush
     assert disk.content == OLD * 1000 + bytes(2000) + OLD * (SIZE - 3000)
     await file.truncate(2000, None)
     await file.truncate(SIZE, None)
