@@ -22,6 +22,7 @@ import trio
 
 from iserblk import files
 from iserblk.disk import aio
+from iserblk.disk.lun.identity import have_common
 from iserblk.disk.seam import (
     EXTENT_DATA,
     EXTENT_HOLE,
@@ -312,9 +313,4 @@ def same_place(one: AsyncDisk | FileEnd, other: AsyncDisk | FileEnd) -> bool:
     # The portal does not matter: a target has one name on all of its portals.
     if (one.info.target, one.info.lun) == (other.info.target, other.info.lun):
         return True
-    return one.size == other.size and _have_common(one.info.identifiers, other.info.identifiers)
-
-
-def _have_common(one: Sequence[str], other: Sequence[str]) -> bool:
-    both = set(one) & set(other)
-    return any(each.startswith(("naa.2", "naa.5", "naa.6", "eui.", "uuid.")) for each in both)
+    return one.size == other.size and have_common(one.info.identifiers, other.info.identifiers)

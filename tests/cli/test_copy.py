@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.commands import bad, good, good_json, iserblk
+from tests.cli.commands import bad, good, good_json, iserblk, serving
 from tests.cli.runs import MIB, documented
 from tests.support.fuse import need_fuse, running_mount
 from tests.support.nbdkit import need, run
-from tests.support.target import running_target
+from tests.support.target import IQN, running_target
 
 
 def test_copy_there_and_back(url: str, tmp_path: Path) -> None:
@@ -126,6 +126,22 @@ def test_a_destination_that_does_not_fit_is_not_touched(url: str, tmp_path: Path
     for source in (tmp_path / "missing", f"{url}/9", tmp_path):
         assert iserblk("copy", source, tmp_path / "precious").returncode
     assert (tmp_path / "precious").read_bytes() == b"precious"
+
+
+def test_a_lun_is_recognised_by_another_name(url: str, tmp_path: Path) -> None:
+    """A gateway serves it under names of its own. Its other LUN is another one."""
+    (tmp_path / "ones").write_bytes(b"\x11" * 4 * MIB)
+    good("copy", tmp_path / "ones", f"{url}/1")
+    words = ["target", "--iqn", f"{IQN}-gateway", "--listen", "127.0.0.1:0"]
+    words += ["--lun", f"{url}/1", "--lun", f"{tmp_path}/other:size=4M:block=4096"]
+    with serving(*words, log=tmp_path / "log") as gateway:
+        for source, destination in (
+            (f"{url}/1", f"{gateway.url}/0"),
+            (f"{gateway.url}/0", f"{url}/1"),
+        ):
+            assert "the same" in bad(7, "copy", source, destination)
+        good("copy", f"{gateway.url}/0", f"{gateway.url}/1", "--verify")
+        good("copy", f"{url}/1", f"{gateway.url}/1", "--verify")
 
 
 def test_a_copy_of_a_lun_onto_itself_loses_nothing(url: str, tmp_path: Path) -> None:

@@ -170,6 +170,12 @@ async def test_udev_may_look_at_a_device_first(
             ("naa.6001405aabbccdd00000000000000002",),
             False,
         ),
+        # The name of the target, which some give to each of their LUNs.
+        (
+            ("name.iqn.2026-11.example:a", "naa.6001405aabbccdd00000000000000001"),
+            ("name.iqn.2026-11.example:a", "naa.6001405aabbccdd00000000000000002"),
+            False,
+        ),
         # What two hosts with the same program, and its defaults, have.
         (("t10.IET     00010001", "naa.3000000100000001"), ("t10.IET     00010001",), False),
         ((), (), False),
