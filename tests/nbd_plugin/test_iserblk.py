@@ -169,3 +169,28 @@ def test_in_the_background_from_another_directory(start: Start, tmp_path: Path) 
     assert poll.poll(30_000), "nbdkit did not end"
     os.close(ended)
     assert (tmp_path / "calls").read_text().splitlines()[-1] == "close"
+
+
+def test_connections_of_one_device_are_one_client(
+    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It hears of a loss of writes once, on whichever; also of one that an earlier server had."""
+    owed = tmp_path / "owed"
+    owed.write_text("2 1\n")
+    monkeypatch.setenv("ISERBLK_OWED", str(owed))
+    monkeypatch.setenv("FAKE_LOSE", str(tmp_path / "lose"))
+    server = start()
+    one, other = server.connect(), server.connect()
+    for losses in (3, 4):
+        with pytest.raises(nbd.Error) as caught:
+            other.flush()
+        assert caught.value.errnum == errno.EIO and not owed.exists()
+        one.flush()
+        if losses == 3:
+            (tmp_path / "lose").touch()
+            one.pwrite(b"x", 0)
+            assert owed.read_text() == f"{losses} {losses - 1}\n"
+    (tmp_path / "lose").touch()
+    one.pwrite(b"x", 0)
+    assert "lun0: the last flush failed, data may be lost: lun0: writes were lost" in server.end()
+    assert owed.exists()

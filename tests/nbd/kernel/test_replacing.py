@@ -164,6 +164,27 @@ def test_a_server_that_hands_nothing_over(
     tool.assert_nothing_left()
 
 
+@pytest.mark.parametrize("by_nbdkit", [False, True])
+def test_a_server_that_has_ended_owing(
+    kernel: FakeKernel, target: TargetProcess, by_nbdkit: bool
+) -> None:
+    """Writes were lost, and the kernel has not heard of it. The successor, which does not get to
+    tell it either, leaves that to ``detach``."""
+    if by_nbdkit:
+        need("nbdkit")
+    tool = Attacher(kernel)
+    tool.good("attach", f"{target.url}/0", "nbd0")
+    (server,) = tool.servers()
+    os.kill(server, signal.SIGKILL)
+    (tool.run / "nbd0" / "owed").write_text("1 0\n")
+    words = ["--nbdkit"] if by_nbdkit else []
+    status, _, err = tool.ended("attach", "--replace", *words, f"{target.url}/0", "nbd0")
+    assert status == 0 and "/nbd0: writes were lost, or the last flush has failed" in err
+    line = tool.refused(1, "detach", "nbd0")
+    assert "detached, but the last flush failed (the target has lost writes)" in line
+    tool.assert_nothing_left()
+
+
 def test_the_kernel_keeps_its_connections(
     kernel: FakeKernel, target: TargetProcess, tmp_path: Path
 ) -> None:
