@@ -16,7 +16,6 @@ import contextlib
 import errno
 import fcntl
 import logging
-import select
 import socket
 import ssl
 import termios
@@ -425,16 +424,11 @@ class Client:
         self._wake()
 
     def told(self, losses: int) -> None:
-        """Implements Answered. The answer is in the socket. A client that has hung up before does
-        not read it; one whose connection breaks may not have."""
-        if self._stream.flush() and not self._has_hung_up():
+        """Implements Answered. The answer is in the socket, where its client reads it, as a rule;
+        ``_end_flushes`` looks whether it has."""
+        if self._stream.flush():  # TLS may keep a part
             self._flush_client.told(losses)
             self._unsure = True
-
-    def _has_hung_up(self) -> bool:
-        poll = select.poll()
-        poll.register(self._fd, select.POLLRDHUP)
-        return bool(poll.poll(0))
 
     def _look_whether_heard(self) -> None:
         """A TCP socket keeps what the other end has not acknowledged, a Unix socket what it has not

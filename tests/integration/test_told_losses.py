@@ -3,6 +3,7 @@ it, with real processes."""
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import os
 import signal
@@ -15,10 +16,15 @@ from pathlib import Path
 
 import pytest
 
+import iserblk.asyncio
+from iserblk.errors import WritesLost
 from iserblk.nbd import messages as nbd
 from iserblk.nbd.kernel.orders import LISTEN, READY, TAKE, NoHandOver, error_of
 from tests.integration.conftest import StartTarget
 from tests.nbd.kernel.test_kernel_serving import ended, started, uses_an_export
+from tests.support import logs
+from tests.support.faces import FACES, one_disk, read
+from tests.support.faces import write as write_all
 from tests.support.fuse import need_fuse, running_mount
 from tests.support.nbd_client import request, write
 from tests.support.target import END_S, TargetProcess
@@ -187,6 +193,51 @@ def test_open_files(start_target: StartTarget, tmp_path: Path) -> None:
         later = opened()
         assert fails(later) and not fails(later)
         assert not fails(opened())
+
+
+# -- disk objects ---------------------------------------------------------------------------------
+
+
+@pytest.mark.logs(logs.LOST_WRITES, logs.RECONNECTED)
+@pytest.mark.parametrize("face", FACES)
+async def test_a_disk_object(start_target: StartTarget, face: str) -> None:
+    running = start_target(SPEC)
+    async with one_disk(face, f"{running.url}/0", {"journal": "off"}) as disk:
+        await write_all(disk, b"w" * 4096, 0)
+        running.kill()
+        start_target(SPEC, listen=running.listen)
+        assert await read(disk, 0, 4) == bytes(4)
+        await write_all(disk, b"x" * 4096, 8192, fua=True)
+        await disk.trim(0, 4096, True)
+        with pytest.raises(WritesLost, match="writes since the last flush were lost"):
+            await disk.flush()
+        await disk.flush()
+
+
+@pytest.mark.logs(logs.LOST_WRITES, logs.RECONNECTED)
+def test_a_flush_that_its_asyncio_task_does_not_wait_for(start_target: StartTarget) -> None:
+    running = start_target(SPEC)
+
+    async def run() -> None:
+        async with iserblk.asyncio.open_disks([f"{running.url}/0"], {"journal": "off"}) as disks:
+            disk = disks.disks[disks.default]
+            await disk.write(memoryview(b"w" * 4096), 0)
+            running.kill()
+            start_target(SPEC, listen=running.listen)
+            await disk.read_into(memoryview(bytearray(512)), 0)
+            for _ in range(3):
+                task = asyncio.create_task(disk.flush())
+                await asyncio.sleep(0)
+                task.cancel()
+                with pytest.raises(asyncio.CancelledError):
+                    await task
+                assert disk.dirty
+            with pytest.raises(WritesLost):
+                await disk.flush()
+            assert not disk.dirty
+            await disk.flush()
+
+    asyncio.run(run())
 
 
 # -- servers of one device that follow each other -------------------------------------------------

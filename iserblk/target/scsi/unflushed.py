@@ -27,7 +27,7 @@ MOST_NAMES = 4096  # of nexuses that have written since the last good flush; mor
 Begun = tuple[set[NexusName], int]  # what a flush covers; for the end of the flush
 
 
-def _always() -> bool:
+def always() -> bool:
     return True
 
 
@@ -70,7 +70,7 @@ class Unflushed:
                     self._last = nexus.name
 
     def flush(
-        self, nexus: Nexus, flush: Callable[[], None], wanted: Callable[[], bool] = _always
+        self, nexus: Nexus, flush: Callable[[], None], wanted: Callable[[], bool] = always
     ) -> None:
         """Call ``flush`` for ``nexus``. Raises its OSError; or an OSError with the errno of another
         session's flush that has failed meanwhile, or since the last flush of ``nexus``. ``wanted``:

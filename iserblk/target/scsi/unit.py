@@ -16,7 +16,7 @@ from iserblk.target.scsi.copy_results import Copies
 from iserblk.target.scsi.guard import RangeGuard
 from iserblk.target.scsi.reservations import Reservations
 from iserblk.target.scsi.traits import Traits
-from iserblk.target.scsi.unflushed import Unflushed
+from iserblk.target.scsi.unflushed import Unflushed, always
 from iserblk.target.seam import Nexus, NexusName
 from iserblk.target.store.statefile import StateFile
 from iserblk.target.store.store import LoopStore, Store
@@ -277,7 +277,7 @@ class LogicalUnit:
             self._write_cache = False
         self.tell_others(nexus, sense.MODE_PARAMETERS_CHANGED)
 
-    def flush(self, nexus: Nexus, wanted: Callable[[], bool] = lambda: True) -> None:
+    def flush(self, nexus: Nexus, wanted: Callable[[], bool] = always) -> None:
         """Flush for ``nexus``. Raises OSError if anything that it wrote may be lost. ``wanted``:
         as of ``Unflushed.flush``."""
         self.unflushed.flush(nexus, self.store.flush, wanted)
