@@ -38,9 +38,6 @@ ELSEWHERE: dict[str, str] = {
     "iserblk/datamover/tcp_target.py": (
         "tests/contract/test_datamover_tcp.py and tests/contract/test_datamover.py"
     ),
-    "iserblk/discovery/isns_client.py": (
-        "tests/integration/test_isns_server.py: against Debian's server"
-    ),
     "iserblk/discovery/isns_connection.py": (
         "tests/target/announcing/test_announcing_isns.py and tests/integration/test_isns_server.py"
     ),

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import logging
 import socket
+import struct
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from functools import partial
@@ -310,6 +311,43 @@ async def test_a_directory_agent_knows_what_others_registered(
         (near, False),
         (far, False),
     }
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        "service:iscsi:target://192.0.2.8:70000/iqn.x:8",
+        "service:printer://192.0.2.8/",
+        "service:iscsi:target://192.0.2.8/iqn.x:\udcff",  # no UTF-8
+    ],
+)
+async def test_a_url_that_cannot_be_read_does_not_hide_the_others(odd: str) -> None:
+    """It is named."""
+    good = "service:iscsi:target://192.0.2.9/iqn.x:9"
+
+    async def serve(sock: trio.socket.SocketType) -> None:
+        while True:
+            data, peer = await sock.recvfrom(4096)
+            message = slp.message_untrusted(data)
+            function, body = slp.ATTRIBUTE_REPLY, slp.attribute_reply(0, "(portal-group=4)")
+            if message.function == slp.SERVICE_REQUEST:
+                function = slp.SERVICE_REPLY
+                urls = [each.encode(errors="surrogateescape") for each in (odd, good)]
+                entries = [bytes(1) + struct.pack(">HH", 9, len(url)) + url + bytes(1)
+                           for url in urls]  # fmt: skip
+                body = struct.pack(">HH", 0, len(entries)) + b"".join(entries)
+            await sock.sendto(slp.encode(function, message.xid, body), peer)
+
+    with trio.socket.socket(type=socket.SOCK_DGRAM) as sock:
+        await sock.bind(("127.0.0.1", 0))
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(serve, sock)
+            with trio.fail_after(20):
+                told = await ask_slp(parse_place(f"slp://127.0.0.1:{sock.getsockname()[1]}"))
+            nursery.cancel_scope.cancel()
+    assert told.targets == [TargetRecord("iqn.x:9", (Portal("192.0.2.9", 3260, 4),))]
+    (words,) = told.left_out
+    assert words.startswith("127.0.0.1:") and "service:" in words and words.isprintable()
 
 
 async def test_no_interface_takes_multicast(caplog: pytest.LogCaptureFixture) -> None:
