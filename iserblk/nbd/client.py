@@ -16,6 +16,7 @@ import contextlib
 import errno
 import fcntl
 import logging
+import select
 import socket
 import ssl
 import termios
