@@ -39,7 +39,7 @@ from iserblk.initiator.drivers.tasks import TrioDriver
 from iserblk.initiator.session.connection import Connection
 from iserblk.initiator.session.driving import SessionDriver
 from iserblk.initiator.session.sending import CONTROL_SLOTS
-from iserblk.initiator.session.session import Session
+from iserblk.initiator.session.session import AS_ASKED, Session
 from iserblk.initiator.session.slots import Operation
 from iserblk.waiting.patience import move_on_after
 
@@ -87,24 +87,28 @@ class Reconnector:
         connect: Callable[[], Awaitable[Session]],
         resume: Callable[[Session], Operation[None]],
         others: Callable[[], bool] = lambda: False,
+        settle: Callable[[float, Callable[[], None]], Awaitable[None]] | None = None,
     ) -> None:
         """Call it in trio. ``connect`` gives the target its ``respite``, and returns a fresh
         session with the ISID of the old one; it is called for each attempt. ``resume``: what has to
         be done on the fresh session before anything is sent again; raises LunChanged or
         ReservationLost when nothing may be sent any more. ``others``: whether ``connect`` has other
         portals to try than that of the connection that was lost; then this one is tried once, and
-        not for long."""
+        not for long. ``settle(seconds, leave)``: flushes within ``seconds``, and calls ``leave``
+        when nothing is unflushed; raises IserblkError where that is not possible."""
         self._driver = driver
         self._session = driver.session
         self._connect = connect
         self._resume = resume
         self._others = others
+        self._settle = settle
         self._token = trio.lowlevel.current_trio_token()
         self._heard = trio.Event()
         self._connecting = trio.CancelScope()
         self._adding = trio.CancelScope()
         self._reinstating = trio.CancelScope()
         self._sleeping = trio.CancelScope()
+        self._settling = trio.CancelScope()
         self._fresh: Session | None = None
         self._stopped = False
         self._pause = FIRST_PAUSE_S
@@ -120,6 +124,7 @@ class Reconnector:
         self._heard.set()
         if self._wanted:
             self._adding.cancel()  # the whole session comes first
+            self._settling.cancel()
             if not self._session.reinstating:
                 self._reinstating.cancel()
 
@@ -133,6 +138,7 @@ class Reconnector:
         self._adding.cancel()
         self._reinstating.cancel()
         self._sleeping.cancel()
+        self._settling.cancel()
         if self._fresh is not None:
             self._fresh.fail(ConnectionLost(f"{self._session.portal}: closing"))
 
@@ -149,6 +155,8 @@ class Reconnector:
             while not self._stopped:
                 if self._wanted:
                     await self._regain()
+                elif self._session.leave_asked:
+                    await self._leave()
                 elif self._session.missing and self._session.more is not None:
                     await self._add(self._session.more)
                 else:
@@ -233,6 +241,26 @@ class Reconnector:
             log.exception("%s: cannot reinstate a connection", session.portal)
             return LocalProtocolError(repr(error))
         return ConnectTimeout(f"{session.portal}: given up")
+
+    async def _leave(self) -> None:
+        """Leave as the target has asked: when all is flushed, or half of the time has passed."""
+        session = self._session
+        asked = session.leave_asked
+        patience = max(0.0, asked - monotonic()) / 2
+
+        def leave() -> None:
+            if session.leave_asked == asked:  # else the connection was lost meanwhile
+                session.leave(AS_ASKED, patience)
+
+        try:
+            if self._settle is not None and patience:
+                with trio.CancelScope() as self._settling:
+                    await self._settle(patience, leave)
+        except IserblkError as error:
+            log.info("%s: leaving unflushed: %s", session.portal, error)
+        leave()
+        session.leave_asked = 0.0
+        self._driver.kick()
 
     async def _add(self, more: Callable[[Session], Awaitable[Connection]]) -> None:
         """Make attempts to add a connection, until there are enough or all are lost."""

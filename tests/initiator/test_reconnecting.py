@@ -13,6 +13,7 @@ from trio.testing import MockClock
 
 from iserblk.datamover.seam import PduSlot
 from iserblk.errors import (
+    CommandTimeout,
     ConnectFailed,
     ConnectionLost,
     ConnectTimeout,
@@ -77,8 +78,9 @@ class Bench:
         self.connect: Callable[[], Awaitable[Session]] = self.attempt
         self.resume: Callable[[Session], Operation[None]] = self._check
         self.others = False
+        self.settle: Callable[[float, Callable[[], None]], Awaitable[None]] = self._settle
         self.reconnector = Reconnector(
-            self.driver, self._connect, self._resume, lambda: self.others
+            self.driver, self._connect, self._resume, lambda: self.others, self._settled
         )
 
     async def _connect(self) -> Session:
@@ -86,6 +88,18 @@ class Bench:
 
     def _resume(self, fresh: Session) -> Operation[None]:
         return self.resume(fresh)
+
+    async def _settled(self, seconds: float, leave: Callable[[], None]) -> None:
+        await self.settle(seconds, leave)
+
+    async def _settle(self, _seconds: float, leave: Callable[[], None]) -> None:
+        leave()
+
+    def ask_to_leave(self) -> None:
+        """The target asks for a logout within 4 s; something is unflushed."""
+        self.session.leave_asked = trio.current_time() + 4.0
+        assert self.driver.reconnect is not None
+        self.driver.reconnect()
 
     async def attempt(self) -> Session:
         self.attempts.append(trio.current_time())
@@ -665,3 +679,57 @@ async def test_a_connection_that_comes_too_late_is_ended(autojump_clock: MockClo
         bench.lose()
         await bench.driver.regained.wait()
         assert bench.joined[0].terminated and bench.session.reconnects == 1
+
+
+# -- a logout that the target asks for ---------------------------------------------------------
+
+
+async def test_session_leaves_when_all_is_flushed(autojump_clock: MockClock) -> None:
+    bench = Bench(None)
+    given: list[float] = []
+
+    async def settle(seconds: float, leave: Callable[[], None]) -> None:
+        given.append(seconds)
+        await trio.sleep(1)
+        assert bench.session.parting is None
+        leave()
+        assert bench.session.parting is not None
+
+    bench.settle = settle
+    async with bench.running():
+        bench.ask_to_leave()
+        await trio.sleep(2)
+        assert given == [2.0] and not bench.session.leave_asked
+
+
+async def test_session_leaves_unflushed_where_the_flush_fails(autojump_clock: MockClock) -> None:
+    bench = Bench(None)
+
+    async def settle(_seconds: float, _leave: Callable[[], None]) -> None:
+        raise CommandTimeout("not flushed")
+
+    bench.settle = settle
+    async with bench.running():
+        bench.ask_to_leave()
+        await trio.sleep(1)
+        assert bench.session.parting is not None
+
+
+async def test_connection_that_is_lost_during_the_flush(autojump_clock: MockClock) -> None:
+    """The flush waits for the next connection, so it is given up; and nothing leaves that one."""
+    bench = Bench(None)
+    late: list[Callable[[], None]] = []
+
+    async def settle(_seconds: float, leave: Callable[[], None]) -> None:
+        late.append(leave)
+        await trio.sleep_forever()
+
+    bench.settle = settle
+    async with bench.running():
+        bench.ask_to_leave()
+        await trio.sleep(1)
+        bench.lose()
+        await trio.sleep(1)
+        assert bench.session.reconnects == 1
+        late[0]()  # a thread may get there late
+        assert bench.session.parting is None

@@ -467,6 +467,8 @@ class DiskCore:
         self.size = info.size
         self.block = info.block_size
         self.max_transfer = info.max_transfer
+        self._paused = 0  # no change is begun
+        self._most_written = info.max_transfer  # by ``begin_write``; 0 while it is paused
         self.ranges = RangeLock(session.queue.tasks, lun)
         self.pack_read = cdb.pack_read16 if geometry.long_cdbs else cdb.pack_read10
         self.pack_write = cdb.pack_write16 if geometry.long_cdbs else cdb.pack_write10
@@ -512,7 +514,33 @@ class DiskCore:
         """Take out of ``info`` and ``geometry`` what the LUN has refused."""
         with self._telling:
             self.info = self.refusals.narrow(self.info, self.geometry)
-            self.max_transfer = self.info.max_transfer
+            self._take_limit()
+
+    def _take_limit(self) -> None:
+        """With ``_telling``."""
+        self.max_transfer = self.info.max_transfer
+        self._most_written = 0 if self._paused else self.max_transfer
+
+    def pause_changes(self, pause: bool) -> None:
+        """Begin no change any more, until it is called with False. Calls nest."""
+        with self._telling:
+            self._paused += 1 if pause else -1
+            self._take_limit()
+
+    def settle(self, deadline: float) -> Operation[None]:
+        """While changes are paused: wait for those that are under way, and flush. Nothing is
+        unflushed when it returns. Raises as ``flush``."""
+        while self.durability.unflushed:
+            while self.ranges.changing(None):
+                check_time(self.session, deadline, self.info.name)
+                yield AGAIN_S
+            yield from self.flush(deadline, NO_CLIENT)
+
+    def wait_for_pause(self, deadline: float) -> Operation[None]:
+        """Before a change: wait while changes are paused."""
+        while self._paused:
+            check_time(self.session, deadline, self.info.name)
+            yield AGAIN_S
 
     def _choose_cdbs(self) -> None:
         long_cdbs = self.geometry.long_cdbs and not self.refusals.refused(refusals.LONG_TRANSFERS)
@@ -709,7 +737,7 @@ class DiskCore:
             fresh = replace(info, name=mine.name, url=mine.url, paths=mine.paths)
             self.geometry = geometry
             self.info = self.refusals.narrow(fresh, geometry)
-            self.max_transfer = self.info.max_transfer
+            self._take_limit()
         self._choose_cdbs()
         if self.info.write_cache:
             self.durability.turn_volatile()
@@ -821,7 +849,7 @@ class DiskCore:
         durability = self.durability
         journal = durability.journal
         if (
-            not 0 < length <= self.max_transfer
+            not 0 < length <= self._most_written
             or offset % block
             or length % block
             or not 0 <= offset <= self.size - length
@@ -1264,7 +1292,9 @@ class DiskCore:
 
     def _make_room(self, length: int, deadline: float) -> Operation[None]:
         """Flush when the journal has no room for a write of ``length`` bytes. One operation
-        flushes, the others wait for it; none holds a slot or a range meanwhile."""
+        flushes, the others wait for it; none holds a slot or a range meanwhile. Nor does one that
+        waits because changes are paused."""
+        yield from self.wait_for_pause(deadline)
         journal = self.durability.journal
         while journal is not None and journal.full(length):
             waiter = self.session.new_waiter()

@@ -115,6 +115,7 @@ def _send(
                 return result
             yield AGAIN_S
             check_time(core.session, deadline, core.info.name)
+    yield from core.wait_for_pause(deadline)
     waiter = core.session.new_waiter()
     while not core.ranges.lock(0, ANYTHING, waiter):
         yield from _patiently(core, waiter, deadline)

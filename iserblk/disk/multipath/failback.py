@@ -9,7 +9,7 @@ and is connected by that way.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from time import monotonic
 
@@ -19,6 +19,7 @@ from iserblk.disk.lun.operations import DiskCore
 from iserblk.disk.multipath.paths import Address, Paths, access_state
 from iserblk.disk.multipath.policy import Way
 from iserblk.disk.resume import recognise
+from iserblk.disk.settling import settle
 from iserblk.errors import ConnectFailed, ConnectionLost, IserblkError
 from iserblk.initiator.connecting.reach import connect
 from iserblk.initiator.drivers.tasks import TrioDriver
@@ -32,18 +33,27 @@ log = logging.getLogger(__name__)
 LOOK_S = 1.0  # between two looks whether a way is due
 PROVEN_S = 5.0  # a way must have been good for this long before the session takes it
 DRAIN_S = 5.0  # time for what is in flight when the session goes over
+FLUSH_S = 10.0  # time for the flush before
 
 
 class FailBack:
     """Fail-back of one session with several ways. ``run`` is the body of a task; ``stop`` ends
     it."""
 
-    def __init__(self, driver: Driver, paths: Paths, cores: Sequence[DiskCore]) -> None:
-        """``cores``: every disk of the driver's session."""
+    def __init__(
+        self,
+        driver: Driver,
+        paths: Paths,
+        cores: Sequence[DiskCore],
+        run: Callable[[Operation[None]], Awaitable[None]],
+    ) -> None:
+        """``cores``: every disk of the driver's session. ``run``: runs an operation on that
+        session."""
         self._driver = driver
         self._session = driver.session
         self._paths = paths
         self._cores = cores
+        self._run = run
         self._trial: Session | None = None
         self._scope = trio.CancelScope()
 
@@ -97,12 +107,20 @@ class FailBack:
         else:
             if state is not None:
                 ways.state_seen(way, state)
-            self._go_over(way)
+            await self._go_over(way)
 
-    def _go_over(self, way: Way[Address]) -> None:
-        if self._paths.go_over(self._session, way, DRAIN_S):
-            log.warning("%s: going over to %s", self._session.portal, way.name)
-            self._driver.kick()
+    async def _go_over(self, way: Way[Address]) -> None:
+        """Flush, and have the session go on by ``way``. Where the flush fails, it stays."""
+
+        def leave() -> None:
+            if not self._scope.cancel_called and self._paths.go_over(self._session, way, DRAIN_S):
+                log.warning("%s: going over to %s", self._session.portal, way.name)
+                self._driver.kick()
+
+        try:
+            await self._run(settle(self._cores, monotonic() + FLUSH_S, leave))
+        except IserblkError as error:
+            log.warning("%s: not going over to %s: %s", self._session.portal, way.name, error)
 
     async def _look_around(self) -> None:
         """Access states have changed: read the states of all ports. If the port in use carries out
@@ -116,7 +134,7 @@ class FailBack:
         if self._connected and ways.must_leave:
             best = ways.order(monotonic())[0]
             if best.usable and best is not ways.current:
-                self._go_over(best)
+                await self._go_over(best)
 
     async def _probe(self, way: Way[Address], seconds: float) -> int | None:
         """The ALUA state of the way's port, once the LUNs behind it are found to be the right ones,

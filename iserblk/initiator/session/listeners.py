@@ -92,6 +92,10 @@ class LunListeners:
         """See LunListener."""
         return any(listener.unflushed() for listener in self._of.get(lun, ()))
 
+    def any_unflushed(self) -> bool:
+        """Whether that is so of any LUN."""
+        return any(self.unflushed(lun) for lun in list(self._of))
+
     def farewell(self) -> Operation[None]:
         """Run what the listeners of all LUNs want done before the logout."""
         for listeners in self._of.values():

@@ -66,6 +66,7 @@ from iserblk.scsi import status as sam
 
 log = logging.getLogger(__name__)
 
+AS_ASKED: Final = "as the target had asked"
 UNEXPECTED: Final = 32  # receives for PDUs that answer nothing: NOP-In, Async Message, Reject
 STALLS: Final = 16  # times in which the process did not run, that are remembered
 
@@ -223,6 +224,9 @@ class Session:
     ``perhaps_ended``: (task, its ITT) of commands that the target may have ended without a status,
     until the ``Ladder`` asks.
 
+    ``leave_asked``: until when the target wants the session to leave (monotonic seconds), while
+    what is unflushed is flushed first; else 0.
+
     ``parting``: the logout, while it is LEAVING. ``suspended_at``: when the last connection was
     lost. ``reconnect_at``: the target wants no login before that, it has said. ``reinstate_at``:
     what was lost without a word must not be logged out before that, explicitly or by a login that
@@ -268,6 +272,7 @@ class Session:
         self.perhaps_ended: list[tuple[TaskSlot, int]] = []
         self._joined: deque[Connection] = deque()  # offered
         self.busy_poll_us = 0
+        self.leave_asked = 0.0
         self.parting: Parting | None = None
         self.suspended_at = 0.0
         # When the process went on after it had not run for a while, and for how long: of late.
@@ -578,7 +583,7 @@ class Session:
         if connection.leaving:
             return
         if self.queue.descriptors is None or not self.queue.depart(connection):
-            self.leave("as the target had asked", patience)
+            self._leave_settled(patience)
         else:
             self._departures.append(Departure(self.queue, connection, monotonic() + patience))
 
@@ -721,7 +726,7 @@ class Session:
         if closed:
             recovery.closed()
         if not last and all(each.leaving for each in queue.connections):
-            self.leave("as the target had asked", DRAIN_S)
+            self._leave_settled(DRAIN_S)
         if queue.driver.reconnect is not None:
             queue.driver.reconnect()
 
@@ -811,7 +816,7 @@ class Session:
                 break  # the session comes first
             departure.tick(now)
             if departure.closed:
-                error = ConnectionLost("as the target had asked")
+                error = ConnectionLost(AS_ASKED)
                 self._lose_one(departure.connection, error, now)
         for recovery in self._recoveries.copy():
             if recovery not in self._recoveries:
@@ -869,6 +874,7 @@ class Session:
             self._departures.clear()
             self._over = self.logging_out = False
             self.parting = None
+            self.leave_asked = 0.0
         self.queue.end_sent(self._unwanted)
         with self.queue.lock:
             if self.error is not None:
@@ -895,6 +901,16 @@ class Session:
             "nor was its abort answered; is the target slow? raise io-timeout"
         )
 
+    def _leave_settled(self, patience: float) -> None:
+        """Leave, as the target had asked, within ``patience`` seconds. Where something is
+        unflushed, the reconnector has it flushed first."""
+        reconnect = self.queue.driver.reconnect
+        if reconnect is not None and self.listeners.any_unflushed():
+            self.leave_asked = monotonic() + patience
+            reconnect()
+        else:
+            self.leave(AS_ASKED, patience)
+
     def leave(self, why: str, patience: float) -> bool:
         """From any thread: log out when what is in flight has ended, or after ``patience`` seconds;
         then the driver's ``reconnect`` is called. It begins with the next ``progress``. False:
@@ -903,6 +919,7 @@ class Session:
             if self.life.state is not State.LOGGED_IN or self.queue.driver.reconnect is None:
                 return False
             self.life.enter(Event.LEAVE)
+            self.leave_asked = 0.0
             self.parting = Parting(self, monotonic() + patience, why)
             self.queue.hold()
         return True

@@ -18,6 +18,7 @@ from iserblk.errors import (
 from iserblk.initiator.commands import command as run_command
 from iserblk.initiator.commands import fill_write
 from iserblk.initiator.session.deadlines import STEP_S, Ladder
+from iserblk.initiator.session.listeners import LunListener
 from iserblk.initiator.session.logout import MOST_WAIT_S
 from iserblk.initiator.session.sending import CONTROL_SLOTS
 from iserblk.initiator.session.session import Session
@@ -527,6 +528,41 @@ def test_target_asks_for_a_logout(event: int, clock: Clock) -> None:
     dm = kept.regain()
     assert len(dm.sent) == 1 and not _logouts(dm)
     assert command(made, waiter).state == SENT
+
+
+class Unflushed(LunListener):
+    """Follows a LUN with unflushed writes."""
+
+    def hear(self, slot: TaskSlot) -> None:
+        """Nothing comes."""
+
+    def unflushed(self) -> bool:
+        return True
+
+
+def test_target_asks_for_a_logout_while_something_is_unflushed(clock: Clock) -> None:
+    """The reconnector has it flushed first: commands go on meanwhile."""
+    kept = Kept()
+    made = kept.session
+    made.listeners.add(bytes(8), Unflushed())
+    _event(kept.dm, pdu.ASYNC_LOGOUT_REQUEST, parameter3=3)
+    made.progress(clock())
+    assert kept.called == 1 and made.leave_asked == clock() + 3 and not _logouts(kept.dm)
+    slot = command(made, CountingWaiter())
+    assert slot.state == SENT
+    assert made.leave("all is flushed", 1.0) and not made.leave_asked
+    kept.dm.inbox.append(response(slot.itt, max_cmd_sn=40))
+    made.progress(clock())
+    assert len(_logouts(kept.dm)) == 1
+
+
+def test_connection_that_is_lost_before_it_could_leave(clock: Clock) -> None:
+    kept = Kept()
+    kept.session.listeners.add(bytes(8), Unflushed())
+    _event(kept.dm, pdu.ASYNC_LOGOUT_REQUEST, parameter3=3)
+    kept.session.progress(clock())
+    kept.lose()
+    assert not kept.session.leave_asked
 
 
 @pytest.mark.parametrize("response, wait", [(0, 7), (1, 3), (3, 7)])
