@@ -11,6 +11,9 @@ open file:
   truncation that extends the file makes those up to the new end zero. If zeroes cannot be written,
   the request fails, and the end stays.
 - A write that reaches beyond the end moves the end.
+- A program that has the file open for reading and writing, and reads behind the end, uses the LUN
+  as a disk: a loop device, qemu, fsck. What it has seen must not become zero, so the end is
+  forgotten; but not while a program that has truncated the file has it open.
 
 All that is kept in memory: a new mount knows of no end.
 """
@@ -48,7 +51,8 @@ class LunFile:
         self.disk = disk
         self.end = NO_END
         self.modified_ns = time.time_ns()
-        self._truncators: set[int] = set()
+        self._truncators: set[int] = set()  # open files, by their handles
+        self._updaters: set[int] = set()
         self._asked = float("-inf")
         self._moving = False
         self._waiting: deque[trio.Event] = deque()
@@ -75,9 +79,25 @@ class LunFile:
         the file has become, and extend it, if it ends with a hole."""
         return self.end if self._truncators else NO_END
 
+    def opened(self, handle: int, flags: int) -> None:
+        """``flags``: those of open(2)."""
+        if flags & os.O_ACCMODE == os.O_RDWR:
+            self._updaters.add(handle)
+
     def closed(self, handle: int) -> None:
         """The open file ``handle`` is gone."""
         self._truncators.discard(handle)
+        self._updaters.discard(handle)
+
+    def read_behind(self, handle: int) -> None:
+        """A read through ``handle`` begins at the end, or behind it."""
+        if handle in self._updaters and not self._truncators and not self._moving:
+            log.info(
+                "%s: read behind its end, %d, by a program that may write: it has none any more",
+                os.fsdecode(self.name),
+                self.end,
+            )
+            self.end = NO_END
 
     async def truncate(self, size: int, handle: int | None) -> None:
         """Set the end to ``size``, at most the LUN's. ``handle``: the open file that does so, None

@@ -219,6 +219,7 @@ class LunFiles(pyfuse3.Operations):
         handle = next(self._handles)
         if flags & os.O_TRUNC:  # else the kernel asks for it by setattr
             await self._truncate(file, 0, handle)
+        file.opened(handle, flags)
         self._open[handle] = file
         self._clients[handle] = file.disk.new_client()
         return FileInfo(
@@ -245,6 +246,8 @@ class LunFiles(pyfuse3.Operations):
         size = min(size, disk.size - off)
         if size <= 0:
             return memoryview(b"")
+        if off >= file.end:
+            file.read_behind(fh)
         buffer = self._idle_buffers.pop() if self._idle_buffers else new_buffer()
         try:
             await disk.read_into(buffer[:size], off)

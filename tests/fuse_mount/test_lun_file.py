@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 
@@ -163,6 +164,37 @@ async def test_the_end_is_shown_while_an_open_file_that_truncated_is_open(file: 
     assert file.shown_end == 10
     file.closed(4)
     assert file.shown_end == NO_END and file.end == 10
+
+
+@pytest.mark.parametrize(
+    ("flags", "truncator", "kept"),
+    [
+        (os.O_RDWR, None, True),
+        (os.O_RDWR, 7, False),  # it is not done yet
+        (os.O_RDONLY, None, False),
+        (os.O_WRONLY, None, False),
+    ],
+)
+async def test_what_a_program_that_writes_has_read_stays(
+    file: LunFile, disk: SlowDisk, flags: int, truncator: int | None, kept: bool
+) -> None:
+    """`dd if=mbr of=lun0 count=1`, and then a loop device, or qemu."""
+    await file.truncate(512, truncator)
+    file.opened(8, flags)
+    file.read_behind(8)
+    await write(file, 9000, b"x")
+    if kept:
+        assert disk.content == OLD * 9000 + b"x" + OLD * (SIZE - 9001)
+    else:
+        assert disk.content == OLD * 512 + bytes(9000 - 512) + b"x" + OLD * (SIZE - 9001)
+
+
+async def test_only_open_files_count(file: LunFile, disk: SlowDisk) -> None:
+    file.opened(8, os.O_RDWR)
+    file.closed(8)
+    await file.truncate(512, None)
+    file.read_behind(8)
+    assert file.end == 512
 
 
 async def test_truncation_is_logged_as_data_may_go(

@@ -195,6 +195,19 @@ async def test_the_end_is_told_as_long_as_the_file_is_open(how: str) -> None:
     assert bytes(await fs.read(fh, 4990, 20)) == bytes(20)
 
 
+async def test_only_a_read_that_begins_behind_the_end_ends_it() -> None:
+    """A program reads with a buffer, which may be larger than the header that it has written."""
+    fs = files()
+    fh = await opened(fs)
+    await fs.write(fh, 0, b"\xee" * 9000)
+    for begin, gap in ((511, bytes(8000 - 512)), (512, b"\xee" * (8000 - 512))):
+        await fs.write(fh, 0, b"\xee" * 9000)
+        await truncate(fs, 512)
+        assert await fs.read(fh, begin, 4096) == b"\xee" * 4096
+        await fs.write(fh, 8000, b"x")
+        assert await fs.read(await opened(fs, flags=os.O_RDONLY), 512, 7488) == gap
+
+
 @pytest.mark.parametrize("options", [{"lun": True}, {"mount": True}])
 async def test_a_read_only_lun_is_not_truncated(options: dict[str, bool]) -> None:
     fs = files(MountOptions(read_only="mount" in options), read_only="lun" in options)

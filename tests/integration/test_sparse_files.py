@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.integration.conftest import StartTarget
-from tests.support.fuse import need_fuse, running_mount
+from tests.support.fuse import loop_mount, need_fuse, need_loop_mounts, running_mount
 from tests.support.nbdkit import need, run
 
 MIB = 1 << 20
@@ -160,6 +160,30 @@ def test_dd_of_a_boot_sector_keeps_the_rest(start_target: StartTarget, tmp_path:
         run("dd", f"if={tmp_path}/mbr", f"of={mounted}/lun0", "seek=7", "conv=notrunc")
     after = (tmp_path / "lun").read_bytes()
     assert after == b"m" * 512 + OLD * 512 * 6 + b"m" * 512 + OLD * (SIZE - 8 * 512)
+
+
+def test_a_file_system_behind_a_boot_sector_stays(
+    start_target: StartTarget, tmp_path: Path
+) -> None:
+    """dd truncates the file, and then it is used as a disk, in the same mount."""
+    need_fuse()
+    need_loop_mounts("ext4")
+    (tmp_path / "mbr").write_bytes(b"m" * 512)
+    tree = tmp_path / "tree"
+    with running_mount([start_target("lun:size=16M").url], tmp_path / "luns") as mounted:
+        lun = mounted / "lun0"
+        run("mkfs.ext4", "-q", "-F", "-E", f"offset={MIB}", lun, "15M")
+        with loop_mount(lun, tree, f"offset={MIB}"):
+            (tree / "kept").write_bytes(b"k" * MIB)
+        run("dd", f"if={tmp_path}/mbr", f"of={lun}", "count=1")
+        with loop_mount(lun, tree, f"offset={MIB}"):
+            (tree / "new").write_bytes(b"n" * MIB)
+        run("dd", f"if={tmp_path}/mbr", f"of={lun}", "count=1")
+        with loop_mount(lun, tree, f"offset={MIB}"):
+            assert (tree / "kept").read_bytes() == b"k" * MIB
+            assert (tree / "new").read_bytes() == b"n" * MIB
+        assert lun.read_bytes()[:512] == b"m" * 512
+    run("e2fsck", "-f", "-n", f"{tmp_path}/lun?offset={MIB}")
 
 
 def test_what_is_not_truncated_is_a_block_device(start_target: StartTarget, tmp_path: Path) -> None:
