@@ -28,6 +28,7 @@ import stat
 import sys
 import sysconfig
 import syslog
+import threading
 import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -309,10 +310,12 @@ class OnlyClient:
     def __init__(self, disk: BlockingDisk, owed: Owed) -> None:
         self._owed = owed
         self._disk = disk
+        self._lock = threading.Lock()
         self.client = disk.only_client(owed.read(), self.changed)
 
     def changed(self) -> None:
-        self._owed.write(self.client.count)
+        with self._lock:  # so that the last count is written last
+            self._owed.write(self.client.count)
 
     def ended(self) -> None:
         """The last flush is to follow, and ``changed`` when it has succeeded."""
