@@ -82,7 +82,7 @@ ALLOWED: dict[str, set[str]] = {
     "disk.multipath": {
         *("errors", "names", "options", "url", "credentials", "scsi", "iscsi", "initiator"),
         "discovery",
-        *("disk.lun", "disk.resume"),
+        *("disk.seam", "disk.lun", "disk.resume"),
     },
     "disk.opening": {
         *("errors", "names", "options", "url", "credentials", "scsi", "initiator", "waiting"),
@@ -224,6 +224,7 @@ TRIO_ALLOWED = {
     "disk.multipath.discovering",
     "disk.multipath.failback",
     "disk.multipath.first_session",
+    "disk.multipath.proving",
     "disk.multipath.recognising",
     "doctor.portal",
     "gateway",

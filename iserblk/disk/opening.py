@@ -19,6 +19,7 @@ from iserblk.disk.multipath.addresses import Address
 from iserblk.disk.multipath.failback import FailBack, PathsReconnector
 from iserblk.disk.multipath.first_session import open_path
 from iserblk.disk.multipath.paths import Paths
+from iserblk.disk.multipath.proving import prove_ways
 from iserblk.disk.resume import check_identity, listen, resume_all
 from iserblk.disk.seam import LunInfo
 from iserblk.disk.settling import settle as settle_all
@@ -134,6 +135,8 @@ async def find_disks(
     """The disks that the URL names: its LUN, or every disk in REPORT LUNS. The driver must be
     running. ``left_out`` gets disks of the report that cannot be used, in words."""
     cores = await _find(driver, address, [] if left_out is None else left_out)
+    if address.paths is not None:
+        await prove_ways(address.paths, cores)
     for core in cores:
         if address.paths is not None and len(address.paths.ways.all) > 1:
             core.info = replace(core.info, paths=tuple(address.paths.ways.describe()))

@@ -46,6 +46,7 @@ async def _with_more(address: Address) -> Address:
     assert joined.paths is not None
     joined.paths.find_more = finder.find_again
     joined.paths.groups = finder.groups
+    joined.paths.given = len(finder.given)
     return joined
 
 
@@ -72,7 +73,7 @@ class _Finder:
 
     async def find(self, complain: Callable[..., None]) -> list[Address]:
         for each in self.given:
-            self._known |= await _places(each.url)
+            self._known |= await places_of(each.url)
         fresh: list[tuple[Address, set[str]]] = []
         askers = self.given
         if self.given[0].options.discover != PORTAL:
@@ -82,7 +83,7 @@ class _Finder:
                 for url, group in await _portals(each, complain):
                     if group is not None:
                         self.groups[place_of(url)] = group
-                    places = await _places(url)
+                    places = await places_of(url)
                     if not places & self._known.union(*(known for _, known in fresh)):
                         fresh.append((Address(url, fitting(url, each.options)), places))
                 break
@@ -166,7 +167,7 @@ async def _answers(url: Url, options: Options) -> bool:
     return True
 
 
-async def _places(url: Url) -> set[str]:
+async def places_of(url: Url) -> set[str]:
     """The portal's addresses with port, so that it is recognised under any name."""
     try:
         return {

@@ -139,6 +139,8 @@ class FailBack:
     async def _probe(self, way: Way[Address], seconds: float) -> int | None:
         """The ALUA state of the way's port, once the LUNs behind it are found to be the right ones,
         now and again after ``seconds``. Raises what is wrong with the way."""
+        if self._paths.proof is not None:
+            await self._paths.proof(*way.address)
         self._trial = await connect(*way.address)
         problem: Exception | None = None
         state: int | None = None

@@ -65,6 +65,9 @@ class Paths(LunListener):
         self.ways = Ways([(each, _name(each)) for each in addresses])
         # Finds ways that are not among these, when none of these leads to the target any more.
         self.find_more: Callable[[], Awaitable[list[Address]]] | None = None
+        # Raises where nothing proves that a way leads to the same LUN; see ``proving``.
+        self.proof: Callable[[Url, Options], Awaitable[None]] | None = None
+        self.given = len(addresses)  # the first ways; others were found
         # Tags of portal groups, by the name of the portal, where SendTargets or a login has told.
         self.groups: dict[str, int] = {}
         self.apart: set[tuple[str, int]] = set()  # see Further
@@ -132,6 +135,8 @@ class Paths(LunListener):
                 await respite()
             try:
                 url, options = way.address
+                if self.proof is not None:
+                    await self.proof(url, options)
                 session = await connect(url, options, isid or options.isid)
             except IserblkError as error:
                 text = self._note(way, error)
