@@ -13,7 +13,8 @@ open file:
 - A write that reaches beyond the end moves the end.
 - A program that has the file open for reading and writing, and reads behind the end, uses the LUN
   as a disk: a loop device, qemu, fsck. What it has seen must not become zero, so the end is
-  forgotten; but not while a program that has truncated the file has it open.
+  forgotten; but not while a program that has truncated the file has it open. Then it is forgotten
+  when that closes it: the other program may have read all before.
 
 All that is kept in memory: a new mount knows of no end.
 """
@@ -86,17 +87,20 @@ class LunFile:
 
     def closed(self, handle: int) -> None:
         """The open file ``handle`` is gone."""
-        self._truncators.discard(handle)
         self._updaters.discard(handle)
+        if handle in self._truncators:
+            self._truncators.remove(handle)
+            if self._updaters and self.end != NO_END:
+                self._forget()
 
     def read_behind(self, handle: int) -> None:
         """A read through ``handle`` begins at the end, or behind it."""
-        if handle in self._updaters and not self._truncators and not self._moving:
-            log.info(
-                "%s: read behind its end, %d, by a program that may write: it has none any more",
-                os.fsdecode(self.name),
-                self.end,
-            )
+        if handle in self._updaters:
+            self._forget()
+
+    def _forget(self) -> None:
+        if not self._truncators and not self._moving:
+            log.info("%s: used as a disk: its end is forgotten", os.fsdecode(self.name))
             self.end = NO_END
 
     async def truncate(self, size: int, handle: int | None) -> None:

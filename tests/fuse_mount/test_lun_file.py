@@ -189,6 +189,23 @@ async def test_what_a_program_that_writes_has_read_stays(
         assert disk.content == OLD * 512 + bytes(9000 - 512) + b"x" + OLD * (SIZE - 9001)
 
 
+@pytest.mark.parametrize("flags", [os.O_RDWR, os.O_WRONLY])
+async def test_a_disk_in_use_that_another_program_truncates(
+    file: LunFile, disk: SlowDisk, flags: int
+) -> None:
+    """`dd if=mbr of=lun0 count=1` while a loop device has the file: it reads no more what it has in
+    its cache. What dd itself skips is zero all the same."""
+    file.opened(8, flags)
+    await file.truncate(0, 9)
+    await file.truncate(0, 10)
+    file.closed(10)
+    await write(file, 512, b"m" * 512)
+    file.closed(9)
+    await write(file, 9000, b"x")
+    gap = OLD * 7976 if flags == os.O_RDWR else bytes(7976)
+    assert disk.content == bytes(512) + b"m" * 512 + gap + b"x" + OLD * (SIZE - 9001)
+
+
 async def test_only_open_files_count(file: LunFile, disk: SlowDisk) -> None:
     file.opened(8, os.O_RDWR)
     file.closed(8)

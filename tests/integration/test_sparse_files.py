@@ -182,6 +182,11 @@ def test_a_file_system_behind_a_boot_sector_stays(
         with loop_mount(lun, tree, f"offset={MIB}"):
             assert (tree / "kept").read_bytes() == b"k" * MIB
             assert (tree / "new").read_bytes() == b"n" * MIB
+            run("dd", f"if={tmp_path}/mbr", f"of={lun}", "count=1")  # while it is in use
+            (tree / "newer").write_bytes(b"w" * MIB)
+        with loop_mount(lun, tree, f"offset={MIB}"):
+            assert (tree / "kept").read_bytes() == b"k" * MIB
+            assert (tree / "newer").read_bytes() == b"w" * MIB
         assert lun.read_bytes()[:512] == b"m" * 512
     run("e2fsck", "-f", "-n", f"{tmp_path}/lun?offset={MIB}")
 
