@@ -48,6 +48,7 @@ from iserblk.disk.durability.losses import Losses
 from iserblk.disk.ranges import RangeLock
 from iserblk.disk.seam import FlushClient
 from iserblk.errors import CommandTimeout, IserblkError, ScsiError
+from iserblk.initiator.session.sending import InDoubt
 from iserblk.initiator.session.slots import TaskSlot
 from iserblk.scsi import opcodes
 from iserblk.scsi import sense as sense_data
@@ -111,7 +112,8 @@ def is_unheard(problem: IserblkError) -> bool:
         return True
     # Other errors: it was not sent, or is sent again on the next connection.
     return isinstance(problem, ScsiError) and not (
-        isinstance(problem.sense, Sense)
+        isinstance(problem, InDoubt)
+        or isinstance(problem.sense, Sense)
         or problem.status in (sam.BUSY, sam.TASK_SET_FULL, sam.RESERVATION_CONFLICT)
     )
 

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from iserblk.errors import CommandTimeout, IserblkError, ScsiError
+from iserblk.initiator.session.sending import InDoubt
 from iserblk.initiator.session.slots import SENT, Operation
 from iserblk.scsi import opcodes
 from iserblk.scsi import sense as sense_data
@@ -362,3 +363,15 @@ def test_command_that_missed_its_deadline_is_not_sent_again(bench: Bench) -> Non
     with pytest.raises(CommandTimeout):
         bench.disk.ended(slot)
     assert bench.session.queue.busy == 0 and slot.error is None
+
+
+def test_flush_that_was_held_back_until_its_deadline_has_brought_no_report(bench: Bench) -> None:
+    bench.write()
+    flushing = bench.begin(bench.disk.flush(deadline=monotonic() + 0.001))
+    (slot,) = [slot for slot in bench.session.queue.tasks if slot.state >= SENT]
+    while monotonic() < slot.deadline:
+        """The deadline comes."""
+    bench.session.queue.end_aborted(slot, InDoubt("held back"))
+    with pytest.raises(InDoubt):
+        next(flushing)
+    assert bench.disk.durability.losses.count == 0
