@@ -17,7 +17,7 @@ from tests.support.blockwork import everything
 from tests.support.faces import one_disk
 from tests.support.faults.proxy import FaultProxy
 from tests.support.interop import Record, package
-from tests.support.istgt import OWN, THEIRS, VERSION, Istgt
+from tests.support.istgt import OWN, THEIRS, Istgt
 from tests.support.nbdkit import need, run, running_nbd
 from tests.support.outages import Outages
 
@@ -75,7 +75,9 @@ def test_info(running: Istgt, record: Record) -> None:
     assert not any(told[each] for each in lacks)
     found = good_json("discover", f"iscsi://{running.portal}")
     assert {each["name"] for each in found["targets"]} == set(running.names)
-    record(ours="iserblk", peer="istgt", version=VERSION, transport="TCP", ran="discover, info")
+    record(
+        ours="iserblk", peer="istgt", version=running.version, transport="TCP", ran="discover, info"
+    )
 
 
 @pytest.mark.parametrize("digest", DIGESTS)
@@ -91,7 +93,7 @@ def test_copy_both_ways(running: Istgt, tmp_path: Path, record: Record, digest: 
     record(
         ours="iserblk copy",
         peer="istgt",
-        version=VERSION,
+        version=running.version,
         transport=f"TCP, {digest.upper() if digest != 'none' else 'no'} digests",
         ran=f"a file of {SIZE // MIB} MiB to the LUN, and the LUN to a file",
     )
@@ -121,7 +123,7 @@ async def test_all_block_operations(
     record(
         ours="initiator",
         peer="istgt",
-        version=VERSION,
+        version=running.version,
         transport=f"TCP, digests {wanted}, CHAP {asks}",
         outcome=outcome,
     )
@@ -172,7 +174,7 @@ def test_through_nbd(running: Istgt, tmp_path: Path, record: Record, kind: str) 
     record(
         ours="iserblk nbd" if kind == "iserblk" else "nbd_plugin",
         peer="istgt",
-        version=VERSION,
+        version=running.version,
         transport="TCP",
         ran=f"{package('qemu-utils')} convert and compare, libnbd: write with FUA, zero, flush",
     )
@@ -210,7 +212,7 @@ def test_it_is_killed_under_fio(mortal: Istgt, tmp_path: Path, record: Record, k
     record(
         ours="iserblk nbd" if kind == "iserblk" else "nbd_plugin",
         peer="istgt",
-        version=VERSION,
+        version=mortal.version,
         transport="TCP",
         ran=f"{package('fio')} verify while istgt is killed and started again",
     )
@@ -224,6 +226,7 @@ class Lossy:
         self._target = target
         self._proxy = proxy
         self.url = proxy.through(target.url)
+        self.version = target.version
         self.medium = lost_cache.Medium(target.disk(), SIZE)
 
     async def lose(self) -> None:
@@ -285,7 +288,7 @@ def test_it_loses_its_cache_under_fio(lossy: Lossy, tmp_path: Path, record: Reco
     record(
         ours="iserblk nbd",
         peer="istgt",
-        version=VERSION,
+        version=lossy.version,
         transport="TCP",
         ran=f"{package('fio')} verify while istgt loses what was not flushed, and tells another "
         "host",
@@ -309,7 +312,7 @@ async def test_a_loss_of_which_it_tells_another_host(
     record(
         ours="initiator",
         peer="istgt",
-        version=VERSION,
+        version=lossy.version,
         transport=f"TCP, connections={connections}",
         ran=f"killed, what was not flushed is lost, and another host hears of it first: {case.ran}",
     )

@@ -16,7 +16,6 @@ BASE = "iqn.2026-11.example"
 OWN, THEIRS = ("host", "hush-hush-hush"), ("disk", "not-a-word-more")
 # Targets by the authentication that they ask for, in istgt's words.
 ASKS = {"none": "None", "one-way": "CHAP", "mutual": "CHAP Mutual"}
-VERSION = "istgt 0.4~20111008"
 
 _CONFIGURATION = """\
 [Global]
@@ -98,6 +97,9 @@ class Istgt:
         self.urls = {asks: f"iscsi://{self.portal}/{BASE}:{asks}/0" for asks in ASKS}
         self.url = self.urls["none"]
         self.log = place / "istgt.log"
+        said = subprocess.run([program, "-V"], capture_output=True, text=True, check=True)
+        # "istgt version 0.4", and another line: "istgt extra version 20111008".
+        self.version = "istgt " + " ".join(line.split()[-1] for line in said.stdout.splitlines())
         self.start()
 
     def disk(self, asks: str = "none") -> Path:
