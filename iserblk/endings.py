@@ -26,6 +26,15 @@ def ending_signals(*, hangup: bool = True) -> tuple[signal.Signals, ...]:
     return (*usual, signal.SIGHUP)
 
 
+def ignore_further() -> None:
+    """At the end of the process: where an ``Endings`` listens to a signal, and has heard one, it
+    ignores all of its own from now on."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        heard = getattr(signal.getsignal(number), "__self__", None)
+        if isinstance(heard, Endings) and heard.first:
+            heard.ignore()
+
+
 class Endings:
     """The signals that end a process, as they come. ``hear`` is the handler of ``numbers``.
 
@@ -58,6 +67,12 @@ class Endings:
         else:
             return
         self._told(number)
+
+    def ignore(self) -> None:
+        """The process is ending: signals do nothing any more, also while Python ends, which gives
+        handlers back before that."""
+        for number in self.numbers:
+            signal.signal(number, signal.SIG_IGN)
 
     def listen(self) -> None:
         """From now on the signals do nothing but what ``told`` does."""

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from iserblk.endings import PATIENCE_S, Endings, ending_signals
+from iserblk.endings import PATIENCE_S, Endings, ending_signals, ignore_further
 
 NUMBERS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -82,3 +82,15 @@ def test_the_handler_may_raise(handlers: None) -> None:
         signal.raise_signal(signal.SIGTERM)
     signal.raise_signal(signal.SIGTERM)
     assert endings.first == signal.SIGTERM
+
+
+def test_at_the_end_of_the_process(handlers: None) -> None:
+    """Python gives handlers back before it has ended, but no signal that is ignored."""
+    endings = Endings([signal.SIGTERM, signal.SIGHUP], clock=Clock())
+    endings.listen()
+    ignore_further()
+    assert signal.getsignal(signal.SIGTERM) == endings.hear  # it was not told to end
+    signal.raise_signal(signal.SIGTERM)
+    ignore_further()
+    for number in endings.numbers:
+        assert signal.getsignal(number) is signal.SIG_IGN

@@ -273,8 +273,16 @@ def _stay(served: Mapping[Device, Lun], told: Endings) -> None:
                     log.warning("%s; trying again", said)
                     since[each] = now
     tell_systemd("STOPPING=1")
+    problem: IserblkError | None = None
     for each in left:
-        _detach_when_unused(each, told)
+        try:
+            _detach_when_unused(each, told)
+        except IserblkError as error:
+            if problem is not None:
+                log.error("%s", error)
+            problem = problem or error
+    if problem is not None:
+        raise problem
 
 
 def _has_successor(each: Device, lun: Lun) -> bool:

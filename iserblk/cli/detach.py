@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import logging
+
 import click
 
-from iserblk.errors import BadArgument
+from iserblk.errors import BadArgument, IserblkError
 from iserblk.named.files import load
 from iserblk.named.resolving import names_lun
 from iserblk.nbd.kernel import detaching, device
 from iserblk.nbd.kernel.device import Places
 from iserblk.url import is_url
+
+log = logging.getLogger(__name__)
 
 PLACES = Places()
 
@@ -21,14 +25,23 @@ def command(paths: tuple[str, ...]) -> None:
     and its server has ended.
 
     Refuses while the device is mounted or open. Works even if the target has died. If the exit
-    status is not 0, written data may be lost.
+    status is not 0, written data may be lost. Of several devices, one that cannot be detached does
+    not keep the others from it.
     """
     if any(map(is_url, paths)):  # it may have a secret
         raise BadArgument("a URL stands in place of the device: name one, e.g. /dev/nbd0")
     device.need_root()
     found = [each for path in paths for each in _devices(path)]
+    problem: IserblkError | None = None
     for each in [device.find(path, PLACES) for path in found]:
-        detaching.detach(each)
+        try:
+            detaching.detach(each)
+        except IserblkError as error:
+            if problem is not None:
+                log.error("%s", error)
+            problem = problem or error
+    if problem is not None:
+        raise problem
 
 
 def _devices(path: str) -> tuple[str, ...]:

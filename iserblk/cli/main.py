@@ -23,7 +23,7 @@ import click
 
 from iserblk import __version__
 from iserblk.credentials import hide_command_line
-from iserblk.endings import Endings, ending_signals
+from iserblk.endings import Endings, ending_signals, ignore_further
 from iserblk.errors import BadArgument, IserblkError
 from iserblk.installation import HERE
 
@@ -112,7 +112,10 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         hide_command_line()
     heard = [number for number in ending_signals() if number != signal.SIGINT or _interrupts()]
     Endings(heard, _end).listen()
-    status = _run(arguments)
+    try:
+        status = _run(arguments)
+    finally:
+        ignore_further()
     try:
         sys.stdout.flush()
     except OSError as error:

@@ -51,8 +51,8 @@ class UntilTold:
 
 @contextmanager
 def until_told(*, hangup: bool = True) -> Iterator[UntilTold]:
-    """While this context is open, the signals that end the process are only noted; and afterwards,
-    too, once one has come: then the end has begun, and is not to be interrupted.
+    """While this context is open, the signals that end the process are only noted. Once one has
+    come, the end has begun, and is not to be interrupted: afterwards they are ignored.
 
     To be put around ``trio.run``, in the main thread: handlers that raise would do so inside trio's
     own code, and trio would report an internal error. ``hangup``: see ``ending_signals``.
@@ -64,6 +64,8 @@ def until_told(*, hangup: bool = True) -> Iterator[UntilTold]:
     try:
         yield told
     finally:
-        if not told.first:
+        if told.first:
+            told.endings.ignore()
+        else:
             for number, handler in before.items():
                 signal.signal(number, handler)

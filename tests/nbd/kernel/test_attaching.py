@@ -13,6 +13,7 @@ from tests.cli.commands import good_json, serving
 from tests.nbd.kernel.attachers import SIZE, Attacher, path_of, wait_for
 from tests.nbd.kernel.fake_kernel import FakeKernel
 from tests.support.target import END_S, IQN, TargetProcess
+from tests.support.until import until_blocking
 
 
 def test_attach_and_detach(tool: Attacher, kernel: FakeKernel, target: TargetProcess) -> None:
@@ -208,10 +209,39 @@ def test_an_attach_that_is_told_to_end(
 # --- in the foreground -------------------------------------------------------------------------
 
 
-def test_in_the_foreground(tool: Attacher, kernel: FakeKernel, target: TargetProcess) -> None:
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_in_the_foreground(
+    number: int, tool: Attacher, kernel: FakeKernel, target: TargetProcess
+) -> None:
+    if number == signal.SIGHUP and signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+        pytest.skip("SIGHUP is ignored here, by nohup")
     process = tool.start("attach", "-f", f"{target.url}/0")
     assert process.stdout is not None
     assert process.stdout.readline() == f"ready {path_of(kernel, 'nbd0')}\n"
-    process.terminate()
+    process.send_signal(number)
     assert process.communicate(timeout=END_S) == ("", "")
     assert process.returncode == 0
+
+
+def test_in_the_foreground_told_again(
+    tool: Attacher, kernel: FakeKernel, target: TargetProcess
+) -> None:
+    """At once: it waits until the device is not in use. Later: it does not."""
+    process = tool.start("attach", "-f", f"{target.url}/0")
+    assert process.stdout is not None and process.stderr is not None
+    assert process.stdout.readline() == f"ready {path_of(kernel, 'nbd0')}\n"
+    with open(path_of(kernel, "nbd0"), "rb"):
+        for _ in range(2):
+            process.terminate()
+        assert "waiting; another signal ends this" in process.stderr.readline()
+        process.terminate()
+        assert process.poll() is None
+
+        def ended() -> bool:
+            process.terminate()
+            return process.poll() is not None
+
+        until_blocking(ended)  # for as long as a user has patience
+        process.communicate()
+        assert process.returncode == 28
+    tool.good("detach", "nbd0")

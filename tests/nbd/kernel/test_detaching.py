@@ -37,6 +37,24 @@ def test_in_use(tool: Attacher, kernel: FakeKernel, target: TargetProcess) -> No
     tool.good("detach", "nbd0")
 
 
+def test_one_in_use_does_not_keep_the_others(
+    tool: Attacher, kernel: FakeKernel, target: TargetProcess
+) -> None:
+    """The first is in use, or cannot be flushed: the status is its own."""
+    tool.good("attach", f"{target.url}/0")
+    tool.good("attach", f"{target.url}/1")
+    with open(path_of(kernel, "nbd0"), "rb"):
+        assert "has it open" in tool.refused(28, "detach", "nbd0", "nbd1")
+        assert kernel.connected() == ["nbd0"]
+    tool.good("attach", f"{target.url}/1")
+    for name in ("nbd0", "nbd1"):
+        kernel.spoil(name)
+    status, _, said = tool.ended("detach", "nbd0", "nbd1")
+    assert status == 1
+    assert said.count("detached, but the last flush failed") == 2
+    assert kernel.connected() == []
+
+
 def test_what_is_cached_is_flushed(
     tool: Attacher, kernel: FakeKernel, target: TargetProcess
 ) -> None:
