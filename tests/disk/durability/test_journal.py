@@ -588,6 +588,47 @@ def test_loss_on_a_living_connection_ends_it_before_a_flush_succeeds() -> None:
     assert bench.kept == 0
 
 
+def test_a_flush_whose_end_is_looked_at_after_the_replay_only_is_done_again() -> None:
+    """The target had nothing left to make durable when it said that it was. Its report came behind
+    that; all was sent again, and the flush's thread slept meanwhile."""
+    bench = Bench()
+    bench.write(0, 1, 1)
+    flush = bench.core.flush()
+    next(flush)
+    bench.target.cached.clear()
+    (slot,) = bench.session.flight
+    bench.target.execute(slot)
+    bench.session.end(slot)
+    bench.report(POWER_ON)
+    reconnect(bench.core, bench.target, lost=False)
+    bench.run(flush)
+    assert bench.target.stable[0] == b"\1" * BLOCK and bench.kept == 0
+
+
+def test_cache_lost_again_during_the_replay() -> None:
+    """What had been sent again before is sent once more."""
+    bench = Bench()
+    bench.write(0, 1, 1)
+    bench.write(20, 1, 2)
+    bench.target.cached.clear()
+    ended = 0
+
+    def answer(fresh: FakeSession, slot: TaskSlot) -> None:
+        nonlocal ended
+        if not ended:
+            bench.core.listen_resuming(fresh)  # type: ignore[arg-type]
+        ended += 1
+        if ended == 2:
+            bench.target.cached.clear()
+            fresh.end(slot, sense=POWER_ON)
+            return
+        bench.target.execute(slot)
+        fresh.end(slot)
+
+    _replay(bench, answer)
+    assert bench.holds(0, 1, 1) and bench.holds(20, 1, 2)
+
+
 def test_read_that_may_have_seen_the_past_is_done_again() -> None:
     bench = Bench()
     bench.write(0, 1, 1)
