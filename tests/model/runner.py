@@ -301,6 +301,9 @@ class Runner:
             machine.troubles.add(kind, 1 + fault.amount)
             if kind == "identify":
                 proxy.cut(RST)
+        elif kind == "less":
+            assert isinstance(machine, Machine)
+            machine.troubles.refuse(fault.amount)
         elif kind == "blink":
             assert isinstance(machine, Machine)
             self.model.power()

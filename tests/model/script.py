@@ -77,7 +77,7 @@ SHORT: Weights = {"rst": 4, "fin": 4, "after up": 5, "after down": 5, "truncate 
 CHECKED: Weights = {**SHORT, "corrupt up": 4, "corrupt down": 4}
 # Faults of a target in this process.
 TROUBLED: Weights = {**SHORT, "passing": 6, "identify": 6, "recovered": 6, "flush": 6, "turn": 8,
-                     "blink": 6}  # fmt: skip
+                     "blink": 6, "less": 4}  # fmt: skip
 # Faults that may take longer than an io-timeout of a second, too.
 TOO_LONG: Weights = {**SHORT, "outage": 4, "hole": 3}
 BROKEN: Weights = {
@@ -88,7 +88,7 @@ BROKEN: Weights = {
 def random_fault(chance: random.Random, weights: Weights) -> Fault:
     kind = chance.choices(list(weights), list(weights.values()))[0]
     most = {"refuse": 30, "after": 60_000, "truncate": 60_000, "outage": 2500,
-            "passing": 6, "identify": 6, "recovered": 6, "flush": 2}  # fmt: skip
+            "passing": 6, "identify": 6, "recovered": 6, "flush": 2, "less": 31}  # fmt: skip
     amount = most.get(kind.partition(" ")[0], 20)
     return Fault(kind, chance.randint(0, amount))
 

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from iserblk.scsi import lba as lba_data
 from iserblk.scsi import opcodes, sense
 from iserblk.scsi import status as sam
+from iserblk.scsi.cdb import FUA, NDOB
 from iserblk.target.ports import TargetPorts
 from iserblk.target.scsi.device import DeviceServer, LogicalUnit
 from iserblk.target.scsi.task import DeviceTask
@@ -64,6 +65,7 @@ _ACTION = 0x1F
 _NO_HOLES = (lba_data.MAPPED, lba_data.MAPPED_FOR_SURE, lba_data.UNKNOWN)
 SLOW = 0.3  # share of the commands
 MOST_S = 0.004
+MOST_BLOCKS = 1  # of a READ or WRITE, where long ones are refused
 _MOST = 8  # temporary errors in a row: fewer than an initiator bears
 
 
@@ -79,6 +81,25 @@ class Troubles:
         self._chance = random.Random(f"troubles {seed}")
         self._mutex = threading.Lock()
         self._left = {"passing": 0, "identify": 0, "recovered": 0, "flush": 0}
+        self._refused = 0
+
+    def refuse(self, what: int) -> None:
+        """Refuse from now on, by the bits of ``what``: WRITE SAME, long transfers, WRITE SAME
+        without data, GET LBA STATUS, FUA."""
+        self._refused = what
+
+    def _refuses(self, cdb: bytes) -> int:
+        """ASC << 8 | ASCQ with which the LUN refuses a command; 0: it does not."""
+        opcode, what = cdb[0], self._refused
+        if opcode == opcodes.WRITE_SAME_16:
+            if what & 1:
+                return sense.INVALID_OPERATION_CODE
+            return sense.INVALID_FIELD_IN_CDB if what & 4 and cdb[1] & NDOB else 0
+        if opcode in (opcodes.READ_16, opcodes.WRITE_16):
+            long = int.from_bytes(cdb[10:14], "big") > MOST_BLOCKS
+            fua = opcode == opcodes.WRITE_16 and cdb[1] & FUA
+            return sense.INVALID_FIELD_IN_CDB if (what & 2 and long) or (what & 16 and fua) else 0
+        return sense.INVALID_FIELD_IN_CDB if what & 8 and _asks_for_extents(cdb) else 0
 
     def add(self, kind: str, count: int) -> None:
         with self._mutex:
@@ -94,6 +115,10 @@ class Troubles:
 
     def instead_of(self, cdb: bytes) -> tuple[int, bytes] | None:
         """Status and sense data for a command that is not to be carried out; None: carry it out."""
+        code = self._refuses(cdb)
+        if code:
+            refusal = sense.encode_fixed(sense.ILLEGAL_REQUEST, code >> 8, code & 0xFF)
+            return sam.CHECK_CONDITION, refusal
         opcode = cdb[0]
         if opcode in _IDENTIFY and not _asks_for_extents(cdb):
             return self._chance.choice(FAILING) if self._take("identify") else None
@@ -105,6 +130,7 @@ class Troubles:
         """Drop all pending errors, for a new client."""
         with self._mutex:
             self._left = dict.fromkeys(self._left, 0)
+            self._refused = 0
 
     def recovered(self) -> bool:
         return self._take("recovered")
