@@ -94,7 +94,7 @@ class TrioDriver:
         self._writes = WriteWatch(session, self._progress)
         self._batch = False  # of answers: what their tasks and strands submit is sent at its end
         self._lately = 0.0
-        self._due = math.inf  # the next tick
+        self._tick_due = math.inf
         self._ended = trio.Event()  # the pump found the session's end
         self._gatherer = Nap()
         self._quiet = GATHER_QUIET
@@ -406,7 +406,7 @@ class TrioDriver:
     @uninterrupted
     async def _tick(self) -> None:
         while True:
-            self._due = monotonic() + TICK_S
+            self._tick_due = monotonic() + TICK_S
             await trio.sleep(TICK_S)
             self._look_back(monotonic())
             self._progress()  # an answer that is here is in time, however late this task runs
@@ -414,9 +414,9 @@ class TrioDriver:
 
     def _look_back(self, now: float) -> None:
         """Before answers are taken in: whether this process has run lately."""
-        late = now - self._due
+        late = now - self._tick_due
         if late > STALLED_S:
-            self._due = now + TICK_S
+            self._tick_due = now + TICK_S
             self.ladder.stalled(late, now)
 
     async def wait(self, waiter: TrioWaiter) -> None:
