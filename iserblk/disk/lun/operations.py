@@ -399,8 +399,9 @@ class _Synchronizing(Work[bytes]):
         return True
 
     def outcome(self, slot: TaskSlot, piece: bytes) -> IserblkError | None:
-        self._connection = slot.connection
-        self._cmd_sn = slot.cmd_sn
+        if slot.error is None:  # else it may never have been sent
+            self._connection = slot.connection
+            self._cmd_sn = slot.cmd_sn
         return super().outcome(slot, piece)
 
     def may_overtake(self, slot: TaskSlot) -> bool:
