@@ -8,8 +8,6 @@ from dataclasses import replace
 from functools import partial
 from time import monotonic
 
-import trio
-
 from iserblk.disk.lun.geometry import Geometry
 from iserblk.disk.lun.identify import NotADisk, identify, names
 from iserblk.disk.lun.inventory import REREADS, Inventory
@@ -22,7 +20,7 @@ from iserblk.disk.multipath.paths import Paths
 from iserblk.disk.multipath.proving import prove_ways
 from iserblk.disk.resume import check_identity, listen, resume_all
 from iserblk.disk.seam import LunInfo
-from iserblk.disk.settling import settle as settle_all
+from iserblk.disk.settling import run_aside, settle
 from iserblk.errors import (
     BadArgument,
     CommandError,
@@ -34,7 +32,6 @@ from iserblk.errors import (
 )
 from iserblk.initiator.connecting.reach import complete, connect
 from iserblk.initiator.drivers.tasks import TrioDriver
-from iserblk.initiator.drivers.threads import BlockingDriver
 from iserblk.initiator.reconnecting import Driver, Reconnector, respite
 from iserblk.initiator.session.session import Session
 from iserblk.initiator.session.slots import Operation
@@ -64,10 +61,10 @@ def reconnector(
     ``run``, and calls its ``stop`` before the logout."""
     session = driver.session
     paths = address.paths
-    run = partial(_run_aside, driver)
+    run = partial(run_aside, driver)
 
     async def settled(seconds: float, leave: Callable[[], None]) -> None:
-        await run(settle_all(cores, monotonic() + seconds, leave))
+        await run(settle(cores, monotonic() + seconds, leave))
 
     if paths is not None:
         for core in cores:
@@ -88,17 +85,6 @@ def reconnector(
         partial(resume_all, cores),
         settle=settled,
     )
-
-
-async def _run_aside(driver: Driver, operation: Operation[None]) -> None:
-    """Run an operation on the session of ``driver``, in trio. Where it is cancelled and the driver
-    is one for threads, the operation goes on by itself."""
-    if isinstance(driver, TrioDriver):
-        await driver.run_operation(operation)
-        return
-    assert isinstance(driver, BlockingDriver)
-    release = driver.session.queue.release
-    await trio.to_thread.run_sync(driver.run, operation, release, abandon_on_cancel=True)
 
 
 async def _reinstate(session: Session, address: Address) -> Session:

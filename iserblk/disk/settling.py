@@ -2,13 +2,20 @@
 
 Session reinstatement follows, after which whatever is not flushed counts as lost. So no change is
 begun from before the flush until the session leaves; then it waits for the next connection.
+
+Runs in trio, beside the session's reconnector.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+import trio
+
 from iserblk.disk.lun.operations import DiskCore
+from iserblk.initiator.drivers.tasks import TrioDriver
+from iserblk.initiator.drivers.threads import BlockingDriver
+from iserblk.initiator.reconnecting import Driver
 from iserblk.initiator.session.slots import Operation
 
 
@@ -26,3 +33,14 @@ def settle(
     finally:
         for core in cores:
             core.pause_changes(False)
+
+
+async def run_aside(driver: Driver, operation: Operation[None]) -> None:
+    """Run an operation on the session of ``driver``. Where it is cancelled and the driver is one
+    for threads, the operation goes on by itself."""
+    if isinstance(driver, TrioDriver):
+        await driver.run_operation(operation)
+        return
+    assert isinstance(driver, BlockingDriver)
+    release = driver.session.queue.release
+    await trio.to_thread.run_sync(driver.run, operation, release, abandon_on_cancel=True)
