@@ -1180,7 +1180,7 @@ class DiskCore:
     def _flush(self, client: FlushClient, deadline: float) -> Operation[None]:
         durability = self.durability
         losses = durability.losses
-        failed = False
+        attempts = 0
         while True:
             if durability.renew():
                 self.session.disconnect()
@@ -1195,10 +1195,10 @@ class DiskCore:
                 if lost:  # so the error tells of a loss
                     error.losses = losses.count
                 # What allows a retry (ABORTED COMMAND) is sent again, behind what it was to cover.
-                pause = retry_delay(error, 0)
-                if failed or lost or pause is None or not _proves_nothing(error):
+                pause = retry_delay(error, attempts)
+                if lost or pause is None or not _proves_nothing(error):
                     raise
-                failed = True
+                attempts += 1
                 yield max(pause, AGAIN_S)
                 check_time(self.session, deadline, self.info.name)
                 continue

@@ -18,6 +18,7 @@ from iserblk.errors import CommandTimeout, ConnectionLost, IserblkError, OutOfRa
 from iserblk.initiator.session.slots import Operation, TaskSlot
 from iserblk.scsi import opcodes
 from iserblk.scsi import sense as sense_data
+from iserblk.scsi.status import TASK_ABORTED
 from tests.disk import fake_target
 from tests.disk.fake_target import (
     BLOCK,
@@ -229,6 +230,24 @@ def test_failed_flush_has_the_journal_sent_again_before_the_next(sense: bytes) -
     bench.run(flush)
     assert bench.target.executed == [WRITE, SYNC]
     assert bench.target.stable[0] == b"\1" * BLOCK
+
+
+def test_flush_that_is_aborted_several_times() -> None:
+    """By other initiators, for example: each time what it was to cover is sent again first."""
+    bench = Bench()
+    bench.write(0, 1, 1)
+    flush = bench.core.flush()
+    next(flush)
+    bench.target.executed.clear()
+    for count in range(1, 4):
+        bench.session.end(bench.session.flight[0], status=TASK_ABORTED)
+        while not bench.session.flight:
+            next(flush)
+            if bench.session.disconnected:
+                reconnect(bench.core, bench.target, lost=False)
+        assert bench.target.executed == [WRITE] * count
+    bench.run(flush)
+    assert bench.target.executed == [WRITE] * 3 + [SYNC]
 
 
 def test_flush_that_was_given_up_has_the_journal_sent_again_before_the_next() -> None:

@@ -214,7 +214,7 @@ def test_flush_that_the_target_refuses_loses_nothing(bench: Bench) -> None:
 @pytest.mark.parametrize("sense", [MEDIUM_ERROR, ABORTED])
 def test_failed_flush_with_nothing_to_flush_is_no_loss(bench: Bench, sense: bytes) -> None:
     with pytest.raises(ScsiError):
-        bench.run(bench.disk.flush(), *[sense] * 3)
+        bench.run(bench.disk.flush(), *[sense] * 64)
     assert bench.disk.durability.losses.count == 0
 
 
