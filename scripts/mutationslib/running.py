@@ -93,7 +93,7 @@ class Copy:
         if done is None:
             return None, "", ""
         lines = failures.read_text().splitlines() if failures.exists() else []
-        return done[0], lines[0].partition(": ")[0] if lines else "", done[1]
+        return done[0], _test_of(lines[0]) if lines else "", done[1]
 
     def _run(self, words: Sequence[str], patience: float) -> tuple[int, str] | None:
         """Python with ``words``: its exit status and output. None: it was killed."""
@@ -119,6 +119,16 @@ class Copy:
                 os.killpg(process.pid, signal.SIGKILL)
                 return None
             return process.returncode, output
+
+
+def _test_of(line: str) -> str:
+    """The node id at the head of a line of --failures; its parameters may have colons, too."""
+    parts = line.split(": ")
+    for count in range(1, len(parts)):
+        test = ": ".join(parts[:count])
+        if "[" not in test or test.endswith("]"):
+            return test
+    return line
 
 
 def _write(path: Path, text: str) -> None:

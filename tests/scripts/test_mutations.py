@@ -15,10 +15,12 @@ FEWEST = 52  # the twelve, and at least forty others
 
 CODE = "def size(blocks: int) -> int:\n    return blocks * 512\n"
 TESTS = """
+import pytest
 from iserblk.sizes import size
 
 def test_none(): assert size(0) == 0
-def test_some(): assert size(3) == 1536
+@pytest.mark.parametrize("blocks", [1, 3], ids=["a: b", "c]"])
+def test_some(blocks): assert size(blocks) == blocks << 9
 """
 CONFTEST = """
 def pytest_addoption(parser):
@@ -123,7 +125,7 @@ def test_what_is_printed(tree: Path, tmp_path: Path, capsys: pytest.CaptureFixtu
     status = main(["--jobs", "2"], tmp_path, tree)
     lines = capsys.readouterr().out.splitlines()
     said = {line.split()[0]: " ".join(line.split()[3:]) for line in lines[:-2]}
-    assert said["noticed"] == "tests/test_sizes.py::test_some"
+    assert said["noticed"] == "tests/test_sizes.py::test_some[a: b]"
     assert said["survives"] == "NOT NOTICED"
     assert "tests/test_broken.py::test_it fails without it, too" in said["says-nothing"]
     assert "pytest ended with 4" in said["no-tests"]

@@ -12,7 +12,7 @@ import trio.testing
 from iserblk.disk.aio import TrioDisk
 from iserblk.errors import ConnectionLost
 from iserblk.initiator.drivers.tasks import GATHER_BESIDE, GATHER_COMMANDS, TrioDriver, TrioWaiter
-from iserblk.initiator.session.slots import Operation, TaskSlot
+from iserblk.initiator.session.slots import SENT, Operation, TaskSlot
 from iserblk.iscsi import bhs
 from iserblk.waiting import busy_polling
 from iserblk.waiting.busy_polling import HITS
@@ -387,6 +387,32 @@ async def test_a_loop_that_was_blocked(
         peer.poll()
         assert {heard.opcode for heard in peer.heard} == {bhs.SCSI_COMMAND}
         assert session.error is None and not driver.ladder.aborted
+        nursery.cancel_scope.cancel()
+    session.fail(ConnectionLost("closing"))
+    peer.close()
+
+
+async def test_an_answer_that_is_there_is_in_time(
+    mock_clock: trio.testing.MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A deadline that passes in the same turn of the loop aborts nothing, whichever comes first."""
+    clocks.give(monkeypatch, mock_clock.current_time)
+    session, peer = linked()
+    driver = TrioDriver(session)
+    disk = TrioDisk(disk_of(session), driver)
+    async with trio.open_nursery() as nursery:
+        await nursery.start(driver.run)
+        for turn in range(6):  # trio takes the tasks of a turn in any order
+            async with trio.open_nursery() as reading:
+                reading.start_soon(disk.read_into, memoryview(bytearray(512)), 0)
+                await trio.testing.wait_all_tasks_blocked()
+                peer.poll()
+                (slot,) = [slot for slot in session.queue.tasks if slot.state == SENT]
+                slot.deadline = mock_clock.current_time() + 1.2
+                peer.respond(peer.heard[turn])
+                mock_clock.jump(1.5)
+                await trio.testing.wait_all_tasks_blocked()
+        assert not driver.ladder.aborted
         nursery.cancel_scope.cancel()
     session.fail(ConnectionLost("closing"))
     peer.close()
