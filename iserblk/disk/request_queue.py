@@ -125,6 +125,7 @@ class RequestQueue:
         self._settle()
         if not self.open:
             await trio.lowlevel.checkpoint()
+            self._settle()  # of a request that has begun meanwhile, and ended
         while self.open and not self._over:
             self._waits = True
             try:

@@ -83,6 +83,24 @@ async def test_an_answer_in_the_turn_in_which_the_wait_is_cancelled_is_settled()
         assert await queue.ended() == [request]
 
 
+async def test_an_answer_before_the_queue_waits_is_not_overlooked() -> None:
+    """A command may end where it is begun: the session has failed, or its LUN is in doubt. Here
+    that is in the turn in which ``ended`` had found nothing open."""
+    disk: Any = _Disk(begin=False)
+    disk.ended = 1  # no SIGINT
+    for _ in range(30):  # in which order tasks have their turns is trio's choice
+        async with open_queue(disk) as queue:
+            with trio.fail_after(5):
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(queue.ended)
+                    nursery.start_soon(_begin_ended, queue)
+
+
+async def _begin_ended(queue: Any) -> None:
+    await trio.lowlevel.checkpoint()
+    queue.read(BLOCK, 0).task_done()
+
+
 class _Again(_Disk):
     """Each command has to be sent again."""
 
