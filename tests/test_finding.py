@@ -118,6 +118,7 @@ PRIVATE: dict[str, set[str]] = {
     "tests/target/test_server_many.py": {"_connections", "_sessions", "_slots"},
     "tests/target/test_target_iser_rules.py": {"_free"},
     "tests/test_crc.py": {"_crc"},
+    "tests/support/renamed.py": {"_note_pages"},
 }
 # Public names of the standard library, in spite of the underscore.
 NOT_PRIVATE = {"_replace", "_fields", "_asdict", "_exit", "_getframe"}
