@@ -153,8 +153,9 @@ async def test_data_and_identity(here: str, there: str, block: int) -> None:
 @WAYS
 @pytest.mark.parametrize(("level", "count"), [(0, 2), (2, 2), (2, 1)])
 async def test_several_connections(here: str, there: str, level: int, count: int) -> None:
-    """Both sessions have as many, of which one is cut now in front and now behind: the sessions go
-    on, at level 2 also with one, and nothing that was acknowledged is lost."""
+    """Both sessions have as many, of which one is cut now in front and now behind: nothing that was
+    acknowledged is lost. The sessions go on where the statuses of what was in flight are not lost;
+    else they are reinstated, as something is unflushed."""
     store = FakeStore(16 * SLICE)
     options = f"?connections={count}&error-recovery-level={level}"
     chance = random.Random(level)
@@ -176,7 +177,7 @@ async def test_several_connections(here: str, there: str, level: int, count: int
                 session = sessions[cuts % 2]
                 await until(lambda: session.count == count and session.queue.sent > 2)  # noqa: B023
                 chance.choice(session.queue.connections).datamover.disconnect()
-                await until(lambda: session.recovered == cuts // 2 + 1)  # noqa: B023
+                await until(lambda: session.recovered + session.reconnects == cuts // 2 + 1)  # noqa: B023
             done = True
 
         async def one(at: int) -> None:
@@ -192,8 +193,7 @@ async def test_several_connections(here: str, there: str, level: int, count: int
             nursery.start_soon(cut)
             for at in range(16):
                 nursery.start_soon(one, at)
-        assert [session.recovered for session in sessions] == [3, 3]
-        assert [session.reconnects for session in sessions] == [0, 0]
+        assert [session.recovered + session.reconnects for session in sessions] == [3, 3]
 
 
 def fpdus(said: bytes | bytearray) -> Iterator[bytes]:
