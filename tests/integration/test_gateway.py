@@ -149,7 +149,7 @@ async def test_data_and_identity(here: str, there: str, block: int) -> None:
         ]
 
 
-@pytest.mark.logs(logs.ONE_OF_SEVERAL)
+@pytest.mark.logs(logs.ONE_OF_SEVERAL, logs.RECONNECTED, logs.LOST_POWER)
 @WAYS
 @pytest.mark.parametrize(("level", "count"), [(0, 2), (2, 2), (2, 1)])
 async def test_several_connections(here: str, there: str, level: int, count: int) -> None:
@@ -292,7 +292,7 @@ async def test_what_cannot_be_written() -> None:
 NOT_FLUSHED = "the last flush failed, data may be lost: "
 
 
-@pytest.mark.logs(logs.FILE_ERRORS, NOT_FLUSHED)
+@pytest.mark.logs(logs.FILE_ERRORS, NOT_FLUSHED, logs.RECONNECTED, logs.LOST_POWER)
 @WAYS
 async def test_errors_of_the_medium(here: str, there: str) -> None:
     store = FakeStore(MIB)
@@ -313,7 +313,7 @@ async def test_errors_of_the_medium(here: str, there: str) -> None:
         assert caught.value.sense.code == sense.SPACE_ALLOCATION_FAILED
 
 
-@pytest.mark.logs(logs.FILE_ERRORS, logs.LOST_WRITES)
+@pytest.mark.logs(logs.FILE_ERRORS, logs.LOST_WRITES, logs.RECONNECTED, logs.LOST_POWER)
 async def test_a_flush_that_fails_is_told_to_each_client() -> None:
     store = FakeStore(MIB)
     async with (
