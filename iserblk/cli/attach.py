@@ -15,6 +15,7 @@ from iserblk.cli.notify import tell_systemd
 from iserblk.cli.options import connection, connection_options_but, json_option
 from iserblk.cli.output import print_json
 from iserblk.disk.blocking import open_disks
+from iserblk.disk.lun.identity import lasting_name
 from iserblk.disk.multipath.addresses import settle
 from iserblk.disk.seam import LunInfo
 from iserblk.endings import Endings, ending_signals
@@ -215,7 +216,9 @@ def _for_udev(info: LunInfo) -> dict[str, str]:
 
 def _name(info: LunInfo) -> str:
     """Names the LUN, whatever the path to it; by the target, where the LUN has no identifier."""
-    return " ".join(info.identifiers) or f"{info.target.lower()}/{info.lun} {info.serial}".rstrip()
+    return (
+        lasting_name(info.identifiers) or f"{info.target.lower()}/{info.lun} {info.serial}".rstrip()
+    )
 
 
 def _say(served: Sequence[tuple[Device, Lun]], as_json: bool) -> None:

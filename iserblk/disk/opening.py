@@ -10,6 +10,7 @@ from time import monotonic
 
 from iserblk.disk.lun.geometry import Geometry
 from iserblk.disk.lun.identify import NotADisk, identify, names
+from iserblk.disk.lun.identity import lasting_name
 from iserblk.disk.lun.inventory import REREADS, Inventory
 from iserblk.disk.lun.operations import DiskCore
 from iserblk.disk.lun.reservation import Reservation, host_key
@@ -178,7 +179,7 @@ async def _identify(driver: TrioDriver, address: Address, lun: int) -> DiskCore:
         known = await driver.run_operation(names(session, lun, name, text))
         reservation = Reservation(
             name,
-            " ".join(known.identifiers) or known.serial or f"{url.iqn} {lun}",
+            lasting_name(known.identifiers) or known.serial or f"{url.iqn} {lun}",
             options.reserve_key or host_key(initiator_name(options.initiator_name)),
         )
         session.listeners.add(field, reservation)

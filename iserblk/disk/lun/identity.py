@@ -51,6 +51,12 @@ def is_identified(info: Identity) -> bool:
     return bool(world_wide(info.identifiers))
 
 
+def lasting_name(identifiers: Sequence[str]) -> str:
+    """A name of the LUN for what outlives an upgrade of its target: devices that are attached, and
+    locks. Targets of ours had no UUIDs before, so these are left out where there are others."""
+    return " ".join([each for each in identifiers if not each.startswith("uuid.")] or identifiers)
+
+
 def have_common(one: Sequence[str], other: Sequence[str]) -> bool:
     """Whether a world-wide identifier is common to both, and of no kind they have only different
     ones. (The name of a target, given to each of its LUNs, says nothing where their NAA identifiers

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from iserblk.disk.lun.identify import Names
-from iserblk.disk.lun.identity import check_lun, have_common, is_identified, is_same
+from iserblk.disk.lun.identity import check_lun, have_common, is_identified, is_same, lasting_name
 from iserblk.disk.seam import LunInfo
 from iserblk.errors import LunChanged
 from tests.disk.fake_lun import FakeLuns, known
@@ -77,6 +77,11 @@ def test_what_proves_that_luns_are_one() -> None:
     for one, other in [((T10, LOCAL),) * 2, ((NAA, TARGET), (OTHER, TARGET)), ((), ())]:
         assert not have_common(one, other)
     assert is_identified(names(NAA, T10)) and not is_identified(names(T10, LOCAL))
+
+
+def test_the_name_of_a_device_outlives_an_upgrade_of_the_target() -> None:
+    assert lasting_name((LOCAL, T10, UUID)) == lasting_name((LOCAL, T10)) == f"{LOCAL} {T10}"
+    assert lasting_name((UUID,)) == UUID and lasting_name(()) == ""
 
 
 def info(*identifiers: str, serial: str = "S1", size: int = 1 << 20) -> LunInfo:
