@@ -56,9 +56,11 @@ class FailBack:
         self._run = run
         self._trial: Session | None = None
         self._scope = trio.CancelScope()
+        self._stopped = False
 
     def stop(self) -> None:
         """Call it in trio. No way is tried any more, and the session does not go over any more."""
+        self._stopped = True
         self._scope.cancel()
         self._forget_trial()
 
@@ -113,7 +115,8 @@ class FailBack:
         """Flush, and have the session go on by ``way``. Where the flush fails, it stays."""
 
         def leave() -> None:
-            if not self._scope.cancel_called and self._paths.go_over(self._session, way, DRAIN_S):
+            # (In any thread, where trio's scopes cannot be asked.)
+            if not self._stopped and self._paths.go_over(self._session, way, DRAIN_S):
                 log.warning("%s: going over to %s", self._session.portal, way.name)
                 self._driver.kick()
 
