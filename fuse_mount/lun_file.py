@@ -14,7 +14,9 @@ open file:
 - A program that has the file open for reading and writing, and reads behind the end, uses the LUN
   as a disk: a loop device, qemu, fsck. What it has seen must not become zero, so the end is
   forgotten; but not while a program that has truncated the file has it open. Then it is forgotten
-  when that closes it: the other program may have read all before.
+  when that closes it: the other program may have read all before. A read that begins in front of
+  the end, and reaches behind it, moves the end only behind what was read: a program may read its
+  header with a buffer that is larger.
 
 All that is kept in memory: a new mount knows of no end.
 """
@@ -93,10 +95,15 @@ class LunFile:
             if self._updaters and self.end != NO_END:
                 self._forget()
 
-    def read_behind(self, handle: int) -> None:
-        """A read through ``handle`` begins at the end, or behind it."""
-        if handle in self._updaters:
+    def read_behind(self, handle: int, begin: int, stop: int) -> None:
+        """A read through ``handle``, of the bytes from ``begin`` to ``stop``, reaches behind the
+        end."""
+        if handle not in self._updaters:
+            return
+        if begin >= self.end:
             self._forget()
+        elif not self._truncators and not self._moving:
+            self._move(stop)
 
     def _forget(self) -> None:
         if not self._truncators and not self._moving:

@@ -246,8 +246,8 @@ class LunFiles(pyfuse3.Operations):
         size = min(size, disk.size - off)
         if size <= 0:
             return memoryview(b"")
-        if off >= file.end:
-            file.read_behind(fh)
+        if off + size > file.end:
+            file.read_behind(fh, off, off + size)
         buffer = self._idle_buffers.pop() if self._idle_buffers else new_buffer()
         try:
             await disk.read_into(buffer[:size], off)

@@ -181,7 +181,7 @@ async def test_what_a_program_that_writes_has_read_stays(
     """`dd if=mbr of=lun0 count=1`, and then a loop device, or qemu."""
     await file.truncate(512, truncator)
     file.opened(8, flags)
-    file.read_behind(8)
+    file.read_behind(8, 512, 1024)
     await write(file, 9000, b"x")
     if kept:
         assert disk.content == OLD * 9000 + b"x" + OLD * (SIZE - 9001)
@@ -210,7 +210,7 @@ async def test_only_open_files_count(file: LunFile, disk: SlowDisk) -> None:
     file.opened(8, os.O_RDWR)
     file.closed(8)
     await file.truncate(512, None)
-    file.read_behind(8)
+    file.read_behind(8, 512, 1024)
     assert file.end == 512
 
 

@@ -195,17 +195,43 @@ async def test_the_end_is_told_as_long_as_the_file_is_open(how: str) -> None:
     assert bytes(await fs.read(fh, 4990, 20)) == bytes(20)
 
 
-async def test_only_a_read_that_begins_behind_the_end_ends_it() -> None:
-    """A program reads with a buffer, which may be larger than the header that it has written."""
+@pytest.mark.parametrize(
+    ("begin", "kept"),
+    [
+        (512, 8000),
+        (511, 511 + 4096),  # as by a program with a buffer that is larger than its header
+        (0, 4096),  # as by the kernel, which reads ahead
+    ],
+)
+async def test_what_a_read_has_shown_is_not_zeroed(begin: int, kept: int) -> None:
+    """A boot sector is written, then a program changes the file system behind it. One that begins
+    behind the end uses the LUN as a disk; else more than what it has read is not known to it."""
     fs = files()
     fh = await opened(fs)
     await fs.write(fh, 0, b"\xee" * 9000)
-    for begin, gap in ((511, bytes(8000 - 512)), (512, b"\xee" * (8000 - 512))):
-        await fs.write(fh, 0, b"\xee" * 9000)
+    await truncate(fs, 512)
+    assert await fs.read(fh, begin, 4096) == b"\xee" * 4096
+    await fs.write(fh, 1000, b"x")
+    await fs.write(fh, 8000, b"x")
+    shown = bytearray(b"\xee" * kept + bytes(8000 - kept))
+    shown[1000] = ord("x")
+    assert await fs.read(await opened(fs, flags=os.O_RDONLY), 512, 7488) == shown[512:]
+
+
+@pytest.mark.parametrize("flags", [os.O_RDONLY, os.O_RDWR | os.O_TRUNC])
+async def test_a_read_across_the_end_that_moves_nothing(flags: int) -> None:
+    """Of a program that only reads, or has itself truncated the file."""
+    fs = files()
+    await fs.write(await opened(fs), 0, b"\xee" * 9000)
+    if flags & os.O_TRUNC:
+        fh = await opened(fs, flags=flags)
+        await fs.write(fh, 0, bytes(512))
+    else:
         await truncate(fs, 512)
-        assert await fs.read(fh, begin, 4096) == b"\xee" * 4096
-        await fs.write(fh, 8000, b"x")
-        assert await fs.read(await opened(fs, flags=os.O_RDONLY), 512, 7488) == gap
+        fh = await opened(fs, flags=flags)
+    await fs.read(fh, 0, 4096)
+    await fs.write(await opened(fs, flags=os.O_WRONLY), 8000, b"x")
+    assert await fs.read(await opened(fs, flags=os.O_RDONLY), 512, 7488) == bytes(7488)
 
 
 @pytest.mark.parametrize("options", [{"lun": True}, {"mount": True}])
