@@ -925,3 +925,23 @@ def test_what_the_last_flush_is_for(limit: int | None) -> None:
     with pytest.raises(IserblkError, match="lost"):
         bench.run(bench.core.flush())
     assert not durability.wants_flush()
+
+
+def test_a_flush_waits_for_the_end_of_an_older_command() -> None:
+    """What the target has told with it may be still under way, on another connection."""
+    bench = Bench()
+    bench.write(0, 1, 1)
+    read = bench.core.begin_read(memoryview(bytearray(BLOCK)), 0, CountingWaiter())
+    assert read is not None
+    flush = bench.core.flush()
+    next(flush)
+    (synchronize,) = [slot for slot in bench.session.flight if slot is not read]
+    read.cmd_sn, synchronize.cmd_sn = 1, 2
+    bench.target.execute(synchronize)
+    bench.session.end(synchronize)
+    assert isinstance(next(flush), float) and isinstance(next(flush), float)
+    bench.target.execute(read)
+    bench.session.end(read)
+    bench.core.ended(read)
+    with pytest.raises(StopIteration):
+        next(flush)
