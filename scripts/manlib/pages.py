@@ -25,8 +25,8 @@ _ENVIRONMENT = {
     "LISTEN_FDS, LISTEN_PID": "Sockets for `iserblk nbd`; systemd sets it.",
     "ISERBLK_READY_FD": "A descriptor to which nbdkit's plugin writes how its login ended;"
     " `iserblk nbd --nbdkit` sets it.",
-    "ISERBLK_OWED": "A file in which nbdkit's plugin notes losses of writes of which the clients of a"
-    " device have not been told; `iserblk attach --nbdkit` sets it.",
+    "ISERBLK_OWED": "A file in which nbdkit's plugin notes losses of writes of which the clients of"
+    " a device have not been told; `iserblk attach --nbdkit` sets it.",
     "ISERBLK_CONFIG_DIR": "The directory of named LUNs, in place of the usual ones.",
     "XDG_CONFIG_HOME": "Users other than root have named LUNs of their own in a directory below it;"
     " without it, below ~/.config.",
