@@ -87,7 +87,8 @@ def listen(cores: Sequence[DiskCore], fresh: Session) -> None:
 
 def resume(core: DiskCore, fresh: Session) -> Operation[None]:
     """Run all steps for one LUN; none for a LUN that another one has replaced, nor for one that was
-    gone before and still is. Nothing is sent to these, and the session's other LUNs go on."""
+    gone before and still is. Nothing is sent to these, and the session's other LUNs go on. What
+    they had not flushed counts as lost all the same."""
     if core.is_another:
         return
     listen([core], fresh)
@@ -97,6 +98,7 @@ def resume(core: DiskCore, fresh: Session) -> Operation[None]:
     except NoSuchLun:
         if not core.gone:
             raise
+        core.missed()
 
 
 def resume_all(cores: Sequence[DiskCore], fresh: Session) -> Operation[None]:

@@ -256,3 +256,35 @@ def test_all_luns_of_a_session_are_resumed_in_order(replays: list[list[str]]) ->
     numbers = [number for number, _ in fresh.asked]
     assert set(numbers) == {0, 5} and numbers == sorted(numbers)
     assert len(replays) == 2
+
+
+@pytest.mark.logs(logs.LOST_WRITES)
+@pytest.mark.parametrize("journal", [0, 4096])
+def test_a_lun_that_was_gone_while_its_session_was_reinstated(journal: int) -> None:
+    """The target may have lost its cache in that time. When the LUN is back, what was not flushed
+    is sent again before anything else, or the loss is told."""
+    refused = encode_fixed(ILLEGAL_REQUEST, 0x24, 0x00)
+    session = FakeLuns(FakeLun(errors={"MODE SENSE": refused}))  # so it may have a cache
+    core = known(session)
+    if journal:
+        core.keep_journal(journal)
+    core.durability.wrote()
+    there = session.luns.pop(0)
+    core.suspect("it may be gone")
+    with pytest.raises(NoSuchLun):
+        finish(core.reassure(core.deadline()))
+    session.suspended_at = 1.0
+    fresh = FakeLuns()
+    del fresh.luns[0]
+    finish(resume.resume(core, session_of(fresh)))
+    durability = core.durability
+    assert (durability.replay_needed, durability.losses.count) == (bool(journal), int(not journal))
+    session.luns[0] = there
+    operation = core.reassure(core.deadline())
+    if journal:
+        assert isinstance(next(operation), float)
+        assert session.disconnected and core.in_doubt
+        finish(resume.resume(core, session_of(FakeLuns())))
+    finish(operation)
+    assert not core.in_doubt and not durability.replay_needed
+    assert durability.unflushed and session.disconnected is bool(journal)

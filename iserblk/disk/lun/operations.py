@@ -640,6 +640,8 @@ class DiskCore:
             finally:
                 self._comparing = False
                 self._wake_reassured()
+            if self.in_doubt:
+                yield AGAIN_S  # until the connection is lost that is about to be replaced
 
     def _wake_reassured(self) -> None:
         with self._doubting:
@@ -669,6 +671,9 @@ class DiskCore:
                 raise LunChanged(str(self._another))
             # (The first command takes away what the target had to report; then it is asked again.)
             if reports == self._reports:
+                if self.durability.replay_needed:
+                    self.session.disconnect()  # the next one begins with that (``missed``)
+                    return
                 self.renew(info, geometry)
                 self.sizing.changed = False
                 self.believe(reports)
@@ -768,6 +773,11 @@ class DiskCore:
             self.pack_write,
             self.pack_read,
         )
+
+    def missed(self) -> None:
+        """The session was reinstated while the target had no such LUN, so nothing could be sent
+        again. If it comes back, ``reassure`` has the connection replaced, for ``replay``."""
+        self.durability.reinstated(self.session.suspended_at)
 
     def know_size(self, deadline: float) -> Operation[None]:
         """Have the LUN compared if it is in doubt. Send READ CAPACITY if the capacity may have
