@@ -15,7 +15,16 @@ from iserblk.errors import IserblkError, ScsiError
 from iserblk.initiator.session.commanding import CommandSession
 from iserblk.initiator.session.listeners import LunListeners
 from iserblk.initiator.session.sending import InDoubt
-from iserblk.initiator.session.slots import FREE, QUEUED, SENT, TAKEN, Operation, TaskSlot, Waiter
+from iserblk.initiator.session.slots import (
+    FREE,
+    INDEX_BITS,
+    QUEUED,
+    SENT,
+    TAKEN,
+    Operation,
+    TaskSlot,
+    Waiter,
+)
 from iserblk.scsi import lba as lba_data
 from iserblk.scsi import opcodes
 from iserblk.scsi import sense as sense_data
@@ -78,9 +87,15 @@ class FakeSession:
         if self._refuses(slot):
             self.refuse([slot])
             return
-        slot.state = QUEUED if self.suspended else SENT
+        slot.state = QUEUED
         slot.deadline = slot.deadline or monotonic() + self.io_timeout
         self.flight.append(slot)
+        if not self.suspended:
+            self._send(slot)
+
+    def _send(self, slot: TaskSlot) -> None:
+        slot.itt += 1 << INDEX_BITS
+        slot.state = SENT
 
     def release(self, slot: TaskSlot) -> None:
         assert slot.state == TAKEN
@@ -129,7 +144,7 @@ class FakeSession:
     def resume(self) -> None:
         self.suspended = self.disconnected = False
         for slot in self.flight:
-            slot.state = SENT
+            self._send(slot)
 
     def end(
         self, slot: TaskSlot, status: int = 0, sense: bytes = b"", error: IserblkError | None = None

@@ -386,17 +386,29 @@ def _proves_nothing(problem: IserblkError) -> bool:
 
 
 class _Synchronizing(Work[bytes]):
-    """Sends a SYNCHRONIZE CACHE; its CDB is the only piece."""
+    """Sends a SYNCHRONIZE CACHE; its CDB is the only piece. ``unheard``: the target may have it, or
+    have had it, and its status is not known."""
 
     def __init__(self, core: DiskCore, deadline: float) -> None:
         super().__init__(core.session, core.lun, core.info.name, deadline)
+        self.unheard = False
         self._connection: Connection | None = None  # that it was sent on
         self._cmd_sn = 0
+        self._itt = 0  # of the slot before it was sent
 
     def fill(self, slot: TaskSlot, piece: bytes, waiter: Waiter | None) -> bool:
         slot.cdb[:] = piece.ljust(16, b"\0")
         fill_no_data(slot, self.lun)
+        self._itt = slot.itt
         return True
+
+    def ended(self, slots: list[TaskSlot]) -> None:
+        # (A command that was never sent has no new ITT.)
+        self.unheard = any(slot.itt != self._itt and self._is_unheard(slot) for slot in slots)
+
+    def _is_unheard(self, slot: TaskSlot) -> bool:
+        problem = failure(slot, self.name) if slot.state < QUEUED else None
+        return slot.state >= QUEUED or (problem is not None and is_unheard(problem))
 
     def outcome(self, slot: TaskSlot, piece: bytes) -> IserblkError | None:
         if slot.error is None:  # else it may never have been sent
@@ -1281,10 +1293,9 @@ class DiskCore:
         try:
             yield from run(work, [block])
         except BaseException as error:
-            if not isinstance(error, IserblkError):
-                durability.doubt(token, "may have failed a flush that was given up")
-            elif is_unheard(error):
-                durability.doubt(token, f"may have failed a flush ({error})")
+            if work.unheard:
+                words = str(error) if isinstance(error, IserblkError) else "it was given up"
+                durability.doubt(token, f"may have failed a flush ({words})")
             raise
         flushes = durability.answered(token)
         commands = [

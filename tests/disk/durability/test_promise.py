@@ -11,7 +11,7 @@ import pytest
 
 from iserblk.errors import CommandTimeout, IserblkError, ScsiError
 from iserblk.initiator.session.sending import InDoubt
-from iserblk.initiator.session.slots import SENT, Operation
+from iserblk.initiator.session.slots import QUEUED, SENT, Operation
 from iserblk.scsi import opcodes
 from iserblk.scsi import sense as sense_data
 from tests.initiator.fake import CountingWaiter, FakeDriver
@@ -375,3 +375,49 @@ def test_flush_that_was_held_back_until_its_deadline_has_brought_no_report(bench
     with pytest.raises(InDoubt):
         next(flushing)
     assert bench.disk.durability.losses.count == 0
+
+
+@pytest.mark.parametrize("cancelled", [False, True])
+@pytest.mark.parametrize("waits_for", ["a slot", "the window"])
+def test_flush_that_was_never_sent_has_brought_no_report(
+    bench: Bench, waits_for: str, cancelled: bool
+) -> None:
+    """Its deadline has come, or its client is gone: what was written before is not lost by that."""
+    queue = bench.session.queue
+    bench.write()
+    if waits_for == "a slot":
+        taken = [slot for slot in iter(queue.take_now, None)]
+        flushing = bench.begin(bench.disk.flush(deadline=0.001))  # long over
+    else:
+        taken = []
+        queue.hold()
+        flushing = bench.begin(bench.disk.flush())
+    assert bench.heard() == []
+    for slot in queue.tasks:
+        if slot.state == QUEUED:
+            queue.end_aborted(slot, CommandTimeout("late"))
+    queue.wake_takers()
+    if cancelled:
+        flushing.close()
+    else:
+        with pytest.raises(CommandTimeout):
+            next(flushing)
+    assert bench.disk.durability.losses.count == 0 and bench.disk.durability.unflushed
+    for slot in taken:
+        queue.release(slot)
+
+
+@pytest.mark.parametrize("cancelled", [False, True])
+def test_flush_that_was_sent_and_aborted_may_have_brought_a_report(
+    bench: Bench, cancelled: bool
+) -> None:
+    bench.write()
+    flushing = bench.begin(bench.disk.flush())
+    (slot,) = [slot for slot in bench.session.queue.tasks if slot.state >= SENT]
+    bench.session.queue.end_aborted(slot, CommandTimeout("late"))
+    if cancelled:
+        flushing.close()
+    else:
+        with pytest.raises(CommandTimeout):
+            next(flushing)
+    assert bench.disk.durability.losses.count == 1
