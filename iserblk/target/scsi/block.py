@@ -133,7 +133,7 @@ def _write_durably(task: DeviceTask, data: memoryview, nowait: bool) -> bool:
         return unit.store.write(data, task.offset, True, nowait)
     except OSError as error:
         if error.errno == errno.EIO:  # as for a flush, other sessions' data may be lost
-            unit.unflushed.failed(task.nexus, error)
+            unit.unflushed.failed(error)
         raise
 
 
@@ -533,7 +533,7 @@ def _start_write(task: DeviceTask, buffer: memoryview, loop: LoopStore, ended: E
         unit.guard.leave((task.offset, task.offset + task.length))
         if durable:
             if error is not None and error.errno == errno.EIO:  # as in ``_write_durably``
-                unit.unflushed.failed(task.nexus, error)
+                unit.unflushed.failed(error)
         elif error is None:
             unit.unflushed.wrote(task.nexus)
             if unit.write_through:  # as in ``_write``

@@ -137,6 +137,8 @@ class DeviceServer:
         for lun, unit in units.items():
             self._units[lun] = unit
             self._serve(lun, unit)
+            for nexus in before:
+                unit.unflushed.attach(nexus)
         self._luns_changed(before)
 
     def remove_luns(self, luns: Sequence[int], ended: Callable[[], None]) -> int:

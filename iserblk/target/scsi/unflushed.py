@@ -127,12 +127,12 @@ class Unflushed:
                 self._expect({name})
             return error
 
-    def failed(self, nexus: Nexus, error: OSError) -> None:
-        """Note that writing back has failed: the caller tells ``nexus``, and the next flush of
-        every other writer raises."""
+    def failed(self, error: OSError) -> None:
+        """Note that writing back has failed at a write with FUA. The next flush of every writer
+        raises, of the one whose write it was, too: the status of a write tells of that write
+        alone."""
         with self._lock:
             self._fail(error)
-            self._untold.discard(nexus.name)
 
     def _fail(self, error: OSError) -> None:
         self._failures += 1

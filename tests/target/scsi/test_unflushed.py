@@ -105,6 +105,36 @@ def test_other_ways_to_take_the_error(server: DeviceServer, store: FakeStore) ->
     assert other.code(fua_read) != GOOD
 
 
+def test_a_write_with_fua_that_fails_tells_of_itself_alone(
+    server: DeviceServer, store: FakeStore
+) -> None:
+    """The kernel reports what it has lost of earlier writes to whatever waits for the disk next."""
+    client = Client(server)
+    assert write(client) == GOOD
+    fails(store, lambda: write(client, FUA))
+    assert client.code(FLUSH) == LOST
+    assert client.code(FLUSH) == GOOD
+    fails(store, lambda: write(client, FUA))
+    assert client.code(FLUSH) == GOOD, "there was nothing else to lose"
+
+
+def test_a_lun_that_comes_later_knows_the_sessions(server: DeviceServer) -> None:
+    """A session that is there, and is told, leaves nothing for others."""
+    store = FakeStore(1 << 20)
+    unit = LogicalUnit(store, serial="T")
+    one, other = (Client(server, isid=name, lun=5, ready=False) for name in (b"one...", b"other."))
+    server.add_luns({5: unit})
+    for client in (one, other):
+        for _ in range(2):  # takes the unit attentions
+            client.code(bytes(6))
+        assert write(client) == GOOD
+    fails(store, lambda: one.code(FLUSH))
+    assert other.code(FLUSH) == LOST
+    assert not unit.unflushed.owed
+    late = Client(server, isid=b"late..", lun=5)
+    assert late.code(FLUSH) == GOOD
+
+
 def test_flushes_at_the_same_time() -> None:
     """One flush meets the error; the other began before it, and may have lost the same data."""
     unflushed = Unflushed()
@@ -143,7 +173,7 @@ def lose(unflushed: Unflushed, *writers: Nexus) -> None:
     """They have written, and a flush of another has failed."""
     for each in writers:
         unflushed.wrote(each)
-    unflushed.failed(nexus("another"), OSError(errno.EIO, "lost"))
+    unflushed.failed(OSError(errno.EIO, "lost"))
 
 
 def test_a_flush_covers_writers_that_another_one_fails_for() -> None:
@@ -234,7 +264,7 @@ def test_the_names_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     nexuses = [Nexus(f"iqn.x:{number}", bytes(6)) for number in range(5)]
     for nexus in nexuses:
         unflushed.wrote(nexus)
-    unflushed.failed(Nexus("iqn.x:other", bytes(6)), OSError(errno.EIO, "lost"))
+    unflushed.failed(OSError(errno.EIO, "lost"))
     told = 0
     for nexus in nexuses:
         with suppress(OSError):
