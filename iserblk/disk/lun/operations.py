@@ -1294,8 +1294,8 @@ class DiskCore:
             yield from run(work, [block])
         except BaseException as error:
             if work.unheard:
-                words = str(error) if isinstance(error, IserblkError) else "it was given up"
-                durability.doubt(token, f"may have failed a flush ({words})")
+                what = f"({error})" if isinstance(error, IserblkError) else "that was given up"
+                durability.doubt(token, f"may have failed a flush {what}")
             raise
         flushes = durability.answered(token)
         commands = [
