@@ -140,7 +140,7 @@ def read_nodes(directory: Path) -> Nodes:
                     raise path
                 record = _record(path)
             except IserblkError as error:
-                unread.append(Unread(target.name, str(error)))
+                unread.append(Unread(target.name, _escaped(str(error))))
                 problem = problem or error
             else:
                 by_target.setdefault(record.values["node.name"], []).append(record)
@@ -198,7 +198,15 @@ def _record(path: Path) -> Record:
             values[key.strip()] = value
     if "node.name" not in values or "node.conn[0].address" not in values:
         raise BadArgument(f"{path}: no node record of open-iscsi: it names no target and address")
+    if not values["node.name"].isprintable():
+        raise BadArgument(f"{path}: the name of its target has characters that no name has")
     return Record(path, values)
+
+
+def _escaped(text: str) -> str:
+    """``text`` with escape sequences in place of control characters, which a terminal would act on:
+    a target's name and address have come from the network, and are names of directories."""
+    return "".join(each if each.isprintable() else repr(each)[1:-1] for each in text)
 
 
 def _imported(target: str, records: Sequence[Record], taken: set[str]) -> Imported:
@@ -235,6 +243,7 @@ def _imported(target: str, records: Sequence[Record], taken: set[str]) -> Import
         for index, keys in enumerate(own):
             left = [f"{key}={keys[key]}" for key in keys if key not in found.options]
             found.urls[index] += f"?{'&'.join(left)}" if left else ""
+    found.left_out = [_escaped(each) for each in found.left_out]
     return found
 
 

@@ -235,6 +235,20 @@ def test_what_is_no_record_does_not_hide_the_others(name: str, text: object, nod
     assert "\n" not in unread.words
 
 
+def test_what_a_terminal_would_act_on_is_not_shown(nodes: Path) -> None:
+    """Names and addresses of targets have come from the network."""
+    put_record(nodes, DISK, changes={"node.\x1b[31mkey": "\x9b7m"})
+    put_record(nodes, f"{DISK}:\x1b[2J")
+    put_record(nodes, f"{DISK}:other", changes={"node.conn[0].address": "\x1b[33mhost"})
+    read = read_nodes(nodes)
+    found, other = read.targets
+    assert found.left_out == [r"node.\x1b[31mkey = \x9b7m"]
+    assert not other.urls and r"\x1b[33mhost" in other.left_out[-1]
+    (unread,) = read.unread
+    assert r"disk:\x1b[2J" in unread.words
+    assert all(each.isprintable() for each in (unread.words, *other.left_out))
+
+
 def test_no_nodes(tmp_path: Path) -> None:
     with pytest.raises(BadArgument, match=r"No such file or directory; --from names another"):
         read_nodes(tmp_path / "nodes")
