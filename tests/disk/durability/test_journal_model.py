@@ -181,6 +181,7 @@ class Machine:
             elif how & 8 and not self.target.refusal(slot):
                 self.target.execute(slot)
             self.session.end(slot, sense=MEDIUM_ERROR)
+            self.excuse()
         elif how % 8 == 1:
             if how & 8:
                 self.session.end(slot, status=8)  # BUSY
