@@ -84,7 +84,11 @@ class _Counter:
         try:
             while self._scopes:
                 self._changed = trio.Event()
-                pause = min(SLICE_S, *(each.left for each in self._scopes))
+                # (What was cancelled may take its time to end: it asks for no look any more.)
+                waits = [
+                    each.left for each, scope in self._scopes.items() if not scope.cancel_called
+                ]
+                pause = min([SLICE_S, *waits])
                 with trio.move_on_after(max(0.0, pause)):
                     await self._changed.wait()
                 now = trio.current_time()

@@ -13,6 +13,16 @@ from iserblk.waiting.patience import BUSY_S, SLICE_S, Patience, fail_after, move
 COUNTER = "count time-outs"
 
 
+class Looks(trio.abc.Instrument):
+    """``count``: steps of the task that counts."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def before_task_step(self, task: trio.lowlevel.Task) -> None:
+        self.count += task.name == COUNTER
+
+
 def counters() -> int:
     """Tasks of trio's own that count."""
     root = trio.lowlevel.current_root_task()
@@ -129,3 +139,26 @@ async def test_what_the_body_raises_comes_out(autojump_clock: trio.testing.MockC
         outer.cancel()
         await trio.sleep_forever()
     assert outer.cancelled_caught
+
+
+async def test_a_wait_that_takes_its_time_to_end_is_not_looked_at_all_the_time(
+    mock_clock: trio.testing.MockClock,
+) -> None:
+    """A body that shields its clean-up, or waits for a thread, goes on after its time is over."""
+    cleaned = trio.Event()
+    looks = Looks()
+
+    async def linger() -> None:
+        with move_on_after(SLICE_S), trio.CancelScope(shield=True):
+            await cleaned.wait()
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(linger)
+        await trio.testing.wait_all_tasks_blocked()
+        trio.lowlevel.add_instrument(looks)
+        mock_clock.jump(SLICE_S)
+        for _ in range(100):
+            await trio.lowlevel.checkpoint()
+        trio.lowlevel.remove_instrument(looks)
+        cleaned.set()
+    assert 0 < looks.count < 10
