@@ -27,8 +27,10 @@ def settle(
     for core in cores:
         core.pause_changes(True)
     try:
-        for core in cores:
-            yield from core.settle(deadline)
+        # (While one is flushed, a change of another may end that was begun before the pause.)
+        while any(core.durability.unflushed for core in cores):
+            for core in cores:
+                yield from core.settle(deadline)
         leave()
     finally:
         for core in cores:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from time import monotonic
 
 import pytest
 
+from iserblk.disk.lun.operations import DiskCore
 from iserblk.disk.lun.passthrough import send
 from iserblk.disk.settling import settle
 from iserblk.errors import CommandTimeout, ScsiError
 from iserblk.scsi import opcodes
+from iserblk.scsi.luns import encode
 from tests.disk import fake_target
 from tests.disk.fake_target import BLOCK, MEDIUM_ERROR, FakeSession, FakeTarget
 from tests.initiator.fake import CountingWaiter
@@ -120,3 +123,30 @@ def test_limits_that_change_meanwhile_do_not_let_writes_begin() -> None:
     assert slot is not None
     bench.session.end(slot)
     bench.core.dropped(slot)
+
+
+def test_no_lun_is_unflushed_when_the_last_one_is_flushed() -> None:
+    """A change that was begun before the pause may wait for a range, and end while the next LUN is
+    flushed."""
+    bench = Bench()
+    session, target, core = bench.session, bench.target, bench.core
+    info = replace(core.info, lun=1, name="lun1")
+    other = DiskCore(session, encode(1), info, core.geometry)  # type: ignore[arg-type]
+    assert core.ranges.lock(0, 0, CountingWaiter())
+    late = core.write(ONE[:10], 5)
+    waits = next(late)
+    assert not isinstance(waits, float)
+    slot = other.begin_write(ONE, BLOCK, CountingWaiter())
+    assert slot is not None
+    leaving = settle(
+        [core, other],
+        monotonic() + 30,
+        lambda: bench.left.append(core.durability.unflushed or other.durability.unflushed),
+    )
+    assert isinstance(next(leaving), float)
+    core.ranges.unlock(0, 0)
+    target.answer(session, slot)
+    assert other.ended_write(slot) == 0.0
+    fake_target.run(late, session, target)
+    fake_target.run(leaving, session, target)
+    assert bench.left == [False]
