@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 import trio
 
 from iserblk.disk.lun.operations import DiskCore
+from iserblk.errors import IserblkError
 from iserblk.initiator.drivers.tasks import TrioDriver
 from iserblk.initiator.drivers.threads import BlockingDriver
 from iserblk.initiator.reconnecting import Driver
@@ -23,18 +24,30 @@ def settle(
     cores: Sequence[DiskCore], deadline: float, leave: Callable[[], None]
 ) -> Operation[None]:
     """Flush all LUNs of a session, and call ``leave`` while nothing of them is unflushed. Raises
-    what a flush raises, without calling ``leave``. ``deadline``: monotonic seconds."""
+    what a flush raises, without calling ``leave``: the first such error, behind the flushes of all.
+    LUNs that are gone, or that others have replaced, keep none from leaving: they cannot be
+    flushed. ``deadline``: monotonic seconds."""
     for core in cores:
         core.pause_changes(True)
     try:
         # (While one is flushed, a change of another may end that was begun before the pause.)
-        while any(core.durability.unflushed for core in cores):
-            for core in cores:
-                yield from core.settle(deadline)
+        while left := [each for each in cores if _can_be_flushed(each)]:
+            problem: IserblkError | None = None
+            for core in left:
+                try:
+                    yield from core.settle(deadline)
+                except IserblkError as error:
+                    problem = problem or error
+            if problem is not None:
+                raise problem
         leave()
     finally:
         for core in cores:
             core.pause_changes(False)
+
+
+def _can_be_flushed(core: DiskCore) -> bool:
+    return core.durability.unflushed and not core.gone and not core.is_another
 
 
 async def run_aside(driver: Driver, operation: Operation[None]) -> None:

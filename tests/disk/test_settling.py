@@ -8,10 +8,14 @@ from time import monotonic
 
 import pytest
 
+from iserblk.disk.lun.geometry import Geometry
 from iserblk.disk.lun.operations import DiskCore
 from iserblk.disk.lun.passthrough import send
+from iserblk.disk.seam import LunInfo
 from iserblk.disk.settling import settle
-from iserblk.errors import CommandTimeout, ScsiError
+from iserblk.errors import CommandTimeout, NoSuchLun, ScsiError
+from iserblk.initiator.session.commanding import CommandSession
+from iserblk.initiator.session.slots import Operation
 from iserblk.scsi import opcodes
 from iserblk.scsi.luns import encode
 from tests.disk import fake_target
@@ -31,6 +35,10 @@ class Bench:
         self.target = FakeTarget(8)
         self.core = fake_target.disk(self.session, 8)
         self.left: list[bool] = []  # whether something was unflushed then
+
+    def another_core(self) -> DiskCore:
+        info = replace(self.core.info, lun=1, name="lun1")
+        return DiskCore(self.session, encode(1), info, self.core.geometry)  # type: ignore[arg-type]
 
     def leave(self) -> None:
         self.left.append(self.core.durability.unflushed)
@@ -129,9 +137,7 @@ def test_no_lun_is_unflushed_when_the_last_one_is_flushed() -> None:
     """A change that was begun before the pause may wait for a range, and end while the next LUN is
     flushed."""
     bench = Bench()
-    session, target, core = bench.session, bench.target, bench.core
-    info = replace(core.info, lun=1, name="lun1")
-    other = DiskCore(session, encode(1), info, core.geometry)  # type: ignore[arg-type]
+    session, target, core, other = bench.session, bench.target, bench.core, bench.another_core()
     assert core.ranges.lock(0, 0, CountingWaiter())
     late = core.write(ONE[:10], 5)
     waits = next(late)
@@ -150,3 +156,34 @@ def test_no_lun_is_unflushed_when_the_last_one_is_flushed() -> None:
     fake_target.run(late, session, target)
     fake_target.run(leaving, session, target)
     assert bench.left == [False]
+
+
+def test_one_lun_that_cannot_be_flushed_does_not_keep_the_others_unflushed() -> None:
+    bench = Bench()
+    session, target, core, other = bench.session, bench.target, bench.core, bench.another_core()
+    for each in (core, other):
+        fake_target.run(each.write(ONE, 0), session, target)
+    leaving = settle([core, other], monotonic() + 30, bench.leave)
+    next(leaving)
+    session.end(session.flight[0], sense=MEDIUM_ERROR)
+    with pytest.raises(ScsiError):
+        fake_target.run(leaving, session, target)
+    assert not bench.left and core.durability.unflushed and not other.durability.unflushed
+
+
+def test_a_lun_that_is_gone_keeps_no_other_from_leaving() -> None:
+    bench = Bench()
+    session, target, core, other = bench.session, bench.target, bench.core, bench.another_core()
+    for each in (core, other):
+        fake_target.run(each.write(ONE, 0), session, target)
+
+    def look(_session: CommandSession) -> Operation[tuple[LunInfo, Geometry]]:
+        yield 0.0
+        raise NoSuchLun("lun0: the target has no LUN 0")
+
+    core.look = look
+    core.suspect("it may be gone")
+    with pytest.raises(NoSuchLun):
+        bench.settle()
+    fake_target.run(settle([core, other], monotonic() + 30, bench.leave), session, target)
+    assert bench.left == [True] and not other.durability.unflushed
