@@ -848,6 +848,28 @@ async def test_nothing_overtakes_what_is_large() -> None:
     assert disk.steps == [(0, 32 * MIB, True), (32 * MIB, 32 * MIB, True)] * 2
 
 
+async def test_a_write_of_one_command_does_not_overtake_either() -> None:
+    """It would be begun where it arrives, by no strand that could wait."""
+
+    class Direct(Slow):
+        def begin_write(self, buffer: memoryview, offset: int, waiter: Waiter) -> None:
+            begun.append(offset)
+
+    begun: list[int] = []
+    disk = Direct()
+    async with served(disk, count=2) as (one, other):
+        await one.raw.send(request(nbd.WRITE_ZEROES, 0, 64 * MIB, 1))
+        await until(lambda: len(disk.steps) == 1)
+        await other.raw.send(write(b"x", 0, 2) + request(nbd.READ, 0, 1, 3))
+        assert await other.raw.reply(1) == Reply(0, 3, b"\0")
+        assert begun == disk.written == []
+        await disk.end(2)
+        assert await other.raw.reply() == Reply(0, 2)
+        await other.raw.send(write(b"x", 0, 4))
+        assert await other.raw.reply() == Reply(0, 4)
+    assert begun == [0] and disk.written == [0, 0]
+
+
 @pytest.mark.parametrize("gone", [True, False])
 async def test_what_is_large_ends_early(gone: bool) -> None:
     """Behind the step that has begun: where its client is gone, and nobody waits for it; and where
