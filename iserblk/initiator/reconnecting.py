@@ -127,6 +127,9 @@ class Reconnector:
             self._settling.cancel()
             if not self._session.reinstating:
                 self._reinstating.cancel()
+        elif self._session.leave_asked:
+            self._adding.cancel()  # and so does leaving in time
+            self._sleeping.cancel()
 
     def stop(self) -> None:
         """Call it in trio. From now on a lost connection ends the session, and the session's owner
@@ -263,10 +266,11 @@ class Reconnector:
         self._driver.kick()
 
     async def _add(self, more: Callable[[Session], Awaitable[Connection]]) -> None:
-        """Make attempts to add a connection, until there are enough or all are lost."""
+        """Make attempts to add a connection, until there are enough or all are lost, or the target
+        wants the session to leave."""
         session = self._session
         pause, told = FIRST_PAUSE_S, ""
-        while session.missing and not self._stopped:
+        while session.missing and not self._stopped and not session.leave_asked:
             try:
                 with trio.CancelScope() as self._adding:
                     session.offer_connection(await more(session))
@@ -279,7 +283,7 @@ class Reconnector:
                     log.warning("%s: one connection less: %s", session.portal, told)
             except Exception:  # a bug, which must not stop that lost connections are regained
                 log.exception("%s: cannot add a connection", session.portal)
-            if session.missing:
+            if session.missing and not session.leave_asked:
                 await self._sleep(pause, pause)
             pause = min(2 * pause, MOST_PAUSE_S)
 

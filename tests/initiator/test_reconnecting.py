@@ -733,3 +733,25 @@ async def test_connection_that_is_lost_during_the_flush(autojump_clock: MockCloc
         assert bench.session.reconnects == 1
         late[0]()  # a thread may get there late
         assert bench.session.parting is None
+
+
+@pytest.mark.parametrize("hangs", [False, True])
+async def test_leaving_comes_before_a_missing_connection(
+    autojump_clock: MockClock, hangs: bool
+) -> None:
+    """Its portal may be away for good; the target does not wait for that."""
+    bench = Bench(None)
+
+    async def more(session: Session) -> Connection:
+        if hangs:
+            await trio.sleep_forever()
+        raise REFUSED
+
+    bench.session.more = more
+    bench.session.wanted = 2
+    async with bench.running():
+        await trio.sleep(100.3)
+        bench.ask_to_leave()
+        await trio.testing.wait_all_tasks_blocked()
+        assert bench.session.parting is not None
+        bench.session.wanted = 1
