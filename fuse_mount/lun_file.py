@@ -98,17 +98,15 @@ class LunFile:
     def read_behind(self, handle: int, begin: int, stop: int) -> None:
         """A read through ``handle``, of the bytes from ``begin`` to ``stop``, reaches behind the
         end."""
-        if handle not in self._updaters:
-            return
-        if begin >= self.end:
-            self._forget()
-        elif not self._truncators and not self._moving:
-            self._move(stop)
+        if handle in self._updaters:
+            self._forget(stop if begin < self.end else NO_END)
 
-    def _forget(self) -> None:
+    def _forget(self, stop: int = NO_END) -> None:
+        """The end is behind ``stop``, if it may be moved now."""
         if not self._truncators and not self._moving:
-            log.info("%s: used as a disk: its end is forgotten", os.fsdecode(self.name))
-            self.end = NO_END
+            if stop == NO_END:
+                log.info("%s: used as a disk: its end is forgotten", os.fsdecode(self.name))
+            self._move(stop)
 
     async def truncate(self, size: int, handle: int | None) -> None:
         """Set the end to ``size``, at most the LUN's. ``handle``: the open file that does so, None
