@@ -317,9 +317,7 @@ class SendQueue:
         is. Returns those that were queued, for ``refuse``."""
         with self.lock:
             self._doubted.add(lun)
-            refused = self.waiting.take_out(self._is_refused)
-            self._again.difference_update(refused)
-        return refused
+            return self._take_refused()
 
     def refuse(self, slots: list[TaskSlot]) -> None:
         """End the commands that ``doubt`` returned with InDoubt. The caller holds no lock."""
@@ -335,8 +333,17 @@ class SendQueue:
         """After ``reopen``: end the commands to LUNs that are doubted, which were in flight when
         the connection was lost."""
         with self.lock:
-            refused = self.waiting.take_out(self._is_refused) if self._doubted else []
+            refused = self._take_refused() if self._doubted else []
         self.refuse(refused)
+
+    def _take_refused(self) -> list[TaskSlot]:
+        """Under the lock: take out what waits and must not be sent. It is for ``refuse`` alone to
+        end it, also where the session ends meanwhile."""
+        refused = self.waiting.take_out(self._is_refused)
+        self._again.difference_update(refused)
+        for slot in refused:
+            slot.state = TAKEN
+        return refused
 
     def _is_refused(self, slot: TaskSlot) -> bool:
         """Whether the command must not be sent now. Under the lock."""

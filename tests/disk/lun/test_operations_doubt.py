@@ -424,3 +424,24 @@ def test_a_new_connection_ends_the_doubt(bench: Bench) -> None:
     one = bench.write()
     assert bench.heard == [WRITE] and not bench.disk.in_doubt
     assert not one.ended
+
+
+def test_what_was_held_back_ends_once_though_the_session_ends_meanwhile() -> None:
+    """Another thread may end it; then the slot may have another command already."""
+    bench = Bench(window=2)
+    running = [bench.write() for _ in range(4)]
+    waiter = CountingWaiter()
+    slot = bench.disk.begin_read(memoryview(bytearray(512)), 512, waiter)
+    assert slot is not None and waiter.pending == 1
+    queue = bench.session.queue
+    refused = queue.doubt(bench.disk.lun)
+    assert slot in refused
+    bench.session.fail(IserblkError("the end"))
+    queue.refuse(refused)
+    assert waiter.pending == 0
+    with pytest.raises(IserblkError, match="the end"):
+        bench.disk.ended(slot)
+    for each in running:
+        each.go_on()
+        assert each.ended
+    bench.peer.close()
