@@ -17,7 +17,8 @@ DEADLINES = (
     r"|takes no (PDU that could abort a command|NOP-Out); disconnecting"
 )
 LOST_POWER = (
-    r"the target (was reset|may have|did not end a flush well) .*; what was not flushed is "
+    r"the target (was reset|may have|did not end a (flush|write with FUA) well) .*;"
+    r" what was not flushed is "
 )
 LOST_WRITES = r"; the next flush fails$"
 RESERVATION = (

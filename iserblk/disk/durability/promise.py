@@ -53,6 +53,7 @@ from iserblk.initiator.session.slots import TaskSlot
 from iserblk.scsi import opcodes
 from iserblk.scsi import sense as sense_data
 from iserblk.scsi import status as sam
+from iserblk.scsi.cdb import FUA
 from iserblk.scsi.sense import Sense
 
 log = logging.getLogger(__name__)
@@ -60,6 +61,7 @@ log = logging.getLogger(__name__)
 _MODE_PARAMETERS_CHANGED: Final = 0x2A01
 _COMMUNICATION: Final = 0x08  # ASC: logical unit communication failure
 _SYNCHRONIZE: Final = (opcodes.SYNCHRONIZE_CACHE_10, opcodes.SYNCHRONIZE_CACHE_16)
+_WRITE: Final = (opcodes.WRITE_10, opcodes.WRITE_16)
 _SAY_NOTHING_OF_DATA: Final = (
     sense_data.NO_SENSE,
     sense_data.RECOVERED_ERROR,
@@ -103,6 +105,17 @@ def _loses_cache(sense: Sense) -> bool:
     if sense.key == sense_data.DATA_PROTECT:
         return sense.code == sense_data.SPACE_ALLOCATION_FAILED
     return True
+
+
+def _loses_more(cdb: bytearray, sense: Sense) -> bool:
+    """Whether a WRITE with FUA that ended with this sense data may have been that report: targets
+    wait for the disk by fsync(2), too, which reports what was lost of other writes. What can be
+    the fault of this WRITE alone is left out: no space, or data that did not come whole."""
+    if cdb[0] not in _WRITE or not cdb[1] & FUA or sense.is_deferred:
+        return False
+    if sense.key in (sense_data.MEDIUM_ERROR, sense_data.HARDWARE_ERROR):
+        return True
+    return sense.key == sense_data.NOT_READY and sense.asc == _COMMUNICATION
 
 
 def is_unheard(problem: IserblkError) -> bool:
@@ -301,13 +314,14 @@ class Durability:
                         self._replays += self.replay_needed
                 elif self._unflushed(slot, False):
                     return self._lose_cache(f"was reset or lost power ({sense})")
-        elif (
-            slot.cdb[0] in _SYNCHRONIZE
-            and self.volatile
-            and _loses_cache(sense)
-            and self._unflushed(slot, False)
-        ):
-            return self._lose_cache(f"did not end a flush well ({sense})", compare=False)
+        elif self.volatile:
+            what = ""
+            if slot.cdb[0] in _SYNCHRONIZE:
+                what = "a flush" if _loses_cache(sense) else ""
+            elif _loses_more(slot.cdb, sense):
+                what = "a write with FUA"
+            if what and self._unflushed(slot, False):
+                return self._lose_cache(f"did not end {what} well ({sense})", compare=False)
         return False
 
     def reinstated(self, since: float) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from dataclasses import replace
 from time import monotonic
@@ -194,6 +195,30 @@ def test_failed_flush_is_a_loss(bench: Bench, sense: bytes) -> None:
         bench.run(bench.disk.flush(), sense)
     assert raised.value.losses == bench.disk.durability.losses.count == 1
     assert [heard.operation for heard in bench.peer.heard] == [WRITE, SYNC]
+    assert not bench.flush_fails()
+
+
+@pytest.mark.parametrize(
+    ("sense", "lost"),
+    [(MEDIUM_ERROR, 1), (HARDWARE_ERROR, 1), (NO_FSYNC, 1), (NO_SPACE, 0)],
+)
+def test_a_write_with_fua_may_bring_the_only_report(bench: Bench, sense: bytes, lost: int) -> None:
+    """tgtd calls fsync for it: the kernel reports what was lost of other writes, and forgets it."""
+    bench.write()
+    with contextlib.suppress(IserblkError):
+        bench.run(bench.disk.write(BLOCK, 512, fua=True), sense)
+    assert bench.disk.durability.losses.count == lost
+    assert bench.flush_fails() is bool(lost)
+    assert not bench.flush_fails()
+
+
+def test_a_write_with_fua_that_fails_alone_is_no_loss(bench: Bench) -> None:
+    for _ in range(2):
+        with pytest.raises(ScsiError):
+            bench.run(bench.disk.write(BLOCK, 512, fua=True), MEDIUM_ERROR)
+    bench.write()
+    with pytest.raises(ScsiError):
+        bench.run(bench.disk.write(BLOCK, 512), MEDIUM_ERROR)
     assert not bench.flush_fails()
 
 
