@@ -79,7 +79,7 @@ ALLOWED: dict[str, set[str]] = {
         *("disk.seam", "disk.ranges", "disk.durability"),
     },
     "disk.resume": {"errors", "initiator.session", "disk.seam", "disk.lun"},
-    "disk.settling": {"initiator", "disk.lun"},
+    "disk.settling": {"errors", "initiator", "disk.lun"},
     "disk.multipath": {
         *("errors", "names", "options", "url", "credentials", "scsi", "iscsi", "initiator"),
         "discovery",
