@@ -288,3 +288,33 @@ def test_a_lun_that_was_gone_while_its_session_was_reinstated(journal: int) -> N
     finish(operation)
     assert not core.in_doubt and not durability.replay_needed
     assert durability.unflushed and session.disconnected is bool(journal)
+
+
+def test_each_login_has_the_journal_sent_again() -> None:
+    """The target may lose its cache between two logins, too, before the session uses the first."""
+    refused = encode_fixed(ILLEGAL_REQUEST, 0x24, 0x00)
+    core = known(FakeLuns(FakeLun(errors={"MODE SENSE": refused})))
+    core.keep_journal(4096)
+    durability = core.durability
+    durability.wrote()
+    for _ in range(2):
+        durability.reinstated(1.0)
+        assert durability.replay_needed
+        durability.replayed(durability.begin_replay())
+        assert not durability.replay_needed
+
+
+@pytest.mark.logs(logs.LOST_WRITES, r"may have (failed a|lost what an earlier) flush")
+def test_a_doubt_that_has_become_a_loss_is_one_no_more() -> None:
+    """The journal has not everything any more: else each later flush would lose something."""
+    refused = encode_fixed(ILLEGAL_REQUEST, 0x24, 0x00)
+    core = known(FakeLuns(FakeLun(errors={"MODE SENSE": refused})))
+    core.keep_journal(4096)
+    durability = core.durability
+    durability.wrote()
+    token = durability.begin_flush()
+    durability.doubt(token, "may have failed a flush")
+    durability.end_flush(token, False)
+    durability.bypass()
+    assert not durability.renew() and durability.losses.count == 1
+    assert not durability.renew() and durability.losses.count == 1
