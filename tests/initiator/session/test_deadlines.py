@@ -419,15 +419,16 @@ RESET = encode_fixed(UNIT_ATTENTION, 0x29, 0x03)
 class Ended:
     """Four commands; the first has brought ``sense``, which says that the others may have ended."""
 
-    def __init__(self, sense: bytes = RESET, *, at_once: bool = True) -> None:
-        self.made, self.dm = session(depth=8, window=32)
+    def __init__(self, sense: bytes = RESET, *, at_once: bool = True, cmd_sn: int = 1) -> None:
+        self.made, self.dm = session(depth=8, window=32, cmd_sn=cmd_sn)
         self.driver = driver_of(self.made)
         self.waiter = CountingWaiter()
         self.slots = [command(self.made, self.waiter) for _ in range(4)]
         self.tags = [slot.itt for slot in self.slots]
         self.ladder = Ladder(self.made)
         self.now = 1.0
-        self.receive(response(self.slots[0].itt, status=2, sense=sense, max_cmd_sn=64))
+        self.max_cmd_sn = (cmd_sn + 63) & 0xFFFFFFFF
+        self.receive(response(self.slots[0].itt, status=2, sense=sense, max_cmd_sn=self.max_cmd_sn))
         if at_once:
             self.tick()
 
@@ -456,7 +457,7 @@ class Ended:
     def answer(self, number: int, code: int) -> None:
         (itt,) = bhs.ITT.unpack_from(self.aborts[number], bhs.ITT_OFFSET)
         answered = pdu.TaskManagementResponse(
-            response=code, itt=itt, stat_sn=100, exp_cmd_sn=5, max_cmd_sn=64
+            response=code, itt=itt, stat_sn=100, exp_cmd_sn=1, max_cmd_sn=self.max_cmd_sn
         )
         self.receive(answered.pack())
 
@@ -470,8 +471,9 @@ def test_commands_that_may_have_ended_without_a_status_are_aborted(sense: bytes)
     assert not ended.ladder.aborted  # none has missed its deadline
 
 
-def test_they_are_sent_again_in_order_when_all_are_known_to_be_gone() -> None:
-    ended = Ended()
+@pytest.mark.parametrize("cmd_sn", [1, 0xFFFFFFFD])
+def test_they_are_sent_again_in_order_when_all_are_known_to_be_gone(cmd_sn: int) -> None:
+    ended = Ended(cmd_sn=cmd_sn)
     first = ended.commands
     ended.answer(2, pdu.TMF_COMPLETE)
     ended.answer(0, pdu.TMF_TASK_DOES_NOT_EXIST)  # perhaps its status is on its way

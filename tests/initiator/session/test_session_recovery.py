@@ -20,10 +20,11 @@ from iserblk.initiator.commands import fill_write
 from iserblk.initiator.session.deadlines import STEP_S, Ladder
 from iserblk.initiator.session.listeners import LunListener
 from iserblk.initiator.session.logout import MOST_WAIT_S
-from iserblk.initiator.session.sending import CONTROL_SLOTS
+from iserblk.initiator.session.sending import CONTROL_SLOTS, InDoubt
 from iserblk.initiator.session.session import Session
 from iserblk.initiator.session.slots import QUEUED, SENT, TAKEN, TaskSlot
 from iserblk.iscsi import bhs, pdu
+from iserblk.scsi import opcodes
 from tests.initiator.fake import (
     CountingWaiter,
     FakeDatamover,
@@ -158,6 +159,18 @@ def test_immediate_data_is_what_the_present_connection_takes() -> None:
     kept.session.progress(5.0)
     assert waiter.woken == 1 and slot.data is None
     assert kept.session.replayed == 2
+
+
+def test_what_was_in_flight_to_a_lun_that_is_doubted_is_held_back() -> None:
+    """Its number may have gone to another LUN during the outage."""
+    kept = Kept()
+    made, waiter = kept.session, CountingWaiter()
+    held = _write(made, waiter, bytes(512))
+    held.cdb[0] = opcodes.WRITE_16
+    assert not made.queue.doubt(held.lun) and held.state == SENT
+    kept.lose()
+    dm = kept.regain()
+    assert isinstance(held.error, InDoubt) and not waiter.pending and not dm.sent
 
 
 def test_commands_of_the_outage_follow_in_order() -> None:

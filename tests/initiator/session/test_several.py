@@ -17,6 +17,7 @@ from iserblk.initiator.session.recovery import PATIENCE_S
 from iserblk.initiator.session.sending import CONTROL_SLOTS, TOGETHER
 from iserblk.initiator.session.slots import QUEUED, SENT, TaskSlot
 from iserblk.iscsi import bhs, pdu
+from iserblk.scsi import opcodes
 from tests.initiator.fake import CountingWaiter, cmd_sn_of, itt_of, response
 from tests.initiator.several import MOST, Bench, announced, logout_of, patient
 from tests.support import logs
@@ -246,6 +247,22 @@ def test_status_that_was_lost_may_have_told_of_a_loss(two: Bench, acknowledged: 
     assert stranded.state == (QUEUED if acknowledged else SENT)
     if suspended is not None:
         assert "may have told of a loss" in str(suspended)
+
+
+def test_nothing_is_sent_once_more_to_a_lun_that_is_doubted(two: Bench) -> None:
+    """The target has not taken in a command of the lost connection; another LUN may have the number
+    meanwhile. A ping takes its CmdSN, and the command is held back."""
+    slots = [two.submit() for _ in range(2)]
+    (stranded,) = [slot for slot in slots if slot.connection.cid == 1]
+    stranded.cdb[0] = opcodes.WRITE_16
+    two.lose(1)
+    patient(two)
+    two.session.queue.refuse(two.session.queue.doubt(bytes(8)))
+    before = len(two.dms[0].sent)
+    two.logged_out(0, logout_of(two.dms[0]), exp_cmd_sn=2)
+    sent = [raw[0] & bhs.OPCODE_MASK for _, raw in two.dms[0].sent[before:]]
+    assert bhs.SCSI_COMMAND not in sent and bhs.NOP_OUT in sent
+    assert stranded.state != SENT
 
 
 def test_status_of_another_lun_tells_nothing_of_it(two: Bench) -> None:
