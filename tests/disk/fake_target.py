@@ -8,11 +8,13 @@ from collections.abc import Callable
 from dataclasses import replace
 from time import monotonic
 
+from iserblk.datamover.seam import PduSlot
 from iserblk.disk.lun.geometry import Geometry
 from iserblk.disk.lun.operations import DiskCore
 from iserblk.disk.seam import LunInfo
 from iserblk.errors import IserblkError, ScsiError
 from iserblk.initiator.session.commanding import CommandSession
+from iserblk.initiator.session.connection import Connection
 from iserblk.initiator.session.listeners import LunListeners
 from iserblk.initiator.session.sending import InDoubt
 from iserblk.initiator.session.slots import (
@@ -25,11 +27,12 @@ from iserblk.initiator.session.slots import (
     TaskSlot,
     Waiter,
 )
+from iserblk.iscsi.keys import SessionParameters
 from iserblk.scsi import lba as lba_data
 from iserblk.scsi import opcodes
 from iserblk.scsi import sense as sense_data
 from iserblk.scsi.luns import encode
-from tests.initiator.fake import CountingWaiter
+from tests.initiator.fake import CountingWaiter, FakeDatamover
 
 BLOCK = 512
 LUN = encode(0)
@@ -52,10 +55,13 @@ class FakeSession:
         self.io_timeout = 30.0
         self.immediate_limit = 0
         self.portal = "portal:3260"
+        datamover, memory = FakeDatamover(), [PduSlot(0)]
+        datamover.allocate_connection_resources(memory, 0)
+        connection = Connection(datamover, memory, SessionParameters(), self.portal)
         self.tasks = [TaskSlot(index) for index in range(depth)]
         for slot in self.tasks:
             slot.cdb = bytearray(16)
-            slot.connection = None  # type: ignore[assignment]
+            slot.connection = connection
         self._free = list(self.tasks)
         self.flight: list[TaskSlot] = []
         self.listeners = LunListeners()
