@@ -28,6 +28,7 @@ MODULES = (
     "iserblk.datamover.tcp_initiator",
     "iserblk.datamover.tcp_stream",
     "iserblk.datamover.tcp_target",
+    "iserblk.disk.durability.comparing",
     "iserblk.disk.durability.journal",
     "iserblk.disk.durability.promise",
     "iserblk.disk.durability.replay",
