@@ -241,22 +241,22 @@ class Durability:
         """Whether the target has not answered one of these flushes yet. Takes no lock."""
         return not flushes.isdisjoint(self._unanswered.copy())
 
-    def doubt(self, token: FlushToken, what: str) -> None:
+    def doubt(self, token: FlushToken, what: str, tell: bool) -> None:
         """Note that the status of the flush was not learned: what it was to cover may be lost,
         although a later flush succeeds. Call it before ``end_flush``. ``what`` completes "the
-        target" in the log."""
+        target" in the log. ``tell``: it is a loss where it cannot be sent again."""
         if not token.needed:
             return
         with self._lock:
             again = self._replays_all() and not self.shared
-            self._doubted = again
+            self._doubted = self._doubted or again
         if again:
             log.warning(
                 "%s: the target %s; what was not flushed is sent again before the next flush",
                 self.name,
                 what,
             )
-        else:
+        elif tell:
             self._lose(what)
 
     def renew(self) -> bool:

@@ -69,6 +69,7 @@ from iserblk.iscsi.serial import serial_lt
 from iserblk.metrics.counting import LunMetrics
 from iserblk.scsi import cdb
 from iserblk.scsi import lba as lba_data
+from iserblk.scsi import status as sam
 from iserblk.scsi.limits import MAXIMUM_BLOCKS
 from iserblk.scsi.sense import ABORTED_COMMAND, REPORTED_LUNS_CHANGED, Sense, decode
 
@@ -1295,7 +1296,9 @@ class DiskCore:
         except BaseException as error:
             if work.unheard:
                 what = f"({error})" if isinstance(error, IserblkError) else "that was given up"
-                durability.doubt(token, f"may have failed a flush {what}")
+                # TASK ABORTED tells of another initiator, and of no failure of the target.
+                foreign = isinstance(error, ScsiError) and error.status == sam.TASK_ABORTED
+                durability.doubt(token, f"may have failed a flush {what}", tell=not foreign)
             raise
         flushes = durability.answered(token)
         commands = [

@@ -15,6 +15,7 @@ from iserblk.initiator.session.sending import InDoubt
 from iserblk.initiator.session.slots import QUEUED, SENT, Operation
 from iserblk.scsi import opcodes
 from iserblk.scsi import sense as sense_data
+from iserblk.scsi.status import TASK_ABORTED
 from tests.initiator.fake import CountingWaiter, FakeDriver
 from tests.initiator.peer import Heard, disk_of, linked
 from tests.support import logs
@@ -269,6 +270,19 @@ def test_flush_that_was_aborted_may_have_brought_the_only_report(bench: Bench) -
     with pytest.raises(CommandTimeout) as raised:
         next(flushing)
     assert raised.value.losses == bench.disk.durability.losses.count == 1
+
+
+def test_flush_that_another_initiator_has_aborted_is_sent_again(bench: Bench) -> None:
+    """Its LOGICAL UNIT RESET is no failure of the target's own."""
+    bench.write()
+    flushing = bench.begin(bench.disk.flush())
+    bench.peer.respond(bench.heard()[0], status=TASK_ABORTED)
+    bench.session.progress(1.0)
+    assert isinstance(next(flushing), float)
+    bench._answered += 1
+    bench.end(flushing)
+    assert bench.disk.durability.losses.count == 0
+    assert [heard.operation for heard in bench.peer.heard] == [WRITE, SYNC, SYNC]
 
 
 def test_no_cache_nothing_to_lose() -> None:
