@@ -30,7 +30,11 @@ from tests.support.target import IQN, TargetProcess, running_target
 from tests.support.transports import TRANSPORTS, by
 
 pytestmark = pytest.mark.logs(
-    logs.DEADLINES, logs.LOST_POWER, logs.RECONNECTED, r"^WARNING NBD client: (?!NBD: )"
+    logs.DEADLINES,
+    logs.LOST_POWER,
+    logs.RECONNECTED,
+    r"^WARNING NBD client: (?!NBD: )",
+    r"the size is the last one known: .*another LUN is there now",
 )
 
 MIB = 1 << 20
