@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from time import monotonic
 
 import trio
 
-from iserblk.errors import ScsiError
-from iserblk.initiator.commands import Work, fill_no_data, run
+from iserblk.errors import IserblkError, ScsiError
+from iserblk.initiator.commands import failure, fill_no_data, take
 from iserblk.initiator.connecting.reach import connect
 from iserblk.initiator.drivers.tasks import TrioDriver
-from iserblk.initiator.session.slots import TaskSlot, Waiter
+from iserblk.initiator.session.session import Session
+from iserblk.initiator.session.slots import Operation
 from iserblk.options import Options
 from iserblk.scsi import cdb, luns
 from iserblk.scsi.sense import Sense
@@ -23,16 +23,20 @@ NAME = "iqn.2026-11.example:another-host"
 _MOST = 8
 
 
-class _Once(Work[bytes]):
-    """A command without data that is not sent again, whatever it is answered."""
-
-    def fill(self, slot: TaskSlot, piece: bytes, _waiter: Waiter | None) -> bool:
-        slot.cdb[:] = piece.ljust(16, b"\0")
-        fill_no_data(slot, self.lun)
-        return True
-
-    def may_repeat(self, _problem: object) -> bool:
-        return False
+def _ready(session: Session, lun: bytes) -> Operation[IserblkError | None]:
+    """TEST UNIT READY, which is not sent again, whatever it is answered; its error."""
+    waiter = session.new_waiter()
+    slot = yield from take(session, waiter)
+    slot.waiter = waiter
+    slot.cdb[:] = cdb.test_unit_ready().ljust(16, b"\0")
+    fill_no_data(slot, lun)
+    waiter.pending = 1
+    session.queue.submit(slot)
+    while waiter.pending:
+        yield waiter
+    problem = failure(slot, "the LUN")
+    session.queue.release(slot)
+    return problem
 
 
 @asynccontextmanager
@@ -55,15 +59,12 @@ async def attentions(host: Host) -> list[str]:
     """TEST UNIT READY until it is GOOD; the unit attentions before, as ``29/00``."""
     heard: list[str] = []
     for _ in range(_MOST):
-        work = _Once(host.session, host.lun, "the LUN", monotonic() + host.session.io_timeout)
-        try:
-            await host.run(run(work, [cdb.test_unit_ready()]))
-        except ScsiError as error:
-            sense = error.sense
-            assert isinstance(sense, Sense) and sense.is_unit_attention, error
-            heard.append(f"{sense.asc:02X}/{sense.ascq:02X}")
-        else:
+        problem = await host.run(_ready(host.session, host.lun))
+        if problem is None:
             return heard
+        sense = problem.sense if isinstance(problem, ScsiError) else None
+        assert isinstance(sense, Sense) and sense.is_unit_attention, problem
+        heard.append(f"{sense.asc:02X}/{sense.ascq:02X}")
     raise AssertionError(f"still not ready: {heard}")
 
 

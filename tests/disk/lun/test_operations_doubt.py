@@ -391,6 +391,7 @@ def test_a_deadline_holds_for_those_that_wait_for_the_look(bench: Bench) -> None
     assert bench.heard == [WRITE]
 
 
+@pytest.mark.plain("replaces a method of a session")
 def test_on_a_fresh_connection_a_report_counts_once_it_was_compared(bench: Bench) -> None:
     """The first command after a login brings 29/00 with many targets. Behind the comparison, while
     the journal is sent, it ends the attempt: the next one compares again."""

@@ -135,6 +135,8 @@ class Growing:
         self._store.mkdir(parents=True)
         (self._store / "control").write_text(f"udev_path={self._device}")
         (self._store / "enable").write_text("1")
+        # As targetcli gives each LUN one: what has none must not change its size.
+        (self._store / "wwn/vpd_unit_serial").write_text("7d1b8a52-growing")
         for lun, target in zip(self._luns, (self._store, self._luns[0]), strict=True):
             lun.mkdir()
             (lun / "disk").symlink_to(target)
