@@ -63,7 +63,8 @@ async def test_connections_end_anywhere(
             url_of(proxy, target, transport, f"error-recovery-level={level}&io-timeout=60"), level
         )
     assert len(proxy.links) >= 8
-    assert session.recovered
+    # Below level 2 statuses are lost with a connection: with unflushed writes it is reinstated.
+    assert session.recovered if level == 2 else session.recovered + session.reconnects
 
 
 async def test_what_is_lost_before_the_cut_comes_by_the_other(target: TargetProcess) -> None:
