@@ -99,6 +99,7 @@ def test_zeroed_blocks_are_zero(there: int) -> None:
     assert bench.compare([zeroed]) is not bool(there)
 
 
+@pytest.mark.plain("replaces a constant")
 @pytest.mark.logs("too large to be read back")
 def test_more_than_can_be_read_back_counts_as_lost(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(comparing, "MOST_COMPARED", 10 * BLOCK)
