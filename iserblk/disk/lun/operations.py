@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import islice
@@ -222,7 +223,7 @@ class _Exclusive(_Changing[Range]):
         return super().outcome(slot, piece)
 
 
-class _Form:
+class _Form(ABC):
     """How a range of blocks is changed without its data: by which command, and by how many blocks
     at once. ``over``: the LUN takes no command of this kind.
 
@@ -238,17 +239,17 @@ class _Form:
         self.most = MAXIMUM_BLOCKS
         self.over = False
 
+    @abstractmethod
     def cut(self, first: int, blocks: int) -> Ranges:
         """The range as the LUN takes it."""
-        raise NotImplementedError
 
-    def make(self, lba: int, blocks: int) -> Command:
-        raise NotImplementedError
+    @abstractmethod
+    def make(self, lba: int, blocks: int) -> Command: ...
 
+    @abstractmethod
     def send(self, batch: Batch, deadline: float) -> Operation[Batch]:
         """Send a batch; returns what of it was refused, and is to be sent as ``cut`` says now. Each
         refusal leaves less to try."""
-        raise NotImplementedError
 
 
 class _Unmapping(_Form):
