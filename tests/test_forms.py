@@ -94,6 +94,43 @@ def test_no_module_computes_with_numbers_that_wrap() -> None:
         assert not names & WRAPPING, module
 
 
+WAITS = (ast.Yield, ast.YieldFrom, ast.Await, ast.AsyncFor, ast.AsyncWith)
+SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)
+
+
+def waits(node: ast.AST) -> bool:
+    """Whether this code, without functions that are defined in it, may be suspended."""
+    if isinstance(node, SCOPES):
+        return False
+    return isinstance(node, WAITS) or any(waits(each) for each in ast.iter_child_nodes(node))
+
+
+def waiting_handlers(tree: ast.AST) -> list[int]:
+    """Lines of each ``try`` with a handler of exceptions, or a ``finally``, that may be suspended."""
+    return [
+        node.lineno
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Try)
+        for each in (*node.handlers, *node.finalbody)
+        if waits(each)
+    ]
+
+
+def test_no_generator_waits_while_it_handles_an_exception() -> None:
+    """A compiled one sets back what is handled when it leaves the handler: to what was handled when
+    it came there. If it is closed meanwhile, the process crashes."""
+    for module in forms.MODULES:
+        tree = ast.parse(Path(forms.source_of(module)).read_text())
+        assert not waiting_handlers(tree), module
+
+
+def test_handlers_that_wait_are_found() -> None:
+    for line in ("yield", "yield from x()", "if x:\n        y = await z", "async with x: pass"):
+        for kind in ("except ValueError", "finally"):
+            assert waiting_handlers(ast.parse(f"try:\n    pass\n{kind}:\n    {line}"))
+    assert not waiting_handlers(ast.parse("try:\n    yield\nfinally:\n    def f(): yield"))
+
+
 def test_every_module_is_there() -> None:
     assert len(set(forms.MODULES)) == len(forms.MODULES)
     for module in forms.MODULES:

@@ -387,6 +387,12 @@ def _proves_nothing(problem: IserblkError) -> bool:
     return is_unheard(problem) or (isinstance(sense, Sense) and sense.key == ABORTED_COMMAND)
 
 
+def _is_foreign(problem: BaseException) -> bool:
+    """Whether a command ended with TASK ABORTED: that tells of another initiator, and neither of a
+    failure nor of a loss."""
+    return isinstance(problem, ScsiError) and problem.status == sam.TASK_ABORTED
+
+
 class _Synchronizing(Work[bytes]):
     """Sends a SYNCHRONIZE CACHE; its CDB is the only piece. ``unheard``: the target may have it, or
     have had it, and its status is not known."""
@@ -1209,26 +1215,19 @@ class DiskCore:
             if durability.renew():
                 self.session.disconnect()
             token = durability.begin_flush()
-            try:
-                # (A LUN that is read-only now may have unflushed writes from before.)
-                if durability.volatile and (token.needed or not self.info.read_only):
-                    yield from self._synchronize(token, deadline)
-            except IserblkError as error:
-                durability.end_flush(token, False)
+            error = yield from self._flush_once(token, deadline)
+            if error is not None:
                 lost = losses.count != token.losses
                 if lost:  # so the error tells of a loss
                     error.losses = losses.count
                 # What allows a retry (ABORTED COMMAND) is sent again, behind what it was to cover.
                 pause = retry_delay(error, attempts)
-                if lost or pause is None or not _proves_nothing(error):
-                    raise
+                if (lost and not _is_foreign(error)) or pause is None or not _proves_nothing(error):
+                    raise error
                 attempts += 1
                 yield max(pause, AGAIN_S)
                 check_time(self.session, deadline, self.info.name)
                 continue
-            except BaseException:
-                durability.end_flush(token, False)
-                raise
             outcome = durability.end_flush(token, True)
             if outcome is Flushed.AGAIN:
                 yield AGAIN_S  # until the loss of the connection is found; then a new one is made
@@ -1247,6 +1246,19 @@ class DiskCore:
                 with contextlib.suppress(IserblkError):
                     yield from self.know_size(deadline)
             return
+
+    def _flush_once(self, token: FlushToken, deadline: float) -> Operation[IserblkError | None]:
+        """Returns what has failed: then the flush has ended. Otherwise the caller ends it."""
+        try:
+            # (A LUN that is read-only now may have unflushed writes from before.)
+            if self.durability.volatile and (token.needed or not self.info.read_only):
+                yield from self._synchronize(token, deadline)
+        except BaseException as error:
+            self.durability.end_flush(token, False)
+            if isinstance(error, IserblkError):
+                return error
+            raise
+        return None
 
     def _synchronize(self, token: FlushToken, deadline: float) -> Operation[None]:
         """Send SYNCHRONIZE CACHE for the whole LUN; of 10 bytes where the LUN does not know that of
@@ -1297,9 +1309,8 @@ class DiskCore:
         except BaseException as error:
             if work.unheard:
                 what = f"({error})" if isinstance(error, IserblkError) else "that was given up"
-                # TASK ABORTED tells of another initiator, and of no failure of the target.
-                foreign = isinstance(error, ScsiError) and error.status == sam.TASK_ABORTED
-                durability.doubt(token, f"may have failed a flush {what}", tell=not foreign)
+                tell = not _is_foreign(error)
+                durability.doubt(token, f"may have failed a flush {what}", tell)
             raise
         flushes = durability.answered(token)
         commands = [
@@ -1478,6 +1489,8 @@ class DiskCore:
         answer = memoryview(bytearray(self.geometry.lba_status_length))
         while True:
             epoch = self.durability.epoch
+            problem: ScsiError | None = None
+            moved = 0
             try:
                 moved = yield from command(
                     self.session,
@@ -1489,13 +1502,15 @@ class DiskCore:
                     deadline=deadline,
                 )
             except ScsiError as error:
-                if isinstance(error, OutOfRange):
+                problem = error
+            if problem is not None:
+                if isinstance(problem, OutOfRange):
                     # It is in range, unless the LUN has shrunk: that may count in other blocks.
                     if offset + length > (yield from self.refresh(deadline)):
-                        raise
-                elif not is_refusal(error):
-                    raise
-                self.refusals.limit_status(lba, error)
+                        raise problem
+                elif not is_refusal(problem):
+                    raise problem
+                self.refusals.limit_status(lba, problem)
                 return whole
             if not self.durability.stale(epoch):
                 break
@@ -1506,13 +1521,14 @@ class DiskCore:
         try:
             return geometry.extents_untrusted(answer[:moved], offset, length, blocks)
         except RemoteProtocolError as error:
-            if (yield from self.refresh(deadline)) // self.block > blocks:
-                return whole  # it has grown: perhaps the LUN is right
+            faulty = str(error)
+        if (yield from self.refresh(deadline)) // self.block <= blocks:
+            # (Where it has grown, the LUN is perhaps right.)
             self.refusals.lacks(
-                refusals.LBA_STATUS, f"{error}; all of the LUN counts as data from now on"
+                refusals.LBA_STATUS, f"{faulty}; all of the LUN counts as data from now on"
             )
             self.narrow()
-            return whole
+        return whole
 
     def cache(self, offset: int, length: int) -> Operation[None]:
         """Send PRE-FETCH with IMMED; a target that cannot do it is no error."""

@@ -435,11 +435,17 @@ class TrioDriver:
                 await park()
                 strand.abandon = None
             return
+        problem: BaseException | None = None
         try:
             await waiter.wait()
-        except BaseException:
-            await self._abandon(waiter)
-            raise
+        except BaseException as error:
+            problem = error
+        if problem is not None:
+            try:
+                await self._abandon(waiter)
+                raise problem
+            finally:
+                problem = None  # its traceback has this frame: nothing is to wait for a collection
 
     async def _abandon(self, waiter: TrioWaiter) -> None:
         waiter.strand = None

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from iserblk.errors import CommandTimeout, IserblkError, ScsiError
+from iserblk.errors import CommandTimeout, IserblkError, ScsiError, WritesLost
 from iserblk.initiator.session.sending import InDoubt
 from iserblk.initiator.session.slots import QUEUED, SENT, Operation
 from iserblk.scsi import opcodes
@@ -63,6 +63,10 @@ class Bench:
             self.peer.respond(heard, status=2 if sense else 0, sense=sense)
         self._answered += len(senses)
         self.session.progress(monotonic())
+
+    def passed_by(self) -> None:
+        """The oldest command got its answer from the test."""
+        self._answered += 1
 
     def end(self, operation: Operation[Any], *senses: bytes) -> None:
         """Answer one command after another until it ends; what is not in ``senses`` is GOOD."""
@@ -279,9 +283,23 @@ def test_flush_that_another_initiator_has_aborted_is_sent_again(bench: Bench) ->
     bench.peer.respond(bench.heard()[0], status=TASK_ABORTED)
     bench.session.progress(1.0)
     assert isinstance(next(flushing), float)
-    bench._answered += 1
+    bench.passed_by()
     bench.end(flushing)
     assert bench.disk.durability.losses.count == 0
+    assert [heard.operation for heard in bench.peer.heard] == [WRITE, SYNC, SYNC]
+
+
+def test_flush_that_is_aborted_in_a_reset_tells_of_what_that_lost(bench: Bench) -> None:
+    """It says what was lost, and not that there is another initiator."""
+    bench.write()
+    flushing = bench.begin(bench.disk.flush())
+    bench.disk.durability.losses.add()
+    bench.peer.respond(bench.heard()[0], status=TASK_ABORTED)
+    bench.session.progress(1.0)
+    assert isinstance(next(flushing), float)
+    bench.passed_by()
+    with pytest.raises(WritesLost, match="were lost"):
+        bench.end(flushing)
     assert [heard.operation for heard in bench.peer.heard] == [WRITE, SYNC, SYNC]
 
 
