@@ -88,6 +88,7 @@ class Runner:
         # wait. Of flushes that run at once, none is known to have ended before another one.
         self._overtaking = face.startswith(NBD)
         self._flushed = False  # a flush of the group that runs has succeeded
+        self._blinks = 0
         self.model = Model(GRANULES, durable=not machine.write_cache)
         self.tally = Tally()
         self._disk: AsyncDisk
@@ -148,8 +149,8 @@ class Runner:
             await self._one(Op(READ, at, step))
 
     @property
-    def _epoch(self) -> tuple[int, int]:
-        return len(self._machine.proxy.links), self._machine.crashes
+    def _epoch(self) -> tuple[int, int, int]:
+        return len(self._machine.proxy.links), self._machine.crashes, self._blinks
 
     # -- a group ---------------------------------------------------------------------------------
 
@@ -262,7 +263,11 @@ class Runner:
             self.model.perhaps_told()
         elif self.model.may_tell and "were lost at the target" in str(error):
             self.model.told()  # possible after any reconnection
-        elif not self._is_failed_flush(error):
+        elif self._is_failed_flush(error):
+            # It is the report of whatever was lost before, too.
+            if self.model.may_tell:
+                self.model.perhaps_told()
+        else:
             assert self._may_fail and not isinstance(error, LocalProtocolError), repr(error)
 
     def _is_failed_flush(self, error: IserblkError) -> bool:
@@ -307,7 +312,9 @@ class Runner:
         elif kind == "blink":
             assert isinstance(machine, Machine)
             self.model.power()
+            self._blinks += 1
             await trio.to_thread.run_sync(machine.blink)
+            self._blinks += 1  # a read that began meanwhile may have come before it, or after
         elif kind == "turn":
             assert isinstance(machine, Machine)
             if not machine.write_cache:
