@@ -172,3 +172,16 @@ def _announced_warnings(request: pytest.FixtureRequest) -> Iterator[None]:
         text for text in handler.texts if not any(re.search(each, text) for each in patterns)
     ]
     assert not unannounced, f"logged, and not announced: {unannounced[:5]}"
+
+
+@pytest.fixture(autouse=True)
+def _handlers_are_given_back() -> Iterator[None]:
+    """Whoever serves until a signal ignores it from then on, as the process is to end. The tests
+    behind it are interrupted in earnest."""
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    before = {number: signal.getsignal(number) for number in numbers}
+    yield
+    after = {number: signal.getsignal(number) for number in numbers}
+    for number, handler in before.items():
+        signal.signal(number, handler)
+    assert after == before, "handlers of signals were not given back"
