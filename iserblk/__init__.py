@@ -53,6 +53,7 @@ if TYPE_CHECKING:
     from iserblk.errors import ScsiError as ScsiError
     from iserblk.errors import TargetNotFound as TargetNotFound
     from iserblk.errors import TransportError as TransportError
+    from iserblk.errors import UnusableLun as UnusableLun
     from iserblk.errors import WriteProtected as WriteProtected
     from iserblk.errors import WritesLost as WritesLost
 
@@ -64,7 +65,8 @@ _ERRORS = (
     *("IserRefused", "IserblkError", "LocalProtocolError", "LoginError", "LunChanged"),
     *("NoMpaReply", "NoSuchLun", "NotSupported", "OutOfRange", "OutOfSpace"),
     *("PermissionDenied", "RemoteProtocolError", "ReservationConflict", "ReservationLost"),
-    *("ScsiError", "TargetNotFound", "TransportError", "WriteProtected", "WritesLost"),
+    *("ScsiError", "TargetNotFound", "TransportError", "UnusableLun", "WriteProtected"),
+    "WritesLost",
 )
 _PLACES = {
     "open_disks": "iserblk.disk.blocking",

@@ -20,6 +20,7 @@ OURS = {
     "kubeletlib",
     "lablib",
     "manlib",
+    "mutationslib",
     "fake_disk",
 }
 # Debian's packages: scripts/setup installs those that no index of Python packages has; the build of

@@ -10,13 +10,17 @@ from iserblk.errors import RemoteProtocolError
 from iserblk.nbd.buffers import CHUNK, Memory
 from iserblk.nbd.handshake import Handshake, Look, Tls
 from iserblk.nbd.kernel.handover import (
+    VERSION,
+    WITHOUT_LOSSES,
     Kind,
+    OlderServer,
     Refused,
     Takeover,
     encode,
     encode_all,
     encode_refused,
     expect_untrusted,
+    hello_untrusted,
 )
 from iserblk.nbd.kernel.links import shake_hands
 from iserblk.nbd.messages import Negotiated
@@ -24,7 +28,7 @@ from iserblk.nbd.transmission import Request, Transmission
 from tests.fuzz.engine import Case, Row
 from tests.nbd import conversation as said
 from tests.nbd.conversation import EXTENDED, MODES, SIMPLE
-from tests.nbd.kernel.test_handover import EVERYTHING, connections, given
+from tests.nbd.kernel.test_handover import EVERYTHING, LOSSES, connections, given
 from tests.nbd.kernel.test_links import GOOD, GREETING, reply
 
 _EXPORTS = {"lun0": said.export("lun0"), "lun1": said.export("lun1", read_only=True)}
@@ -184,27 +188,37 @@ _UNPARSED = given(b"z" * 40_000, structured=True)
 _HANDOVER = [
     *connections(given(), given(b"12345"), _UNPARSED),
     *(encode_all(count) for count in (1, 2, 3)),
-    encode_refused("no", True),
-    encode(Kind.HELLO),
+    LOSSES,
+    *(encode_refused("no", True, version) for version in (WITHOUT_LOSSES, VERSION)),
+    *(encode(Kind.HELLO, version=version) for version in (WITHOUT_LOSSES, VERSION)),
     encode(Kind.TAKEN),
 ]
 
 
 def _hand_over(case: Case) -> None:
-    """Connections, each message changed or not; and a successor's message."""
+    """Losses and connections, each message changed or not; and a successor's message."""
     chance = case.chance
-    takeover = Takeover()
-    packets = [*connections(*(chance.choice(EVERYTHING) for _ in range(3))), encode_all(3)]
+    version = chance.choice((WITHOUT_LOSSES, VERSION))
+    takeover = Takeover(version)
+    packets = [
+        *([LOSSES] if version != WITHOUT_LOSSES else []),
+        *connections(*(chance.choice(EVERYTHING) for _ in range(3)), version=version),
+        encode_all(3, version),
+    ]
     try:
         if chance.random() < 0.2:
-            expect_untrusted(case.data, chance.choice((Kind.HELLO, Kind.TAKEN)))
+            if chance.random() < 0.5:
+                assert WITHOUT_LOSSES <= hello_untrusted(case.data) <= VERSION
+            else:
+                expect_untrusted(case.data, Kind.TAKEN, version)
             return
         for packet in packets:
             sent = packet if chance.random() < 0.9 else case.data
             descriptors = int(sent[10:12] == b"\0\3") if chance.random() < 0.97 else 2
             takeover.receive_untrusted(sent, descriptors)
         assert not takeover.complete or len(takeover.given) in (1, 2, 3)
-    except Refused as error:
+        assert takeover.losses.told <= takeover.losses.losses
+    except (Refused, OlderServer) as error:
         assert str(error).isprintable()
 
 

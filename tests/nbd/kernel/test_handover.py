@@ -67,8 +67,8 @@ def heard(*packets: bytes) -> Takeover:
     return takeover
 
 
-def connections(*all_of_them: Given) -> list[bytes]:
-    return [packet for each in all_of_them for packet in encode_connection(each)]
+def connections(*all_of_them: Given, version: int = VERSION) -> list[bytes]:
+    return [packet for each in all_of_them for packet in encode_connection(each, version)]
 
 
 @pytest.mark.parametrize("version", [WITHOUT_LOSSES, VERSION])
