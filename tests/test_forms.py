@@ -106,7 +106,7 @@ def waits(node: ast.AST) -> bool:
 
 
 def waiting_handlers(tree: ast.AST) -> list[int]:
-    """Lines of each ``try`` with a handler of exceptions, or a ``finally``, that may be suspended."""
+    """Lines of each ``try`` of which a handler, or the ``finally``, may be suspended."""
     return [
         node.lineno
         for node in ast.walk(tree)
