@@ -175,13 +175,17 @@ def _announced_warnings(request: pytest.FixtureRequest) -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True)
-def _handlers_are_given_back() -> Iterator[None]:
-    """Whoever serves until a signal ignores it from then on, as the process is to end. The tests
-    behind it are interrupted in earnest."""
+def _signals_are_heard() -> Iterator[None]:
+    """Who serves until a signal comes ignores it from then on, as the process is to end. Later tests
+    of this process are interrupted in earnest."""
     numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     before = {number: signal.getsignal(number) for number in numbers}
     yield
-    after = {number: signal.getsignal(number) for number in numbers}
+    ignored = [
+        number.name
+        for number, handler in before.items()
+        if signal.getsignal(number) is signal.SIG_IGN is not handler
+    ]
     for number, handler in before.items():
         signal.signal(number, handler)
-    assert after == before, "handlers of signals were not given back"
+    assert not ignored, f"ignored from now on, by this test: {ignored}"
