@@ -176,8 +176,8 @@ def _announced_warnings(request: pytest.FixtureRequest) -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def _signals_are_heard() -> Iterator[None]:
-    """Who serves until a signal comes ignores it from then on, as the process is to end. Later tests
-    of this process are interrupted in earnest."""
+    """Who serves until a signal comes ignores it from then on, as the process is to end. The next
+    tests of this process are interrupted in earnest."""
     numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     before = {number: signal.getsignal(number) for number in numbers}
     yield

@@ -123,7 +123,8 @@ async def test_several_connections(count: int, level: int, record: Record) -> No
             await all_there()
             with trio.fail_after(PATIENCE_S):
                 await until(lambda: all(each.ended for each in session.queue.connections.copy()))
-                await until(lambda: session.queue.busy == 0)  # a look at the LUN may be under way
+        with trio.fail_after(PATIENCE_S):
+            await until(lambda: session.queue.busy == 0)  # a look at the LUN may be under way
         assert session.error is None
     record(
         ours="initiator",
