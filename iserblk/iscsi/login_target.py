@@ -108,6 +108,8 @@ class LoginTargetConfig:
     ``accounts`` None: no initiator has to authenticate.
     ``may_log_in(initiator name, user)``: whether this initiator is allowed here as the user that it
     has proved to be ("" without CHAP).
+    ``may_reinstate(initiator name, ISID, user)``: whether a new session may take the place of the
+    one of that name, if there is one.
     ``portal_group``: the target portal group tag.
 
     ``solicited_only``: what an initiator means that does not declare
@@ -139,6 +141,7 @@ class LoginTargetConfig:
     takes_traditional: bool = True
     accounts: Accounts | None = None
     may_log_in: Callable[[str, str], bool] = lambda _name, _user: True
+    may_reinstate: Callable[[str, bytes, str], bool] = lambda _name, _isid, _user: True
     portal_group: int = 1
     solicited_only: bool = True
 
@@ -329,6 +332,16 @@ class LoginTarget:
     def _conclude(self) -> None:
         if not self._config.may_log_in(self.initiator_name, self.user):
             self.problem = f"{self.initiator_name} may not log in as {self.user or 'no user'!r}"
+            raise _Refusal(AUTHORIZATION_FAILURE)
+        if (
+            not self.discovery
+            and self.joined is None
+            and not self._config.may_reinstate(self.initiator_name, self.isid, self.user)
+        ):
+            self.problem = (
+                f"{self.initiator_name} has a session with this ISID already, of another user than "
+                f"{self.user or 'no user'!r}"
+            )
             raise _Refusal(AUTHORIZATION_FAILURE)
         outcome = self.parameters
         if self.joined:

@@ -62,7 +62,7 @@ class Pump:
         if self._stopped:
             return
         connection = self._connection
-        connection.silent = False
+        connection.silent = 0
         pace = self._pace
         try:
             connection.progress(pace.work())

@@ -77,6 +77,11 @@ MAX_LOGINS = MAX_CONNECTIONS // 2  # connections that have not logged in yet
 LAST_WORDS_S = 5.0
 DISK_THREADS = 16  # for each LUN
 PING_S = 30.0  # after so much silence the target sends a ping; the answer may take as long
+# Within which a session answers a ping when another user claims its name.
+CLAIM_S = 5.0
+# Who waits to hear an initiator, in ``TargetConnection.silent``.
+_WATCH = 1
+_CLAIM = 2
 RDMA_TICK_S = 1.0
 TICK_S = 1.0  # at ErrorRecoveryLevel 1 and 2 over TCP
 TIME2RETAIN_S = 20  # for which the tasks of a lost connection are kept at ErrorRecoveryLevel 2
@@ -137,6 +142,8 @@ class TargetServer:
         self._elders: dict[_SessionName, set[TargetSession]] = {}
         # Connections that have not logged in yet, oldest first.
         self._logins: dict[object, trio.CancelScope] = {}
+        # Whose names other users claim, while their initiators are asked whether they are there.
+        self._claimed: set[TargetSession] = set()
         self._next_tsih = 1
         # The TSIHs in use, and the session of each, behind its login.
         self._tsihs: dict[int, TargetSession | None] = {}
@@ -249,6 +256,9 @@ class TargetServer:
                 takes_traditional=TCP in port.transports,
                 accounts=self._accounts,
                 may_log_in=self._may_log_in,
+                may_reinstate=lambda initiator, isid, user: self._may_reinstate(
+                    _SessionName(initiator.lower(), isid, port.tag), user, threads
+                ),
                 portal_group=port.tag,
                 # Running code has neither this beginning nor that header.
                 solicited_only=not traditional and self._iser is IserTarget,
@@ -514,6 +524,41 @@ class TargetServer:
     def _may_log_in(self, initiator: str, user: str) -> bool:
         return self._access is None or self._access.may_log_in(initiator, user)
 
+    def _may_reinstate(self, name: _SessionName, user: str, nursery: trio.Nursery) -> bool:
+        """Whether a login as ``user`` may take the place of the session of this name, which, as for
+        a connection that joins it, its own user may. The initiator of another user is asked whether
+        it is still there, in a task of ``nursery``: else nobody could log in by the name that a
+        host with new credentials has left behind."""
+        old = self._sessions.get(name)
+        if old is None or old.done or old.user == user:
+            return True
+        if old not in self._claimed:
+            self._claimed.add(old)
+            for connection in self._connections:
+                if connection.session is old:
+                    connection.silent |= _CLAIM
+                    connection.ping()
+            nursery.start_soon(self._settle_claim, old)
+        return False
+
+    async def _settle_claim(self, session: TargetSession) -> None:
+        """Body of a task: end a session none of whose connections answers a ping."""
+        try:
+            await trio.sleep(CLAIM_S)
+        finally:
+            self._claimed.remove(session)
+        if session.done or any(
+            connection.session is session and not connection.silent & _CLAIM
+            for connection in self._connections
+        ):
+            return
+        log.warning(
+            "%s: session ended: another user logs in by its name, and the initiator did not "
+            "answer a ping",
+            session.initiator_name,
+        )
+        session.abandon()
+
     def _end_impostors(self) -> None:
         """End sessions that could not log in by the present rules: they would get what is granted
         to an initiator that has proved who it is."""
@@ -682,10 +727,10 @@ async def _look_after(connection: TargetConnection, peer: str) -> None:
     the network reports that, and the session would keep its memory and its name for ever."""
     asked = False
     while not connection.done:
-        connection.silent = True
+        connection.silent |= _WATCH
         await trio.sleep(PING_S)
         connection.trim()
-        if not connection.silent:
+        if not connection.silent & _WATCH:
             asked = False
         elif not connection.greeted:
             log.warning("%s: session ended: the initiator sent no Hello", peer)

@@ -22,7 +22,7 @@ class Connection:
         self.sock = sock
         self.heard = b""
         self.done = False
-        self.silent = True
+        self.silent = 1
         self.answered = 0
         self.parameters: object = None
         self.output = False

@@ -26,6 +26,7 @@ from iserblk.initiator.drivers.tasks import TrioDriver
 from iserblk.initiator.session.session import Session
 from iserblk.initiator.session.slots import TaskSlot
 from iserblk.iscsi import bhs, pdu
+from iserblk.iscsi.chap import Accounts
 from iserblk.iscsi.login_initiator import LoginInitiator
 from iserblk.iscsi.login_target import (
     CANNOT_INCLUDE,
@@ -60,7 +61,11 @@ PATIENCE_S = 20.0  # only a test that fails ever waits that long
 
 @asynccontextmanager
 async def serving(
-    *stores: FakeStore, busy_poll_us: int = 0, header: int = HEADER_LENGTH, logout_s: int = 0
+    *stores: FakeStore,
+    busy_poll_us: int = 0,
+    header: int = HEADER_LENGTH,
+    logout_s: int = 0,
+    accounts: Accounts | None = None,
 ) -> AsyncIterator[str]:
     """The URL of LUN 0 of a target in this process; one LUN for each store."""
     send, receive = trio.open_memory_channel[str](1)
@@ -70,7 +75,13 @@ async def serving(
     }
     with trio.fail_after(PATIENCE_S):
         async with trio.open_nursery() as nursery:
-            target = partial(serve, busy_poll_us=busy_poll_us, header=header, logout_s=logout_s)
+            target = partial(
+                serve,
+                busy_poll_us=busy_poll_us,
+                header=header,
+                logout_s=logout_s,
+                accounts=accounts,
+            )
             nursery.start_soon(target, "127.0.0.1:0", IQN, units, send.send_nowait)
             yield f"{await receive.receive()}/0"
             nursery.cancel_scope.cancel()

@@ -156,7 +156,8 @@ class TargetConnection:
         # At the last tick: the oldest status that was kept, and the first task that waited.
         self._unacknowledged: int | None = None
         self._waited: TargetTask | None = None
-        self.silent = False  # the owner sets it, and clears it when the initiator is heard
+        # Bits of the owner, which clears all of them when the initiator is heard.
+        self.silent = 0
         self._leaving = False  # a Logout was received
         self._unanswered = 0  # task management requests that wait for tasks to end
         self._budget = budget or DataBudget()
