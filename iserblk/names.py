@@ -19,7 +19,7 @@ MACHINE_ID = Path("/etc/machine-id")
 _IQN = re.compile(r"iqn\.[0-9]{4}-[0-9]{2}\.[a-z0-9][a-z0-9.-]*(:[^\s/\x00-\x1f]+)?", re.IGNORECASE)
 _EUI = re.compile(r"eui\.[0-9A-Fa-f]{16}")
 _NAA = re.compile(r"naa\.([0-9A-Fa-f]{16}|[0-9A-Fa-f]{32})")
-_MAXIMUM_NAME = 223
+MAXIMUM_NAME = 223  # bytes
 SAID: set[str] = set()  # what was said: a name is looked for at each login
 
 
@@ -34,14 +34,26 @@ def check_name(text: str, what: str, quote: Callable[[str], str] = shown) -> str
     quotes the name with ``quote``; ``what`` says what it names."""
     # Bytes of the command line that are not UTF-8 are lone surrogates here.
     length = len(text.encode(errors="surrogatepass"))
-    if length > _MAXIMUM_NAME:
-        raise BadArgument(f"{what}: a name of {length} bytes; at most {_MAXIMUM_NAME}")
+    if length > MAXIMUM_NAME:
+        raise BadArgument(f"{what}: a name of {length} bytes; at most {MAXIMUM_NAME}")
     if not _is_utf8(text) or not any(pattern.fullmatch(text) for pattern in (_IQN, _EUI, _NAA)):
         raise BadArgument(
             f"{what} {quote(text)} is no iSCSI name; "
             "write iqn.YYYY-MM.reversed.domain[:string], eui.<16 hex> or naa.<16 or 32 hex>"
         )
     return text
+
+
+def may_name(text: str) -> bool:
+    """Whether a name that comes from the network, or from a file that such names go into, may be
+    kept, compared and logged: it is printable, and has 1 to MAXIMUM_NAME bytes, also in lower case,
+    in which names are compared (RFC 7143 section 4.2.7). Its form is not looked at: there are
+    initiators that call themselves otherwise."""
+    return (
+        0 < len(text) <= MAXIMUM_NAME
+        and text.isprintable()  # which lone surrogates are not
+        and max(len(text.encode()), len(text.lower().encode())) <= MAXIMUM_NAME
+    )
 
 
 def _is_utf8(text: str) -> bool:

@@ -8,7 +8,7 @@ import pytest
 
 from iserblk import names as module
 from iserblk.errors import BadArgument
-from iserblk.names import check_name, initiator_name, random_isid
+from iserblk.names import MAXIMUM_NAME, check_name, initiator_name, may_name, random_isid
 
 IQN = "iqn.2026-11.example:disk"
 
@@ -102,3 +102,18 @@ def test_isids_are_random() -> None:
     first, second = random_isid(), random_isid()
     assert first != second
     assert len(first) == 6 and first[0] == 0x80
+
+
+@pytest.mark.parametrize("name", [IQN, "x", "\u00e9" * 111, "x" * MAXIMUM_NAME, "a b"])
+def test_names_from_the_network(name: str) -> None:
+    assert may_name(name)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["", "x" * 224, "\u00e9" * 112, "a\nb", "a\0", "\x7f", "\ud800", "\u0130" * 111, "\u202e"],
+    ids=ascii,
+)
+def test_names_from_the_network_that_are_not_kept(name: str) -> None:
+    """The limit is one of bytes; of \u0130 the lower case is longer."""
+    assert not may_name(name)

@@ -20,6 +20,7 @@ from typing import NamedTuple
 
 from iserblk.errors import RemoteProtocolError
 from iserblk.iscsi.send_targets import Portal
+from iserblk.names import may_name
 
 VERSION = 1
 HEADER = struct.Struct(">HHHHHH")
@@ -28,7 +29,6 @@ MAXIMUM_MESSAGE = 4 << 20  # bytes of payload, all PDUs together
 MAXIMUM_ATTRIBUTES = 65536  # in one message
 MAXIMUM_TARGETS = 4096  # in one answer
 MAXIMUM_PORTALS = 256  # of one target
-_MAXIMUM_NAME = 223
 
 # Functions; in a response, the bit RESPONSE is set as well.
 DEV_ATTR_REG = 0x0001
@@ -219,7 +219,7 @@ def text_untrusted(attribute: Attribute) -> str:
         value = attribute.value.rstrip(b"\0").decode()
     except UnicodeDecodeError:
         raise _bad(f"attribute {attribute.tag} is not UTF-8") from None
-    if not value or not value.isprintable() or len(value.encode()) > _MAXIMUM_NAME:
+    if not may_name(value):
         raise _bad(f"attribute {attribute.tag} is no name")
     return value
 

@@ -23,6 +23,7 @@ from typing import NamedTuple
 
 from iserblk.errors import RemoteProtocolError
 from iserblk.iscsi.send_targets import MAXIMUM_HOST, Portal
+from iserblk.names import may_name
 
 VERSION = 2
 GROUP = "239.255.255.253"  # multicast address of directory agents and service agents
@@ -33,7 +34,6 @@ MAXIMUM_MESSAGE = 1 << 20  # bytes that we take by TCP
 MAXIMUM_TARGETS = 4096  # URLs in one answer
 MAXIMUM_ATTRIBUTES = 1024
 MAXIMUM_DEPTH = 16  # of nested filters
-_MAXIMUM_NAME = 223
 
 SERVICE_REQUEST = 1
 SERVICE_REPLY = 2
@@ -569,7 +569,7 @@ def target_untrusted(url: str, default_port: int) -> tuple[str, Portal]:
     name = _unescape_untrusted(raw)
     if not 0 < port < 65536 or len(host) > MAXIMUM_HOST or not host.isprintable():
         raise _bad(f"{url[:80]!r} has no usable portal")
-    if not name.isprintable() or len(name.encode()) > _MAXIMUM_NAME:
+    if not may_name(name):
         raise _bad(f"{url[:80]!r} has no iSCSI name")
     return name, Portal(host, port)
 

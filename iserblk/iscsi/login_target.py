@@ -18,9 +18,9 @@ from iserblk.iscsi.keys import SessionParameters
 from iserblk.iscsi.serial import MASK32
 from iserblk.iscsi.stages import TARGET, Event, Stages, State
 from iserblk.iscsi.text import Collector, encode
+from iserblk.names import MAXIMUM_NAME, may_name
 
 MAXIMUM_ROUNDS = 32
-_MAXIMUM_NAME = 223
 _MAXIMUM_RESPONSE = 8192  # bytes that any initiator takes in one Login Response
 
 INITIATOR_ERROR = 0x0200
@@ -519,9 +519,9 @@ class LoginTarget:
         """Take initiator name, session type and target name, which the first text must have."""
         received = self._received
         name = received.get("InitiatorName", "")
-        if not name or len(name) > _MAXIMUM_NAME:
+        if not name or len(name.encode()) > MAXIMUM_NAME:
             raise _Refusal(MISSING_PARAMETER)
-        if not name.isprintable():  # section 4.2.7.1; and logs show the name as it is
+        if not may_name(name):  # section 4.2.7.1; and logs show the name as it is
             raise _Refusal(INITIATOR_ERROR)
         kind = received.get("SessionType", "Normal")
         if kind not in ("Normal", "Discovery"):

@@ -18,13 +18,13 @@ from iserblk.errors import IserblkError, RemoteProtocolError
 from iserblk.iscsi import bhs, pdu, reasons
 from iserblk.iscsi.serial import MASK32
 from iserblk.iscsi.text import encode
+from iserblk.names import may_name
 
 DEFAULT_PORT = 3260
 MAXIMUM_ANSWER = 4 << 20  # bytes of one answer, all its PDUs together: some 40,000 targets
 MAXIMUM_RECORDS = 65536  # keys in one answer
 MAXIMUM_PARTS = 8192  # PDUs of one answer
 MAXIMUM_HOST = 255
-_MAXIMUM_NAME = 223
 
 # The type of the portal group: a field that was proposed and never adopted. Parsed, never sent.
 ISCSI_ONLY = 0
@@ -146,7 +146,7 @@ def records_untrusted(pairs: Iterable[tuple[str, str]], here: Portal | None = No
     skipped = False  # the last target, and what belongs to it
     for key, value in pairs:
         if key == "TargetName":
-            skipped = not (value and value.isprintable()) or len(value.encode()) > _MAXIMUM_NAME
+            skipped = not may_name(value)
             if skipped:
                 left_out.append(f"TargetName {value[:80]!r} is no iSCSI name")
             else:

@@ -9,7 +9,7 @@ from iserblk.errors import RemoteProtocolError
 MAXIMUM_TEXT = 64 * 1024  # bytes of one negotiation step, all its PDUs together
 MAXIMUM_PAIRS = 256  # far more than all standards together define
 _MAXIMUM_KEY = 63
-_MAXIMUM_VALUE = 8192  # the standard allows 255; values of CHAP and lists may be longer
+_MAXIMUM_VALUE = 8192  # bytes; the standard allows 255; values of CHAP and lists may be longer
 _KEY_CHARACTERS = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789.-+@_#")
 _REPEATABLE = ("TargetName", "TargetAddress")  # in answers to SendTargets, and redirections
 
@@ -42,8 +42,8 @@ def decode_untrusted(
             raise RemoteProtocolError("iSCSI", f"text that is not UTF-8: {item[:40]!r}") from None
         if not separator or not 0 < len(key) <= _MAXIMUM_KEY or not set(key) <= _KEY_CHARACTERS:
             raise RemoteProtocolError("iSCSI", f"text that is no key=value pair: {item[:40]!r}")
-        if len(value) > _MAXIMUM_VALUE:
-            raise RemoteProtocolError("iSCSI", f"a value of {len(value)} characters for {key}")
+        if len(raw_value) > _MAXIMUM_VALUE:
+            raise RemoteProtocolError("iSCSI", f"a value of {len(raw_value)} bytes for {key}")
         if key in seen and key not in _REPEATABLE:
             raise RemoteProtocolError("iSCSI", f"{key} was given twice")
         if len(pairs) == most_pairs:

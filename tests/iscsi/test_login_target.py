@@ -201,6 +201,8 @@ NAME = [("InitiatorName", logins.INITIATOR)]
         (request(NAME), 0x0207),
         (request([("InitiatorName", ""), WHO[1]]), 0x0207),
         (request([("InitiatorName", "iqn." + "x" * 220), WHO[1]]), 0x0207),
+        (request([("InitiatorName", "iqn." + "\u0430" * 110), WHO[1]]), 0x0207),  # 224 bytes
+        (request([("InitiatorName", "\u0130" * 111), WHO[1]]), 0x0200),  # 333 in lower case
         (request([*NAME, ("TargetName", "iqn.2026-11.example:other")]), 0x0203),
         (request([*WHO, ("SessionType", "Odd")]), 0x0209),
         (request(WHO, version_min=1, version_max=1), 0x0205),
