@@ -124,7 +124,7 @@ class TransportId(NamedTuple):
 
 class OutParameters(NamedTuple):
     """The parameter list of PERSISTENT RESERVE OUT. ``initiators``: with SPEC_I_PT, to be
-    registered as well; None: of another protocol than iSCSI."""
+    registered as well; None: of another protocol than iSCSI, or without a name in UTF-8."""
 
     key: int  # RESERVATION KEY: under which the sender is registered
     action_key: int = 0  # SERVICE ACTION RESERVATION KEY: the new key, or the key to preempt
@@ -134,7 +134,7 @@ class OutParameters(NamedTuple):
 
 class MoveParameters(NamedTuple):
     """The parameter list of REGISTER AND MOVE. ``port``, ``initiator``: the nexus that gets the
-    reservation; None: of another protocol than iSCSI."""
+    reservation; None: of another protocol than iSCSI, or without a name in UTF-8."""
 
     key: int
     action_key: int
@@ -243,8 +243,8 @@ def decode_move_parameters(data: Data) -> MoveParameters:
 
 
 def _transport_ids(data: Data) -> list[TransportId | None]:
-    """The TransportIDs that fill ``data``."""
-    found = []
+    """The TransportIDs that fill ``data``; None for what names no iSCSI initiator."""
+    found: list[TransportId | None] = []
     at = 0
     while at < len(data):
         if at + _TRANSPORT.size > len(data):
@@ -256,7 +256,10 @@ def _transport_ids(data: Data) -> list[TransportId | None]:
         end = at + _TRANSPORT.size + length
         if end > len(data):
             raise RemoteProtocolError("SCSI", "a TransportID that is cut off")
-        found.append(decode_transport_id(data[at:end]))
+        try:
+            found.append(decode_transport_id(data[at:end]))
+        except RemoteProtocolError:  # no name, or bytes that are none: no fault of the lengths
+            found.append(None)
         at = end
     return found
 

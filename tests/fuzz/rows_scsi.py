@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from functools import partial
 
@@ -25,6 +26,7 @@ from iserblk.scsi.status import CHECK_CONDITION, GOOD, RESERVATION_CONFLICT
 from iserblk.target.ports import AccessStates, TargetPorts
 from iserblk.target.scsi.commands import COMMANDS
 from iserblk.target.scsi.device import DeviceServer, LogicalUnit
+from iserblk.target.scsi.reservations import Reservations
 from iserblk.target.seam import DATA_OUT, NO_DATA, Nexus
 from tests.fuzz.engine import Case, Row, decoder
 from tests.target.fake_store import FakeStore
@@ -119,6 +121,20 @@ _SPECIFIED = reservations.encode_parameters(
     reservations.OutParameters(0, 8, reservations.SPEC_I_PT, (_HOST, _HOST))
 )
 _MOVED = reservations.encode_move_parameters(reservations.MoveParameters(7, 8, 3, 1, _HOST))
+_SAVED = [
+    json.dumps(
+        {
+            "version": 1,
+            "type": kind,
+            "holder": holder,
+            "registrations": [
+                {"initiator": _HOST.name, "isid": f"80000000000{port}", "port": port, "key": "0x8"}
+                for port in range(count)
+            ],
+        }
+    ).encode()
+    for kind, holder, count in ((0, None, 1), (3, 1, 2), (7, None, 3))
+]
 _OUT = reservations.OutParameters(7, 8, reservations.APTPL)
 
 
@@ -227,6 +243,17 @@ def _parameter_lists(case: Case) -> None:
     assert all(len(store.content) == _BLOCKS * 512 for store in place.stores)
 
 
+def _restored(data: bytes) -> None:
+    """What is taken over from a state file can be told, and be saved as it was."""
+    found = Reservations()
+    found.restore(data)
+    for action in range(4):
+        found.answer(action)
+    again = Reservations()
+    again.restore(found.snapshot() or b"")
+    assert again.snapshot() == found.snapshot()
+
+
 def _gateway(data: bytes) -> None:
     """What a remote target answers, as ours tells it."""
     found = sense.decode(data)
@@ -277,6 +304,7 @@ ROWS = (
         third_party.encode_copy_status(third_party.CopyStatus(1, 2, 1 << 20)),
     ),
     decoder("copy list", third_party.decode_copy_list, _COPY),
+    decoder("PR state file", _restored, *_SAVED, allowed=(ValueError,)),
     decoder("PR SPEC_I_PT", reservations.decode_parameters, _SPECIFIED),
     decoder("PR move", reservations.decode_move_parameters, _MOVED),
     decoder("PR keys", reservations.decode_keys, reservations.encode_keys(3, [1, 2, 3])),

@@ -12,9 +12,11 @@ RESERVE(6) and RELEASE(6) SPC-2, Reservations; and SPC-3 section 5.6.3 for both 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Collection, Container
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+from iserblk.names import may_name
 from iserblk.scsi import opcodes, sense
 from iserblk.scsi import reservations as pr
 from iserblk.scsi.reservations import (
@@ -57,6 +59,9 @@ _GENERATIONS = 1 << 32
 Tell = Callable[[NexusName, int], None]
 Known = Callable[[str], list[TransportId]]
 _VERSION = 1  # of snapshots
+_ISID = re.compile("[0-9a-f]{12}")
+_SAVED_KEY = re.compile("0x[0-9a-f]{1,16}")
+_MAXIMUM_PORT = 0xFFFF
 
 
 class _Registration(NamedTuple):
@@ -251,11 +256,12 @@ class Reservations:
     def _specified(self, nexus: NexusName, parameters: OutParameters) -> list[NexusName]:
         """The nexuses that SPEC_I_PT names beside ``nexus``, which sends the command. A name
         without an ISID stands for all ports of that initiator that have sessions. Raises
-        CheckCondition for one that is not known, or registered already."""
+        CheckCondition for a nexus that is not known, or registered already, and for a name that no
+        session could have: it would be kept, and written, and never used."""
         port = ALL_PORTS if parameters.flags & pr.ALL_TG_PT else nexus.port
         found: dict[NexusName, None] = {}
         for each in parameters.initiators:
-            if each is None:
+            if each is None or not may_name(each.name):
                 raise wrong_parameter(28)
             initiator = TransportId(each.name.lower(), each.isid)
             initiators = [initiator] if initiator.isid else self.known(initiator.name)
@@ -290,7 +296,7 @@ class Reservations:
         if parameters.port not in self.ports:
             raise wrong_parameter(18)
         initiator = parameters.initiator
-        if initiator is None or not initiator.isid:
+        if initiator is None or not initiator.isid or not may_name(initiator.name):
             raise wrong_parameter(24)
         there = self._name(
             NexusName(TransportId(initiator.name.lower(), initiator.isid), parameters.port)
@@ -308,7 +314,8 @@ class Reservations:
     # -- from one start of the target to the next -------------------------------------------------
 
     def snapshot(self) -> bytes | None:
-        """What has to survive a loss of power, as JSON; None: nothing."""
+        """What has to survive a loss of power, as JSON; None: nothing. Raises ValueError for what
+        ``restore`` would refuse."""
         if not self.persists or not self._registered:
             return None
         names = list(self._registered)
@@ -326,30 +333,18 @@ class Reservations:
                 for each in names
             ],
         }
+        _decode(content)
         return json.dumps(content, indent=1).encode() + b"\n"
 
     def restore(self, content: bytes) -> None:
         """Take over what ``snapshot`` has returned in an earlier process. Raises ValueError for
         other content; nothing has changed then."""
         try:
-            found = json.loads(content)
-            if found["version"] != _VERSION:
-                raise ValueError(f"version {found['version']}")
-            registered = {
-                NexusName(
-                    TransportId(str(each["initiator"]), bytes.fromhex(each["isid"])),
-                    int(each["port"]),
-                ): _Registration(int(each["key"], 16))
-                for each in found["registrations"]
-            }
-            kind, index = int(found["type"]), found["holder"]
-            holder = None if index is None else list(registered)[index]
-        except (KeyError, IndexError, TypeError, AttributeError) as error:
+            kind, holder, registered = _decode(json.loads(content))
+        except (KeyError, TypeError) as error:
             raise ValueError(f"{type(error).__name__}: {error}") from None
-        if kind not in (0, *pr.TYPES) or (holder is None) == (kind in _HELD_BY_ONE):
-            raise ValueError("type and holder contradict each other")
-        if not 0 < len(registered) <= MAXIMUM_REGISTRATIONS:
-            raise ValueError(f"{len(registered)} registrations")
+        except RecursionError:
+            raise ValueError("it is nested too deeply") from None
         self._registered = registered
         self.persists = True
         self._holder = holder
@@ -451,6 +446,54 @@ class Reservations:
         for each in self._registered:
             if each != nexus:
                 self.tell(each, code)
+
+
+def _decode(found: Any) -> tuple[int, NexusName | None, dict[NexusName, _Registration]]:
+    """Type, holder and registrations of a snapshot. Nothing of it is believed: a file may have been
+    changed. Raises ValueError, KeyError or TypeError."""
+    version, kind, index = _whole(found["version"]), _whole(found["type"]), found["holder"]
+    entries = found["registrations"]
+    if version != _VERSION:
+        raise ValueError("another version")
+    if not isinstance(entries, list) or not 0 < len(entries) <= MAXIMUM_REGISTRATIONS:
+        raise ValueError("the registrations are no list, or none, or too many")
+    registered: dict[NexusName, _Registration] = {}
+    for each in entries:
+        nexus = _decode_nexus(each["initiator"], each["isid"], each["port"])
+        key = _match(_SAVED_KEY, each["key"], "key")
+        if not int(key, 16):
+            raise ValueError("a registration with the key 0")
+        if nexus in registered:
+            raise ValueError("a registration comes twice")
+        registered[nexus] = _Registration(int(key, 16))
+    if index is not None and not 0 <= _whole(index) < len(entries):
+        raise ValueError("the holder is none of the registrations")
+    if kind not in (0, *pr.TYPES) or (index is None) == (kind in _HELD_BY_ONE):
+        raise ValueError("type and holder contradict each other")
+    return kind, None if index is None else list(registered)[index], registered
+
+
+def _decode_nexus(name: object, isid: object, port: object) -> NexusName:
+    if not isinstance(name, str) or not may_name(name):
+        raise ValueError("an initiator has no usable name")
+    if not 0 <= _whole(port) <= _MAXIMUM_PORT:
+        raise ValueError("a target port has more than 16 bits")
+    initiator = TransportId(name.lower(), bytes.fromhex(_match(_ISID, isid, "ISID")))
+    return NexusName(initiator, _whole(port))
+
+
+def _whole(value: object) -> int:
+    """A number without a fraction; JSON has Infinity and true as well. Raises ValueError."""
+    if type(value) is not int:
+        raise ValueError("a number is expected")
+    return value
+
+
+def _match(form: re.Pattern[str], value: object, what: str) -> str:
+    """``value``, if it has this form. Raises ValueError."""
+    if not isinstance(value, str) or not form.fullmatch(value):
+        raise ValueError(f"a registration has no usable {what}")
+    return value
 
 
 def _checked_type(scope_type: int) -> int:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import errno
+import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Final
 
 from iserblk.errors import BadArgument
@@ -18,8 +20,10 @@ from iserblk.target.scsi.reservations import Reservations
 from iserblk.target.scsi.traits import Traits
 from iserblk.target.scsi.unflushed import Unflushed, always
 from iserblk.target.seam import Nexus, NexusName
-from iserblk.target.store.statefile import StateFile
+from iserblk.target.store.statefile import Damaged, StateFile
 from iserblk.target.store.store import LoopStore, Store
+
+log = logging.getLogger(__name__)
 
 VENDOR: Final = "ISERBLK"
 PRODUCT: Final = "FILE"
@@ -55,14 +59,27 @@ _PAGE: Final = 4096  # bytes; files are allocated and cached in pages
 
 
 def _restored(modes: StateFile) -> bool | None:
-    """WCE as it was saved; None: it was not. Raises BadArgument."""
-    content = modes.load()
-    if content is not None and content not in _MODES.values():
-        raise BadArgument(
-            f"{modes.path}: these are no mode parameters; remove the file to give up those of"
-            " its LUN"
-        )
-    return next((on for on, text in _MODES.items() if text == content), None)
+    """WCE as it was saved; None: it was not. Of a damaged file, False: a host that has turned the
+    write cache off counts on that. Raises BadArgument for a file that may not be read."""
+    try:
+        content = modes.load()
+    except Damaged as error:
+        problem = str(error)
+    else:
+        if content is None or content in _MODES.values():
+            return next((on for on, text in _MODES.items() if text == content), None)
+        problem = "these are no mode parameters"
+    log.error(
+        "%s: %s: what its LUN had saved is lost, and its write cache begins turned off; MODE SELECT"
+        " with SP saves anew, or remove the file",
+        modes.path,
+        problem,
+    )
+    return False
+
+
+def _refuse_to_save(problem: str) -> None:
+    raise OSError(errno.EINVAL, f"the next start would not read it: {problem}")
 
 
 class LogicalUnit:
@@ -76,8 +93,9 @@ class LogicalUnit:
     occupy before hosts are told; 0: they are not. ``loop``: ``store``, where that needs no threads.
     ``traits``: None for a unit of a file. ``lacks``: see ``Traits.lacks``. ``state``: keeps
     persistent reservations (APTPL); None: they end with the process. ``modes``: keeps mode
-    parameters that are saved; None: they cannot be. Raises BadArgument for a bad ``serial``, or a
-    state file that cannot be understood; ``store`` stays open then.
+    parameters that are saved; None: they cannot be. What a damaged state file had kept is lost, as
+    the log says. Raises BadArgument for a bad ``serial``, or a state file that may not be read;
+    ``store`` stays open then.
     """
 
     def __init__(
@@ -189,16 +207,17 @@ class LogicalUnit:
 
     def _restore(self, state: StateFile) -> None:
         self.reservations.can_persist = True
-        content = state.load()
-        if content is None:
-            return
         try:
-            self.reservations.restore(content)
-        except ValueError as error:
-            raise BadArgument(
-                f"{state.path}: these are no reservations ({error}); remove the file to give up"
-                " the reservations of its LUN"
-            ) from None
+            content = state.load()
+            if content is not None:
+                self.reservations.restore(content)
+        except (Damaged, ValueError) as error:
+            log.error(
+                "%s: these are no reservations (%s): those of its LUN are lost, and the LUN is"
+                " served without; its hosts have to reserve it anew, or remove the file",
+                state.path,
+                error,
+            )
 
     @property
     def can_save_modes(self) -> bool:
@@ -223,7 +242,10 @@ class LogicalUnit:
         saves what has to survive the target, and raises OSError. None: there is nothing to do."""
         if self._state is None:
             return None
-        return self._state.to_save(self.reservations.snapshot())
+        try:
+            return self._state.to_save(self.reservations.snapshot())
+        except ValueError as error:
+            return partial(_refuse_to_save, str(error))
 
     def _capacity(self) -> Capacity:
         traits = self.traits

@@ -1,11 +1,13 @@
 """What a LUN keeps beside its file from one start of the target to the next.
 
 A state file is either as it was, or as it was meant to become: new content goes into a file of its
-own, which then takes the name.
+own, which then takes the name. What is written can be read again: ``load`` reads as much as
+``to_save`` takes.
 """
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Callable
 from contextlib import suppress
@@ -17,7 +19,24 @@ from iserblk.errors import BadArgument
 
 SUFFIX = ".reservations"
 MODES_SUFFIX = ".modes"  # saved mode parameters
-MAXIMUM_SIZE = 1 << 20  # bytes; the registrations of a LUN take less
+MAXIMUM_SIZE = 1 << 20  # bytes; the registrations of a LUN take a quarter of it
+
+
+class Damaged(Exception):
+    """A state file has a content that nothing of ours has written, or that cannot be read. The text
+    says why."""
+
+
+class _Unknown:
+    """Stands for the content of a file that may be the old one or the new one."""
+
+
+_UNKNOWN = _Unknown()
+
+
+def _open_at_once(path: str, flags: int) -> int:
+    """A FIFO in place of the file must not be waited for."""
+    return os.open(path, flags | os.O_NONBLOCK)
 
 
 class StateFile:
@@ -28,9 +47,9 @@ class StateFile:
         self.path = path
         self._lock = Lock()
         self._changes = 0
-        self._wanted: bytes | None = None
+        self._wanted: bytes | _Unknown | None = None
         self._saved = 0  # changes
-        self._content: bytes | None = None
+        self._content: bytes | _Unknown | None = None
 
     @classmethod
     def beside(cls, path: str, suffix: str = SUFFIX) -> StateFile:
@@ -38,21 +57,32 @@ class StateFile:
         return cls(Path(os.path.realpath(path) + suffix))
 
     def load(self) -> bytes | None:
-        """The content. Raises BadArgument for a file that cannot be read."""
+        """The content. Raises BadArgument for a file that may not be read, or is none; and Damaged
+        for one whose blocks cannot be read, or of more than MAXIMUM_SIZE bytes: it stays where it
+        is until the next ``to_save`` replaces or removes it."""
         try:
-            with self.path.open("rb") as file:
-                content = file.read(MAXIMUM_SIZE)
+            with open(self.path, "rb", opener=_open_at_once) as file:
+                content = file.read(MAXIMUM_SIZE + 1)
         except FileNotFoundError:
             return None
         except OSError as error:
-            raise BadArgument(f"{self.path}: {error.strerror}") from None
+            if error.errno != errno.EIO:
+                raise BadArgument(f"{self.path}: {error.strerror}") from None
+            self._content = self._wanted = _UNKNOWN
+            raise Damaged(error.strerror) from None
+        if len(content) > MAXIMUM_SIZE:
+            self._content = self._wanted = _UNKNOWN
+            raise Damaged(f"it has more than {MAXIMUM_SIZE} bytes")
         self._content = self._wanted = content
         return content
 
     def to_save(self, content: bytes | None) -> Callable[[], None] | None:
         """Note a new content. The result replaces the old one, and returns when the new one is on
         stable storage, or a later one is. It raises OSError; the content is the old one or the new
-        one then. None: there is nothing to do."""
+        one then, and the next ``to_save`` is carried out in any case, also for the old one. None:
+        there is nothing to do. At most MAXIMUM_SIZE bytes."""
+        if content is not None and len(content) > MAXIMUM_SIZE:
+            raise ValueError(f"{len(content)} bytes of state, which no start would read")
         if content == self._content == self._wanted:
             return None
         self._wanted = content
@@ -64,6 +94,8 @@ class StateFile:
             if number <= self._saved:
                 return
             if content != self._content:
+                # A directory may fail to become durable when the file has its name already.
+                self._content = _UNKNOWN
                 self._write(content)
                 self._content = content
             self._saved = number

@@ -344,13 +344,18 @@ def test_what_cannot_be_saved_is_an_error(store: FakeStore, state: StateFile) ->
     assert not wce(one, mode.PC_CURRENT) and wce(one, mode.PC_SAVED)
 
 
-@pytest.mark.parametrize("content", [b"", b"wce=2\n", b"wce=1"])
-def test_a_file_without_mode_parameters_is_refused(
-    store: FakeStore, state: StateFile, content: bytes
+@pytest.mark.parametrize("content", [b"", b"wce=2\n", b"wce=1", b"wce=1\n" + bytes(1 << 20)])
+def test_a_damaged_file_with_mode_parameters_turns_the_cache_off(
+    store: FakeStore, state: StateFile, content: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
+    """A host that has turned the cache off does not look again. Other LUNs are served, too."""
     state.path.write_bytes(content)
-    with pytest.raises(BadArgument, match="these are no mode parameters; remove the file"):
-        kept(store, state)
+    one = kept(store, state)
+    assert f"{state.path}: " in caplog.text and "lost" in caplog.text
+    assert not caches(one) and not wce(one, mode.PC_SAVED)
+    assert caches(kept(store, state, write_cache=True)), "the command line says so"
+    assert one.code(saving(select6(WCE_ON)), WCE_ON) == GOOD
+    assert caches(kept(store, state))
 
 
 def test_a_unit_that_cannot_save(pair: tuple[Client, Client]) -> None:

@@ -6,12 +6,12 @@ reservation, written down as they stand there.
 
 from __future__ import annotations
 
+import json
 import threading
 from pathlib import Path
 
 import pytest
 
-from iserblk.errors import BadArgument
 from iserblk.scsi import cdb, log, opcodes, sense, third_party
 from iserblk.scsi import reservations as pr
 from iserblk.scsi import status as sam
@@ -702,6 +702,48 @@ def test_initiators_that_cannot_be_specified(server: DeviceServer, flags: int) -
     assert (b.last.code, b.last.sense.field) == (WRONG_PARAMETER, 20)
 
 
+_UNUSABLE = [
+    "x" * 224,
+    "\u0430" * 112,
+    "\u0130" * 110,
+    "iqn.2026-11.example:\n",
+    "\1" * 15900,
+    "\x7f",
+]
+
+
+@pytest.mark.parametrize("name", _UNUSABLE, ids=ascii)
+def test_names_that_no_session_could_have_are_not_registered(
+    server: DeviceServer, name: str
+) -> None:
+    """They would be kept, and saved with APTPL, without end."""
+    a, _ = two(server)
+    for isid in (ISID, b""):
+        for others in (
+            (TransportId(name, isid),),
+            (TransportId(NAME_C, ISID), TransportId(name, isid)),
+        ):
+            parameters = OutParameters(0, A, pr.SPEC_I_PT, others)
+            assert a.send(pr.REGISTER, 0, parameters) == sam.CHECK_CONDITION
+            assert (a.last.code, a.last.sense.field) == (WRONG_PARAMETER, 28)
+    assert registered(a) == {}
+    assert a.register(A) == sam.GOOD and a.out(pr.RESERVE, WE_RO) == sam.GOOD
+    assert a.move(MoveParameters(A, B, 0, 1, TransportId(name, ISID))) == sam.CHECK_CONDITION
+    assert (a.last.code, a.last.sense.field) == (WRONG_PARAMETER, 24)
+    assert registered(a) == {(NAME_A, ISID, 1): A}
+
+
+def test_names_that_are_no_text_are_not_registered(server: DeviceServer) -> None:
+    a, _ = two(server)
+    for name in (b"\xff\xfe".ljust(20, b"\0"), bytes(20)):
+        identifier = b"\x05\0\0\x14" + name
+        head = pr.encode_parameters(OutParameters(0, A, pr.SPEC_I_PT))[:24]
+        data = head + len(identifier).to_bytes(4, "big") + identifier
+        answer = a.run(pr.reserve_out(pr.REGISTER, 0, len(data)), data)
+        assert (answer.code, answer.sense.field) == (WRONG_PARAMETER, 28)
+    assert registered(a) == {}
+
+
 def test_lists_whose_lengths_are_wrong(server: DeviceServer) -> None:
     a, _ = two(server)
     wrong = (sense.ILLEGAL_REQUEST, sense.PARAMETER_LIST_LENGTH_ERROR)
@@ -842,21 +884,121 @@ def test_what_cannot_be_saved_is_no_success(tmp_path: Path) -> None:
     assert registered(Host(started(place / "lun"), NAME_B)) == {(NAME_A, ISID, 1): A}
 
 
+@pytest.mark.logs("the state of a LUN cannot be saved: .* the next start would not read it")
+def test_what_no_start_would_read_is_never_written(tmp_path: Path) -> None:
+    a, _ = two(started(tmp_path / "lun"))
+    assert a.register(A, pr.APTPL) == sam.GOOD
+    odd = Host(a.server, "iqn.2026-11.example:" + "x" * 300)  # no login takes such a name
+    assert odd.out(pr.REGISTER, 0, B, pr.APTPL) == sam.CHECK_CONDITION
+    assert odd.last.code == (sense.HARDWARE_ERROR, sense.INTERNAL_TARGET_FAILURE)
+    assert registered(Host(started(tmp_path / "lun"), NAME_B)) == {(NAME_A, ISID, 1): A}
+
+
+@pytest.mark.parametrize("name", [NAME_A[:20] + "\u0430" * 101, '"' * 223, "x" * 223])
+def test_the_longest_state_can_be_read_again(tmp_path: Path, name: str) -> None:
+    """As many registrations as there may be, with names that take most bytes as JSON."""
+    assert len(name.encode()) > 220
+    server = started(tmp_path / "lun")
+    hosts = [Client(server, name=name, isid=b"\x80" + bytes((0, 0, 0, 0, i))) for i in range(256)]
+    data = pr.encode_parameters(OutParameters(0, 2**64 - 1, pr.APTPL))
+    for each in hosts:
+        assert each.run(pr.reserve_out(pr.REGISTER_AND_IGNORE, 0, len(data)), data).status == 0
+    keys = hosts[0].data(pr.reserve_in(pr.READ_KEYS))
+    again = Client(started(tmp_path / "lun"))
+    assert pr.decode_keys(again.data(pr.reserve_in(pr.READ_KEYS)))[1] == pr.decode_keys(keys)[1]
+
+
+_ENTRY = {"initiator": NAME_A, "isid": ISID.hex(), "port": 1, "key": "0xa"}
+
+
+def saved(**changed: object) -> bytes:
+    """A state file with a registration of a, and something else in it."""
+    entry = _ENTRY | {key: value for key, value in changed.items() if key in _ENTRY}
+    whole: dict[str, object] = {"version": 1, "type": 0, "holder": None, "registrations": [entry]}
+    whole |= {key: value for key, value in changed.items() if key not in _ENTRY}
+    return json.dumps(whole).encode()
+
+
+def test_a_state_file_is_read_as_it_was_written(tmp_path: Path) -> None:
+    (tmp_path / "lun.reservations").write_bytes(saved(initiator=NAME_A.upper()))
+    assert registered(Host(started(tmp_path / "lun"), NAME_B)) == {(NAME_A, ISID, 1): A}
+
+
 @pytest.mark.parametrize(
     "content",
     [
         b"",
         b"{",
         b"[]",
+        b"5",
         b"\xff",
         b'{"version": 2}',
-        b'{"version": 1, "type": 1, "holder": null, "registrations": []}',
-        b'{"version": 1, "type": 1, "holder": 3, "registrations": []}',
-        b'{"version": 1, "type": 0, "holder": null, "registrations": [{"initiator": 5}]}',
+        b"[" * 200_000,
+        b'{"a":' * 200_000,
+        saved() + b" " * (1 << 20),
+        saved()[:-20],
+        saved(version=2),
+        saved(version=True),
+        saved(type=1),
+        saved(type=1, holder=3),
+        saved(type=1, holder=-1),
+        saved(type=1, holder=False),
+        saved(type=1, holder="0"),
+        saved(type=7, holder=0),
+        saved(type=2, holder=0),
+        saved(type=float("inf")),
+        saved(type=float("nan")),
+        saved(type=0.0),
+        saved(type="0"),
+        saved(registrations=[]),
+        saved(registrations={}),
+        saved(registrations=None),
+        saved(registrations=[5]),
+        saved(registrations=[{"initiator": 5}]),
+        saved(registrations=[_ENTRY, _ENTRY]),
+        saved(registrations=[_ENTRY | {"port": each} for each in range(257)]),
+        saved(key="0x1ffffffffffffffff"),
+        saved(key="-0x5"),
+        saved(key="0x0"),
+        saved(key="0x1_0"),
+        saved(key=10),
+        saved(port=70000),
+        saved(port=-3),
+        saved(port=1.0),
+        saved(port="1"),
+        saved(isid="8061"),
+        saved(isid="80 61 62 63 64 65"),
+        saved(isid=None),
+        saved(initiator=""),
+        saved(initiator="\ud800"),
+        saved(initiator="iqn.2026-11.example:\n"),
+        saved(initiator="x" * 224),
+        saved(initiator="\u0430" * 112),
+        saved(initiator=5),
     ],
+    ids=lambda content: content[:60].decode(errors="replace") + str(len(content)),
 )
-def test_a_state_file_that_is_no_state_file(tmp_path: Path, content: bytes) -> None:
-    """A LUN whose reservations are lost must not be served as if it had none."""
-    (tmp_path / "lun.reservations").write_bytes(content)
-    with pytest.raises(BadArgument, match=r"lun\.reservations: .*remove the file"):
-        started(tmp_path / "lun")
+def test_a_damaged_state_file_costs_the_reservations_of_its_lun(
+    tmp_path: Path, content: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    """And says so; the LUN is served, and the next change takes the place of what was there."""
+    path = tmp_path / "lun.reservations"
+    path.write_bytes(content)
+    server = started(tmp_path / "lun")
+    assert "lun.reservations: these are no reservations" in caplog.text
+    assert "lost" in caplog.text and len(caplog.text) < 600
+    a = Host(server, NAME_A)
+    assert state_of(a) == ({}, None) and a.keys() == (0, [])
+    assert path.read_bytes() == content, "for a look at it"
+    assert a.register(A, pr.APTPL) == sam.GOOD
+    caplog.clear()
+    assert registered(Host(started(tmp_path / "lun"), NAME_B)) == {(NAME_A, ISID, 1): A}
+    assert not caplog.text
+
+
+@pytest.mark.logs("these are no reservations")
+def test_a_damaged_state_file_goes_with_a_change_that_is_not_kept(tmp_path: Path) -> None:
+    for content in (b"{", bytes(2 << 20)):
+        (tmp_path / "lun.reservations").write_bytes(content)
+        assert Host(started(tmp_path / "lun"), NAME_A).register(A) == sam.GOOD
+        assert not list(tmp_path.iterdir())

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import stat
 from pathlib import Path
 
 import pytest
 
 from iserblk.errors import BadArgument
-from iserblk.target.store.statefile import StateFile
+from iserblk.target.store.statefile import MAXIMUM_SIZE, Damaged, StateFile
 
 
 def saved(path: Path) -> bytes | None:
@@ -86,3 +88,68 @@ def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
     (tmp_path / "lun.reservations").mkdir()
     with pytest.raises(BadArgument, match=r"lun\.reservations"):
         saved(tmp_path / "lun")
+
+
+@pytest.mark.parametrize("before", [b"one", None])
+def test_a_directory_that_fails_behind_the_rename(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, before: bytes | None
+) -> None:
+    """The file has its new content then, or is gone: a return to the old content is a change."""
+    lun = tmp_path / "lun"
+    state = StateFile.beside(str(lun))
+    save(state, before)
+    fsync = os.fsync
+
+    def fail(fd: int) -> None:
+        if stat.S_ISDIR(os.fstat(fd).st_mode):
+            raise OSError(errno.EIO, "I/O error")
+        fsync(fd)
+
+    for content in (b"two", None) if before else (b"two",):
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "fsync", fail)
+            with pytest.raises(OSError, match="I/O error"):
+                save(state, content)
+        assert save(state, before), "what the file has is not known"
+        assert saved(lun) == before
+
+
+def test_as_much_is_read_as_is_written(tmp_path: Path) -> None:
+    lun = tmp_path / "lun"
+    state = StateFile.beside(str(lun))
+    assert save(state, bytes(MAXIMUM_SIZE)) and saved(lun) == bytes(MAXIMUM_SIZE)
+    with pytest.raises(ValueError, match="no start would read"):
+        state.to_save(bytes(MAXIMUM_SIZE + 1))
+    assert saved(lun) == bytes(MAXIMUM_SIZE)
+
+
+@pytest.mark.parametrize("content", [None, b"two"])
+def test_a_file_that_is_too_long_is_replaced_or_removed(
+    tmp_path: Path, content: bytes | None
+) -> None:
+    lun = tmp_path / "lun"
+    state = StateFile.beside(str(lun))
+    state.path.write_bytes(bytes(MAXIMUM_SIZE + 1))
+    with pytest.raises(Damaged, match="bytes"):
+        state.load()
+    assert save(state, content) and saved(lun) == content
+
+
+def test_blocks_that_cannot_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lun = tmp_path / "lun"
+    state = StateFile.beside(str(lun))
+    state.path.write_bytes(b"one")
+    with monkeypatch.context() as patch:
+
+        def fail(*_: object) -> int:
+            raise OSError(errno.EIO, "I/O error")
+
+        patch.setattr(os, "open", fail)
+        with pytest.raises(Damaged, match="I/O error"):
+            state.load()
+    assert save(state, None) and saved(lun) is None
+
+
+def test_a_fifo_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "lun.reservations")
+    assert saved(tmp_path / "lun") == b""
