@@ -191,6 +191,65 @@ def test_a_change_of_what_they_may_is_told() -> None:
     assert ask_for(one, {2: 0}) == GOOD
 
 
+def hidden() -> tuple[Client, Client]:
+    """A nexus with access to both LUNs, and a stranger at LUN 0 that has no access to LUN 1; their
+    unit attentions are told. Both groups are settable."""
+    all_of_them, _ = explicit(STANDBY, luns=2)
+    server = all_of_them.server
+    stranger = Client(server, name="iqn.2026-11.example:stranger", port=all_of_them.nexus.port)
+    server.set_access(lambda name, lun: lun == 0 or name != stranger.nexus.name.initiator.name)
+    return all_of_them, stranger
+
+
+def test_states_of_luns_that_are_hidden_are_not_set() -> None:
+    """States are those of all LUNs: as of a cold reset, nothing of it reaches other initiators."""
+    other, stranger = hidden()
+    before = states_of(other)
+    for told in (sense.INQUIRY_DATA_CHANGED, sense.REPORTED_LUNS_CHANGED):
+        assert stranger.code(READ) == (sense.UNIT_ATTENTION, told)
+    assert ask_for(stranger, {1: alua.UNAVAILABLE, 2: alua.UNAVAILABLE}) == UNKNOWN
+    assert states_of(other) == before and other.code(READ) == GOOD
+    assert stranger.code(READ) == GOOD and ask_for(stranger, {}) == UNKNOWN
+    assert inquiry.decode_standard(stranger.data(cdb.inquiry(96))).tpgs == alua.TPGS_IMPLICIT
+    assert inquiry.decode_standard(other.data(cdb.inquiry(96))).tpgs == alua.TPGS_BOTH
+    listed = stranger.data(bytes((0xA3, 0x0C, 0, 0, 0, 0, 0, 0, 16, 0, 0, 0)))[4:]
+    assert 0xA4 not in listed[::8]
+    assert ask_for(other, {2: 0}) == GOOD, "which sees all LUNs"
+
+
+def test_access_that_is_taken_away_behind_the_command() -> None:
+    """Its parameter list came later."""
+    one, _ = explicit(STANDBY, luns=2)
+    before = states_of(one)
+    data = alua.encode_set({1: alua.UNAVAILABLE})
+    task = one.server.begin(one.nexus, 0, alua.set_target_port_groups(len(data)))
+    assert not task.status and task.length == len(data)
+    one.server.set_access(lambda _name, lun: lun == 0)
+    assert one.server.run(task, memoryview(bytearray(data)), True)
+    assert sense.decode(task.sense).key == sense.ILLEGAL_REQUEST
+    one.server.set_access(None)
+    for told in (sense.INQUIRY_DATA_CHANGED, sense.REPORTED_LUNS_CHANGED):
+        assert one.code(bytes(6)) == (sense.UNIT_ATTENTION, told)
+    assert states_of(one) == before
+
+
+def test_what_a_change_of_access_does_to_it_is_told() -> None:
+    other, stranger = hidden()
+    server = stranger.server
+    while stranger.code(READ) != GOOD:
+        pass
+    server.set_access(None)
+    for told in (sense.INQUIRY_DATA_CHANGED, sense.REPORTED_LUNS_CHANGED):
+        assert stranger.code(READ) == (sense.UNIT_ATTENTION, told)
+    assert other.code(READ) == GOOD, "nothing has changed for it"
+    assert ask_for(stranger, {1: 0}) == GOOD
+    server.set_access(lambda _name, lun: lun == 0)
+    assert server.remove_luns([1], lambda: None) == 0
+    while stranger.code(READ) != GOOD:
+        pass
+    assert ask_for(stranger, {1: 0}) == GOOD, "no LUN is hidden any more"
+
+
 def test_what_cannot_be_set(caplog: pytest.LogCaptureFixture) -> None:
     """Nothing has changed then, also where another group of the list might."""
     one, two = explicit(AccessStates({1: 0, 2: alua.STANDBY}, frozenset((2,))))

@@ -213,7 +213,7 @@ def report_supported_operation_codes(task: DeviceTask, unit: LogicalUnit) -> Non
 def _is_there(task: DeviceTask, unit: LogicalUnit, command: Command) -> bool:
     if not has(unit, command):
         return False
-    return command.usage[:2] != _SET_PORT_GROUPS or primary.sets_port_groups(task)
+    return command.usage[:2] != _SET_PORT_GROUPS or primary.sets_port_groups(task, unit)
 
 
 def _all_commands(task: DeviceTask, unit: LogicalUnit, timeouts: bytes) -> bytes:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from threading import Lock
 from time import monotonic
-from typing import Final
+from typing import Final, NamedTuple
 
 from mypy_extensions import mypyc_attr
 
@@ -68,6 +68,13 @@ _IN_ANY_STATE: Final = frozenset(
 Allows = Callable[[str, int], bool]
 
 
+class _Seen(NamedTuple):
+    """What a nexus sees: the LUNs that it has access to, and TPGS of its INQUIRY data."""
+
+    luns: frozenset[int]
+    tpgs: int
+
+
 # Subclasses of tests: a device with troubles, or with the habits of another target.
 @mypyc_attr(allow_interpreted_subclasses=True)
 class DeviceServer:
@@ -108,6 +115,7 @@ class DeviceServer:
         unit.siblings = self._siblings
         unit.is_there_for = partial(self._is_there_for, lun)
         unit.tell_others = partial(self._tell_others, lun)
+        unit.tpgs = self._tpgs
         unit.set_port_states = partial(self._set_port_states, lun)
 
     def _note_pages(self, lun: int, unit: LogicalUnit) -> None:
@@ -133,7 +141,7 @@ class DeviceServer:
 
     def add_luns(self, units: Mapping[int, LogicalUnit]) -> None:
         """Add LUNs, whose numbers are not in use. Initiators get a unit attention."""
-        before = {nexus: frozenset(self.luns(nexus)) for nexus in self._nexuses}
+        before = self._seen()
         for lun, unit in units.items():
             self._units[lun] = unit
             self._serve(lun, unit)
@@ -145,7 +153,7 @@ class DeviceServer:
         """Remove LUNs. Initiators get a unit attention. Tasks of these LUNs end; ``ended`` is
         called for each that a thread is running, when it has ended, and the result is their number.
         The units must not be closed before."""
-        before = {nexus: frozenset(self.luns(nexus)) for nexus in self._nexuses}
+        before = self._seen()
         running = 0
         for lun in luns:
             del self._units[lun]
@@ -157,7 +165,12 @@ class DeviceServer:
         self._luns_changed(before)
         return running
 
-    def _luns_changed(self, before: Mapping[Nexus, frozenset[int]]) -> None:
+    def _seen(self) -> Mapping[Nexus, _Seen]:
+        return {
+            nexus: _Seen(frozenset(self.luns(nexus)), self._tpgs(nexus)) for nexus in self._nexuses
+        }
+
+    def _luns_changed(self, before: Mapping[Nexus, _Seen]) -> None:
         for nexus in self._nexuses:
             self._note_view(nexus)
         self._tell_of_luns(before)
@@ -166,7 +179,7 @@ class DeviceServer:
         """From now on ``allows(initiator name, lun)`` says which LUNs there are for whom; None: all
         are there for all. Tasks of LUNs that are taken away end; initiators get a unit
         attention."""
-        before = {nexus: frozenset(self.luns(nexus)) for nexus in self._nexuses}
+        before = self._seen()
         self._allows = allows
         if allows is None:
             self._views.clear()
@@ -179,11 +192,14 @@ class DeviceServer:
             name = nexus.name.initiator.name
             self._views[nexus] = frozenset(lun for lun in self._units if allows(name, lun))
 
-    def _tell_of_luns(self, before: Mapping[Nexus, frozenset[int]]) -> None:
+    def _tell_of_luns(self, before: Mapping[Nexus, _Seen]) -> None:
         """Compare what each nexus has access to with what it had. What is new is as after power
         on; each LUN tells that the list has changed (SPC-4, REPORT LUNS)."""
-        for nexus, old in before.items():
+        for nexus, (old, tpgs) in before.items():
             new = frozenset(self.luns(nexus))
+            if tpgs != self._tpgs(nexus):
+                for lun in new & old:
+                    self._attend(nexus, lun, sense.INQUIRY_DATA_CHANGED)
             if new == old:
                 continue
             with self._attending:
@@ -257,16 +273,25 @@ class DeviceServer:
                 self._attend(nexus, lun, sense.LUN_RESET)
         return True
 
+    def _tpgs(self, nexus: Nexus) -> int:
+        """What standard INQUIRY data tells a nexus of ALUA. The states of ports are those of all
+        LUNs: one that has no access to some of them sets none."""
+        tpgs = self.ports.tpgs
+        if tpgs & alua.TPGS_EXPLICIT and self.hides_luns(nexus):
+            return alua.TPGS_IMPLICIT
+        return tpgs
+
     def set_access_states(self, given: AccessStates) -> None:
         """Do what a file says of ALUA states. Initiators get a unit attention. Raises BadArgument
         for a group that does not exist; nothing has changed then."""
-        before = self.ports.tpgs
+        before = self._seen()
         changed = self.ports.configure(given)
-        for nexus in self._nexuses:
+        for nexus, seen in before.items():
+            told = self._tpgs(nexus) != seen.tpgs
             for lun in self._units:
                 if changed:
                     self._attend(nexus, lun, alua.STATE_CHANGED)
-                if self.ports.tpgs != before:
+                if told:
                     self._attend(nexus, lun, sense.INQUIRY_DATA_CHANGED)
 
     def _set_port_states(self, lun: int, by: Nexus, states: Mapping[int, int]) -> None:
@@ -492,7 +517,7 @@ class DeviceServer:
             if traits is not None:
                 vendor, product, revision = traits.vendor, traits.product, traits.revision
             answer = inquiry.encode_standard(
-                peripheral, vendor, product, revision, self.ports.tpgs, exists
+                peripheral, vendor, product, revision, self._tpgs(nexus), exists
             )
         elif not exists:
             raise CheckCondition(sense.ILLEGAL_REQUEST, sense.LUN_NOT_SUPPORTED)

@@ -51,14 +51,15 @@ def begin_report_port_groups(task: DeviceTask, unit: LogicalUnit) -> None:
     task.respond(task.nexus.port.ports.report(), int.from_bytes(task.cdb[6:10], "big"))
 
 
-def sets_port_groups(task: DeviceTask) -> bool:
-    """Whether SET TARGET PORT GROUPS is there for the task's nexus: some group is settable."""
-    return bool(task.nexus.port.ports.tpgs & alua.TPGS_EXPLICIT)
+def sets_port_groups(task: DeviceTask, unit: LogicalUnit) -> bool:
+    """Whether SET TARGET PORT GROUPS is there for the task's nexus: some group is settable, and it
+    has access to all LUNs, as it would set the states of all."""
+    return bool(unit.tpgs(task.nexus) & alua.TPGS_EXPLICIT)
 
 
 def begin_set_port_groups(task: DeviceTask, unit: LogicalUnit) -> None:
     """SET TARGET PORT GROUPS."""
-    if not sets_port_groups(task):
+    if not sets_port_groups(task, unit):
         raise CheckCondition(sense.ILLEGAL_REQUEST, sense.INVALID_OPERATION_CODE, field=0)
     length = int.from_bytes(task.cdb[6:10], "big")
     if length > _MOST_PORT_GROUPS:
@@ -75,6 +76,8 @@ def _set_port_groups(task: DeviceTask, buffer: memoryview, nowait: bool) -> bool
     """Execute SET TARGET PORT GROUPS: check all of the list, then set the states at once. Only the
     thread that begins commands gets here, so a command begins either before or after it."""
     ports, name = task.nexus.port.ports, task.nexus.name.initiator.name
+    if not sets_port_groups(task, task.unit):  # any more: its Data-Out took a while
+        raise CheckCondition(sense.ILLEGAL_REQUEST, sense.INVALID_OPERATION_CODE, field=0)
     try:
         groups = alua.decode_set(buffer)
     except RemoteProtocolError:

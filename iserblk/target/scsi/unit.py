@@ -51,6 +51,7 @@ SENSE_LENGTH: Final = 18  # bytes: fixed format
 TellOthers = Callable[[Nexus, int], None]
 Siblings = Callable[[Nexus], "list[LogicalUnit]"]
 IsThereFor = Callable[[Nexus], bool]
+TpgsFor = Callable[[Nexus], int]
 SetPortStates = Callable[[Nexus, Mapping[int, int]], None]
 EndTasksOf = Callable[[Sequence[NexusName], Callable[[], None]], int]
 
@@ -155,6 +156,8 @@ class LogicalUnit:
         self.tell_others: TellOthers = lambda _nexus, _code: None
         # Sets states of port groups for a nexus. The device server sets it.
         self.set_port_states: SetPortStates = lambda _nexus, _states: None
+        # What INQUIRY data tells a nexus of ALUA (TPGS). The device server sets it.
+        self.tpgs: TpgsFor = lambda nexus: nexus.port.ports.tpgs
         # The LUNs that there are for a nexus. The device server sets it.
         self.siblings: Siblings = lambda _nexus: [self]
         # Whether a nexus has access to this LUN now. The device server sets it; any thread may call
