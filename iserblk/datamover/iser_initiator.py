@@ -12,6 +12,7 @@ Where login has agreed on it, the connection begins with Hello and HelloReply (m
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 
 from iserblk.datamover import hello
 from iserblk.datamover.allocation import Allocation, Event
@@ -36,12 +37,14 @@ from iserblk.datamover.seam import (
     BIDIRECTIONAL,
     INLINE,
     READ,
+    ROUNDS,
     UNSOLICITED,
     WRITE,
     InitiatorDatamover,
     InitiatorUser,
     Losses,
     PduSlot,
+    not_told,
 )
 from iserblk.errors import Busy, LocalProtocolError, RemoteProtocolError
 from iserblk.iscsi import bhs
@@ -88,6 +91,7 @@ class IserInitiator:
             not said or ConnectionFlags.unpack(said).send_invalidate
         )
         self.greeted = True
+        self.on_unfinished: Callable[[], None] = not_told
         self.losses = Losses()  # there are none
         self._form = hello.RFC_7145
         self._minimum = MINIMUM_LENGTH
@@ -284,23 +288,28 @@ class IserInitiator:
     # -- up ---------------------------------------------------------------------------------------
 
     def progress(self, now: float) -> int:
-        completions = self.qp.progress(now)
-        received = 0
-        for completion in completions:
-            if completion.opcode == RECEIVE:
-                message = completion.data
-                assert message is not None  # the seam promises it for RECEIVE
-                received += 1
-                self._receive(message, completion.invalidated)
-            else:
-                slot = completion.token
-                assert isinstance(slot, PduSlot)  # of ``allocate_data_outs``
-                self.user.sent_notify(slot)
-        if received:
-            self.qp.post_receive(received)
-        if self.qp.next_deadline() is not None:  # more, or an error, that no descriptor shows
-            received += self.progress(now)
-        return received
+        count = 0
+        for _ in range(ROUNDS):
+            completions = self.qp.progress(now)
+            received = 0
+            for completion in completions:
+                if completion.opcode == RECEIVE:
+                    message = completion.data
+                    assert message is not None  # the seam promises it for RECEIVE
+                    received += 1
+                    self._receive(message, completion.invalidated)
+                else:
+                    slot = completion.token
+                    assert isinstance(slot, PduSlot)  # of ``allocate_data_outs``
+                    self.user.sent_notify(slot)
+            if received:
+                count += received
+                self.qp.post_receive(received)
+            if self.qp.next_deadline() is None:
+                return count
+            # There is more, or an error, that no descriptor shows.
+        self.on_unfinished()
+        return count
 
     def _receive(self, message: memoryview, invalidated: int) -> None:
         # The common case: a control header and a BHS without AHS and data.

@@ -11,7 +11,7 @@ login has agreed on it. ``ZeroBasedTarget`` speaks the 12-byte header of RFC 504
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from iserblk.datamover import hello
@@ -36,12 +36,14 @@ from iserblk.datamover.iser import (
 from iserblk.datamover.seam import (
     ACKNOWLEDGE,
     NOTIFY,
+    ROUNDS,
     PduSlot,
     Resumption,
     SessionNumbers,
     TargetDatamover,
     TargetSlot,
     TargetUser,
+    not_told,
 )
 from iserblk.errors import LocalProtocolError, RemoteProtocolError
 from iserblk.iscsi import pdu
@@ -116,6 +118,7 @@ class IserTarget:
         self._send = SEND_SE if qp.solicits else SEND
         self._send_with_invalidate = SEND_SE_INVALIDATE if qp.solicits else SEND_INVALIDATE
         self.greeted = True
+        self.on_unfinished: Callable[[], None] = not_told
         self._form = hello.RFC_7145
         self._minimum = MINIMUM_LENGTH
         # What login has agreed on. None: iSERHelloRequired was not declared.
@@ -347,36 +350,44 @@ class IserTarget:
 
     def progress(self, now: float) -> int:
         """See the seam. Returns the number of completions of all kinds."""
-        completions = self.qp.progress(now)
-        received = 0
-        # In the list is a command, and the answer to one before it, for each two requests to come.
-        early = max(EARLY, len(completions) // 4)
-        for completion in completions:
-            opcode = completion.opcode
-            if opcode == RECEIVE:
-                message = completion.data
-                assert message is not None  # the seam promises it for RECEIVE
-                received += 1
-                self._receive(message, completion.invalidated)
-                if len(self._queued) >= early:
-                    self.flush()
-            else:
-                slot = completion.token
-                if isinstance(slot, _Acknowledgement):
-                    slot.slot.busy -= 1
-                    self.user.data_ack_notify(slot.slot, slot.data_sn)
-                    continue
-                assert isinstance(slot, TargetSlot)
-                slot.busy -= 1
-                if RDMA_WRITE <= opcode <= RDMA_READ:
-                    self._transferred(slot)
+        count = 0
+        for _ in range(ROUNDS):
+            completions = self.qp.progress(now)
+            received = 0
+            # In the list is a command, and the answer to one before it, for each two requests to
+            # come.
+            early = max(EARLY, len(completions) // 4)
+            for completion in completions:
+                opcode = completion.opcode
+                if opcode == RECEIVE:
+                    message = completion.data
+                    assert message is not None  # the seam promises it for RECEIVE
+                    received += 1
+                    self._receive(message, completion.invalidated)
+                    if len(self._queued) >= early:
+                        self.flush()
                 else:
-                    self.user.sent_notify(slot)
-        if received:
-            self.qp.post_receive(received)
-        if self.qp.next_deadline() is not None:  # more, or an error, that no descriptor shows
-            return len(completions) + self.progress(now)
-        return len(completions)
+                    self._completed(completion.token, opcode)
+            count += len(completions)
+            if received:
+                self.qp.post_receive(received)
+            if self.qp.next_deadline() is None:
+                return count
+            # There is more, or an error, that no descriptor shows.
+        self.on_unfinished()
+        return count
+
+    def _completed(self, slot: object, opcode: int) -> None:
+        if isinstance(slot, _Acknowledgement):
+            slot.slot.busy -= 1
+            self.user.data_ack_notify(slot.slot, slot.data_sn)
+            return
+        assert isinstance(slot, TargetSlot)
+        slot.busy -= 1
+        if RDMA_WRITE <= opcode <= RDMA_READ:
+            self._transferred(slot)
+        else:
+            self.user.sent_notify(slot)
 
     def _transferred(self, slot: TargetSlot) -> None:
         notices, sn = slot.notices, slot.sn

@@ -17,7 +17,7 @@ front of the BHS. A slot is patched and reused, never rebuilt.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Final, NamedTuple, Protocol
 
 from iserblk.iscsi import pdu
@@ -37,9 +37,17 @@ BIDIRECTIONAL: Final = 5  # ``data`` as WRITE, ``data_in`` as READ; the AHS is `
 BARE: Final = memoryview(b"")
 _NO_HEADER: Final = HeaderSlot(BARE, None, 0)
 
+# Rounds of one call of ``progress`` over a queue pair, at most. A round takes no more messages than
+# receives are posted; more rounds follow while output that it brought about completes at once.
+ROUNDS: Final = 8
+
 # What is notified of a transfer (``TargetSlot.notices``).
 NOTIFY: Final = 1  # Data_Completion_Notify
 ACKNOWLEDGE: Final = 2  # Data_ACK_Notify
+
+
+def not_told() -> None:
+    """``on_unfinished`` where the layer above has set none: it calls ``progress`` in a loop."""
 
 
 class PduSlot:
@@ -232,11 +240,13 @@ class InitiatorDatamover(Protocol):
     their memory at once. ``queued``: not empty while PDUs wait for ``flush``. ``greeted``: False
     from ``enable_datamover`` until the target has answered the Hello, where there is one.
     ``losses``: what was lost and asked for again; the layer above may put another object in its
-    place, between two calls of ``progress`` and ``tick``."""
+    place, between two calls of ``progress`` and ``tick``. ``on_unfinished``: see
+    TargetDatamover."""
 
     user: InitiatorUser
     greeted: bool
     losses: Losses
+    on_unfinished: Callable[[], None]
 
     @property
     def adds_resources(self) -> bool: ...
@@ -335,10 +345,14 @@ class TargetDatamover(Protocol):
 
     ``user``: the layer above sets it before ``enable_datamover`` and the first ``progress``.
     ``greeted``: False from ``enable_datamover`` until the Hello has come, where login has agreed on
-    one; until then PDUs are queued and do not leave."""
+    one; until then PDUs are queued and do not leave.
+    ``on_unfinished``: the layer above may set it. ``progress`` calls it, at its end, when it has
+    done its share of a turn, and there is more that no descriptor shows: it is to be called again,
+    but behind the other connections of its loop. A peer that keeps it busy starves no other."""
 
     user: TargetUser
     greeted: bool
+    on_unfinished: Callable[[], None]
 
     @property
     def acknowledges(self) -> bool:

@@ -7,7 +7,7 @@ RDMAExtensions is not Yes, the one of Traditional iSCSI.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 
 from iserblk.datamover.iser_initiator import IserInitiator
 from iserblk.datamover.seam import InitiatorDatamover, InitiatorUser, Losses, PduSlot
@@ -45,6 +45,14 @@ class StreamInitiator:
     def user(self, user: InitiatorUser) -> None:
         self._tcp.user = user
         self._iser.user = user
+
+    @property
+    def on_unfinished(self) -> Callable[[], None]:
+        return self._iser.on_unfinished
+
+    @on_unfinished.setter
+    def on_unfinished(self, tell: Callable[[], None]) -> None:
+        self._iser.on_unfinished = tell
 
     # -- down -------------------------------------------------------------------------------------
 

@@ -7,7 +7,7 @@ where RDMAExtensions is not Yes, the one of Traditional iSCSI.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from iserblk.datamover.iser_target import IserTarget
 from iserblk.datamover.seam import (
@@ -52,6 +52,14 @@ class StreamTarget:
     def user(self, user: TargetUser) -> None:
         self._tcp.user = user
         self._iser.user = user
+
+    @property
+    def on_unfinished(self) -> Callable[[], None]:
+        return self._iser.on_unfinished
+
+    @on_unfinished.setter
+    def on_unfinished(self, tell: Callable[[], None]) -> None:
+        self._iser.on_unfinished = tell
 
     # -- down -------------------------------------------------------------------------------------
 

@@ -16,7 +16,7 @@ again ends the connection.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from mmap import MAP_ANONYMOUS, MAP_PRIVATE, mmap
 from struct import Struct
 from typing import Final
@@ -40,6 +40,7 @@ from iserblk.datamover.seam import (
     InitiatorUser,
     Losses,
     PduSlot,
+    not_told,
 )
 from iserblk.datamover.tcp_stream import NOWHERE, ByteStream, OutPdu, PduReceiver, PduSender
 from iserblk.errors import RemoteProtocolError
@@ -126,6 +127,8 @@ class TcpInitiator:
         """``inline_size``: data bytes that a slot may carry behind its BHS, at most.
         ``receive_data``: the MaxRecvDataSegmentLength that login declares."""
         self.greeted = True  # Traditional iSCSI has no Hello
+        # Never called: what ``progress`` leaves is in the socket, whose descriptor shows it.
+        self.on_unfinished: Callable[[], None] = not_told
         self.adds_resources = True
         self._stream = stream
         self._inline_size = inline_size

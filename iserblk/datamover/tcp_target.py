@@ -13,7 +13,7 @@ R2T is sent again, then a recovery R2T, in turns: either may have been lost.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from struct import Struct
 from typing import Final
 
@@ -27,6 +27,7 @@ from iserblk.datamover.seam import (
     TargetDatamover,
     TargetSlot,
     TargetUser,
+    not_told,
 )
 from iserblk.datamover.tcp_stream import NOWHERE, ByteStream, PduReceiver, PduSender
 from iserblk.errors import LocalProtocolError, RemoteProtocolError
@@ -144,6 +145,8 @@ class TcpTarget:
     def __init__(self, stream: ByteStream, receive_data: int) -> None:
         """``receive_data``: the MaxRecvDataSegmentLength that login declares."""
         self.greeted = True  # Traditional iSCSI has no Hello
+        # Never called: what ``progress`` leaves is in the socket, whose descriptor shows it.
+        self.on_unfinished: Callable[[], None] = not_told
         self._stream = stream
         self._receive_data = receive_data
         self._rx = PduReceiver(self._place, self._deliver)

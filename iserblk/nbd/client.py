@@ -50,6 +50,8 @@ HANDSHAKE_S = 15.0  # that a client may take for its handshake, and
 HANDSHAKE_EACH_S = 1.0  # for each export that it asks about
 MANY: Final = 8  # open requests, from which on the socket is looked at when answers come
 _MOST_BUFFERS: Final = 1024  # of one system call (IOV_MAX)
+# Times that one turn receives, at most: behind TLS the socket is looked at until it is empty.
+_MOST_RECEIVES: Final = 64
 _STEP: Final = 4096  # bytes of a handshake that are received at once
 # Bytes of what is long, after which it may end early; powers of two. Steps that the LUN carries out
 # by itself are larger.
@@ -120,6 +122,7 @@ class Client:
         self._blocked = False  # the socket takes no more at the moment
         self._over = False  # nothing more is received: the client has said so, or is gone
         self._woken = False  # the strand
+        self._unfinished = False  # there is more to receive that the socket may not show
         self._stopped = False
         self._parting = False  # what is long ends early: the client is gone, or the server ends
         self._closing = False  # the group of the strands is
@@ -392,7 +395,8 @@ class Client:
             self._woken = False
             if self._stopped:
                 return
-            self._turn(receive=self._transmission.open + len(self._done) >= MANY)
+            receive, self._unfinished = self._unfinished, False
+            self._turn(receive=receive or self._transmission.open + len(self._done) >= MANY)
             if self._over or self._wants_input():
                 self._nap.wake()
 
@@ -442,6 +446,10 @@ class Client:
         if not self._woken:
             self._woken = True
             self._strand.wake()
+
+    def _receive_soon(self) -> None:
+        if not (self._over or self._stopped):
+            self._wake()
 
     def _turn(self, receive: bool = True, first: bool = False, flush: bool = False) -> None:
         held = self._disk.hold()
@@ -493,7 +501,9 @@ class Client:
 
     def _receive(self) -> None:
         transmission, stream = self._transmission, self._stream
-        while not (self._over or self._blocked):
+        for _ in range(_MOST_RECEIVES):
+            if self._over or self._blocked:
+                break
             if transmission.paused and not transmission.midway:
                 break
             buffers = transmission.get_buffers()
@@ -508,6 +518,11 @@ class Client:
             self._begin(transmission.received(count))
             if not stream.pending():
                 break
+        else:
+            # What it has brought about, and the other clients, have their turn before the rest,
+            # which the socket may not show.
+            self._unfinished = True
+            trio.lowlevel.current_trio_token().run_sync_soon(self._receive_soon)
         if transmission.ended and not self._over:
             self._over = True
             self._end_receiving()  # this may be another turn than the task's

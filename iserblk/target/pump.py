@@ -46,6 +46,7 @@ class Pump:
             raise TransportError(f"cannot wait for the initiator: {error.strerror}") from None
         self._connection.on_done = self._stop
         self._connection.on_output = self._look_at_output
+        self._connection.on_unfinished = self._come_again
 
     def end(self) -> None:
         """To be called before the descriptor is closed."""
@@ -82,6 +83,11 @@ class Pump:
             self._logged_in()
         if pace.near:
             self._watch.attend(self._fd, pace.until, self._ready)
+
+    def _come_again(self) -> None:
+        """The rest of what has come is for another turn of the loop: other connections, and all
+        that waits in trio, go first. No descriptor may show it."""
+        self._shared.behind_others(self._come)
 
     def _look_at_output(self) -> None:
         full = self._connection.wants_write()

@@ -63,6 +63,11 @@ class Multiplexer:
         anything, but may call this again."""
         self._later.append(function)
 
+    def behind_others(self, function: Callable[[], None]) -> None:
+        """From anywhere in the loop: call ``function`` in another turn of it, behind what is ready
+        now. It must not wait, nor raise anything."""
+        trio.lowlevel.current_trio_token().run_sync_soon(function)
+
     def _close_unused(self) -> None:
         epoll = self._epoll
         if epoll is not None and not self._ready:

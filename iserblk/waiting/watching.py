@@ -25,6 +25,7 @@ from iserblk.waiting.instruments import BeforeWait
 from iserblk.waiting.interrupts import uninterrupted
 
 MOST = 64  # messages, after which trio has a turn in any case
+TURN_S = 0.02  # and so it has after this time: a message may bring a lot of work
 _AT_ONCE: Final = 16  # descriptors
 
 Ready = Callable[[], bool]
@@ -76,6 +77,7 @@ class Attendant:
         self._watched: dict[int, tuple[Watch, Ready]] = {}
         self._until = 0.0  # the next message is expected
         self._awake = 0.0
+        self._looked = 0.0  # when the last wait began
         self._turns = Turns()
         self._instrument = BeforeWait(self._before_wait)
         self._installed = False
@@ -143,6 +145,7 @@ class Attendant:
         instrument = self._instrument
         instrument.scheduled = False
         end = now + timeout
+        enough = now + TURN_S
         for _ in range(MOST):
             found = self._wait(epoll, end)
             if len(found) == 1 and found[0][0] == self._of_trio:
@@ -155,13 +158,14 @@ class Attendant:
                 attended = self._watched.get(fd)  # no other ``ready`` has closed it
                 if attended is not None and not attended[1]() and fd == attended[0].fd:
                     self.remove(attended[0])
-            if instrument.scheduled or self._epoll is not epoll:
+            if instrument.scheduled or self._epoll is not epoll or self._looked > enough:
                 break
         # ``timeout`` is not right any more.
         self._token.run_sync_soon(_nothing, idempotent=True)
 
     def _wait(self, epoll: select.epoll, end: float) -> list[tuple[int, int]]:
         now: float = monotonic()
+        self._looked = now
         turns = self._turns
         while now < self._awake and now < end and not turns.crowded(now):
             found = epoll.poll(0, _AT_ONCE)

@@ -5,13 +5,14 @@ from __future__ import annotations
 import socket
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from typing import cast
 
 import pytest
 from crc32c import crc32c
 
 from iserblk.datamover.hello import RFC_5046, RFC_7145, Form, Hello, HelloReply
 from iserblk.datamover.iser_initiator import IserInitiator, ZeroBasedInitiator
-from iserblk.datamover.seam import NO_DATA, READ, WRITE, PduSlot
+from iserblk.datamover.seam import NO_DATA, READ, ROUNDS, WRITE, PduSlot
 from iserblk.errors import ConnectionLost, LocalProtocolError, RemoteProtocolError
 from iserblk.iscsi import bhs, pdu
 from iserblk.iscsi.keys import SessionParameters
@@ -20,6 +21,7 @@ from iserblk.rcap.inprocess import MemoryQueuePair, Message, memory_pair
 from iserblk.rcap.iwarp import mpa
 from iserblk.rcap.iwarp.queuepair import IwarpQueuePair
 from tests.support.golden import golden
+from tests.support.restless import ENDLESS, Restless
 
 AGREED = SessionParameters(rdma_extensions=True, iser_hello_required=True)
 RECEIVES = 9  # those of the slots, and of unexpected PDUs
@@ -321,3 +323,18 @@ def test_stags_with_a_base_cannot_be_told() -> None:
     slot.direction, slot.data = READ, memoryview(bytearray(8))
     with pytest.raises(LocalProtocolError, match="zero-based"):
         end.dm.send_control(slot)
+
+
+@pytest.mark.parametrize("lasts", [3, ENDLESS])
+def test_what_a_target_that_always_has_more_may_take(make: Make, lasts: int) -> None:
+    """As for a target: a few rounds."""
+    end = make(replace(AGREED, iser_hello_required=False))
+    busy = Restless(end.pair, lasts)
+    end.dm.qp = cast("seam.QueuePair", busy)
+    told: list[int] = []
+    end.dm.on_unfinished = lambda: told.append(busy.turns)
+    end.say(end.pdu())
+    assert end.take() == 1
+    assert told == ([] if lasts == 3 else [ROUNDS]) and busy.turns == min(lasts, ROUNDS)
+    end.say(end.pdu())
+    assert end.take() == 1

@@ -5,13 +5,14 @@ from __future__ import annotations
 import socket
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from typing import cast
 
 import pytest
 from crc32c import crc32c
 
 from iserblk.datamover.hello import RFC_5046, RFC_7145, Form, Hello
 from iserblk.datamover.iser_target import IserTarget, ZeroBasedTarget
-from iserblk.datamover.seam import PduSlot, TargetSlot
+from iserblk.datamover.seam import ROUNDS, PduSlot, TargetSlot
 from iserblk.errors import RemoteProtocolError
 from iserblk.iscsi import bhs, pdu
 from iserblk.iscsi.keys import SessionParameters
@@ -20,6 +21,7 @@ from iserblk.rcap.inprocess import MemoryQueuePair, Message, memory_pair
 from iserblk.rcap.iwarp import mpa
 from iserblk.rcap.iwarp.queuepair import IwarpQueuePair
 from tests.support.golden import golden
+from tests.support.restless import ENDLESS, Restless
 
 AGREED = SessionParameters(rdma_extensions=True, iser_hello_required=True)
 NOT_SAID = replace(AGREED, iser_hello_required=None)
@@ -400,3 +402,21 @@ def test_a_28_byte_header_is_not_understood() -> None:
     end.say(b"\x14".ljust(28, b"\0") + golden("iser/read-command-12")[12:])
     end.take()
     assert end.up.pdus[0][0] != golden("iser/read-command-12")[12:]
+
+
+@pytest.mark.parametrize("lasts", [3, ENDLESS])
+def test_what_a_peer_that_always_has_more_may_take(make: Make, lasts: int) -> None:
+    """A few rounds; then the others of the loop go first, and ``progress`` is to be called again.
+    What ends by itself is not told."""
+    end = make(replace(AGREED, iser_hello_required=False))
+    busy = Restless(end.pair, lasts)
+    end.dm.qp = cast("seam.QueuePair", busy)
+    told: list[int] = []
+    end.dm.on_unfinished = lambda: told.append(busy.turns)
+    end.say(end.pdu())
+    end.take()
+    assert len(end.up.pdus) == 1
+    assert told == ([] if lasts == 3 else [ROUNDS]) and busy.turns == min(lasts, ROUNDS)
+    end.say(end.pdu())
+    end.take()
+    assert len(end.up.pdus) == 2

@@ -6,7 +6,7 @@ import struct
 from collections import deque
 from collections.abc import Callable
 
-from iserblk.datamover.seam import InitiatorUser, Losses, PduSlot
+from iserblk.datamover.seam import InitiatorUser, Losses, PduSlot, not_told
 from iserblk.errors import IserblkError
 from iserblk.initiator.session.sending import CONTROL_SLOTS
 from iserblk.initiator.session.session import Session
@@ -29,6 +29,7 @@ class FakeDatamover:
         self.greeted = True
         self.adds_resources = False
         self.losses = Losses()
+        self.on_unfinished: Callable[[], None] = not_told
         self.disconnected = False
         self.ticks = 0
         self.tick_error: Exception | None = None
@@ -120,8 +121,8 @@ class CountingWaiter:
 
 
 class FakeDriver:
-    """Implements SessionDriver; tests replace single methods. ``blocks`` and ``changes``: how often
-    the session called them. ``closed``: descriptors that the session closed."""
+    """Implements SessionDriver; tests replace single methods. ``blocks``, ``changes`` and
+    ``agains``: how often the session called them. ``closed``: descriptors that it closed."""
 
     def __init__(self, made: Session) -> None:
         self.reconnect: Callable[[], None] | None = None
@@ -129,6 +130,7 @@ class FakeDriver:
         self.closed: list[int] = []
         self.blocks = 0
         self.changes = 0
+        self.agains = 0
 
     def new_waiter(self) -> CountingWaiter:
         return CountingWaiter()
@@ -141,6 +143,9 @@ class FakeDriver:
 
     def changed(self) -> None:
         self.changes += 1
+
+    def again(self) -> None:
+        self.agains += 1
 
 
 def driver_of(made: Session) -> FakeDriver:

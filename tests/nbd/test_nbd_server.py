@@ -21,7 +21,7 @@ from iserblk.nbd import limited_log, transmission
 from iserblk.nbd import messages as nbd
 from iserblk.nbd import server as server_module
 from iserblk.nbd.limited_log import BURST
-from iserblk.nbd.tls import by_certificates
+from iserblk.nbd.tls import TlsStream, by_certificates
 from tests.nbd.serving import DirectFake, HeldDisk, fake, server_of, serving
 from tests.support.certificates import Authority
 from tests.support.fake_disk import AsyncFake
@@ -472,3 +472,48 @@ async def test_tls_records_that_wait_for_memory_are_not_forgotten(
         disk.go.set()
         found = await client.replies({1: length, 2: length, 3: 1})
         assert not any(reply.error for reply in found.values())
+
+
+class _Turns(trio.abc.Instrument):
+    """``most``: the largest count between two times that trio has looked for what is ready."""
+
+    def __init__(self) -> None:
+        self.count = self.most = 0
+
+    def before_io_wait(self, timeout: float) -> None:
+        self.most = max(self.most, self.count)
+        self.count = 0
+
+
+async def test_tls_records_without_end_let_other_clients_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Many have come at once. Each brings an answer, for which there is no limit of memory."""
+    authority = Authority(tmp_path / "ca")
+    context = by_certificates(str(authority.server(tmp_path / "server")), False)
+    trust = ssl.create_default_context(cafile=str(tmp_path / "ca" / "ca-cert.pem"))
+    turns = _Turns()
+    receive = TlsStream.receive
+
+    def counted(self: TlsStream, buffers: list[memoryview]) -> int:
+        turns.count += 1
+        return receive(self, buffers)
+
+    monkeypatch.setattr(TlsStream, "receive", counted)
+    async with serving(tmp_path, fake(), context=context) as path, await connect(path) as plain:
+        await plain.greet()
+        await plain.send(option(nbd.Option.STARTTLS))
+        assert await plain.option_reply() == (nbd.REP_ACK, b"")
+        cork = Corked(plain.stream)
+        client = RawClient(trio.SSLStream(cork, trust, server_hostname="localhost"))
+        assert await client.choose() == 8 * MIB
+        cork.keeps = True
+        count = 500
+        for cookie in range(count):
+            await client.send(request(nbd.READ, 0, nbd.MOST_PAYLOAD + 1, cookie))
+        trio.lowlevel.add_instrument(turns)
+        await cork.pull()
+        found = await client.replies(dict.fromkeys(range(count), 0))
+        trio.lowlevel.remove_instrument(turns)
+    assert all(reply.error for reply in found.values()) and len(found) == count
+    assert turns.most <= 100

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+import trio
 
 from iserblk.errors import ConnectionLost
 from iserblk.target.pump import Pump
@@ -16,7 +17,8 @@ pytestmark = pytest.mark.plain("stands in for a connection of the target")
 
 
 class Connection:
-    """What the pump needs of a TargetConnection."""
+    """What the pump needs of a TargetConnection. ``unfinished``: how often ``progress`` leaves
+    something for another turn. ``order``: what each of them has heard."""
 
     def __init__(self, sock: socket.socket) -> None:
         self.sock = sock
@@ -29,15 +31,24 @@ class Connection:
         self.fails: Exception | None = None
         self.on_done: Callable[[], None] | None = None
         self.on_output: Callable[[], None] | None = None
+        self.on_unfinished: Callable[[], None] | None = None
+        self.unfinished = 0
+        self.order: list[str] = []
 
     def fileno(self) -> int:
         return self.sock.fileno()
 
     def progress(self, _now: float) -> None:
+        heard = b""
         try:
-            self.heard += self.sock.recv(100)
+            heard = self.sock.recv(100)
         except BlockingIOError:
             self.output = False  # called because the socket takes more
+        self.heard += heard
+        self.order.append(heard.decode())
+        if self.unfinished and self.on_unfinished is not None:
+            self.unfinished -= 1
+            self.on_unfinished()
         if self.fails is not None:
             raise self.fails
 
@@ -115,3 +126,27 @@ async def test_the_end_of_the_connection_is_told_by_it(bench: Bench) -> None:
     assert bench.connection.on_done is not None
     bench.connection.on_done()
     assert bench.calls == ["over"]
+
+
+async def test_the_rest_of_what_has_come_is_for_another_turn(bench: Bench) -> None:
+    """Also where no descriptor shows that there is more. Others go first."""
+    connection, other = bench.connection, Bench()
+    order = other.connection.order = connection.order
+    connection.unfinished = 3
+    bench.there.send(b"1")
+    other.there.send(b"2")
+    await until(lambda: order.count("") == 3)
+    other.end()
+    assert order[-1] == "" and not connection.unfinished
+    assert sorted(order[:2]) == ["1", "2"]  # both had come
+
+
+async def test_a_connection_that_has_ended_does_not_go_on(bench: Bench) -> None:
+    connection = bench.connection
+    connection.unfinished = 1
+    connection.done = True
+    bench.there.send(b"1")
+    await until(lambda: bool(bench.calls))
+    for _ in range(3):
+        await trio.lowlevel.checkpoint()
+    assert connection.order == ["1"]

@@ -338,3 +338,22 @@ async def test_everything_is_left_to_trio_where_no_descriptor_is_free(
 def test_no_epoll_has_a_descriptor_that_is_waited_for_nowhere() -> None:
     with socket.socket() as sock:
         assert epoll_with(sock.fileno()) == -1
+
+
+async def test_messages_that_bring_a_lot_of_work_let_others_go_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Before there have been MOST of them."""
+    now = time.monotonic()
+
+    def work(line: Line) -> None:
+        nonlocal now
+        now += watching.TURN_S / 4
+        send_another(line)
+
+    monkeypatch.setattr(watching, "MOST", 1 << 40)
+    monkeypatch.setattr(watching, "monotonic", lambda: now)
+    line = Line(work)
+    async with served(line):
+        send_another(line)
+        await until(lambda: line.by_call > 20)

@@ -347,6 +347,9 @@ class TrioDriver:
         self._changed.set()
         self._changed = trio.Event()
 
+    def again(self) -> None:
+        trio.lowlevel.current_trio_token().run_sync_soon(self._progress, idempotent=True)
+
     def kick(self) -> None:
         """See ``iserblk.initiator.reconnecting``: runs ``progress`` at once."""
         self._progress()

@@ -92,7 +92,7 @@ class BlockingDriver:
         self._poll.register(self._bell, select.POLLIN)
         self.reconnect: Callable[[], None] | None = None
         self.flush_soon = session.queue.flush
-        self.blocked = self._ring
+        self.blocked = self.again = self._ring
         session.drive(self)
 
     def closing(self, _fd: int) -> None:

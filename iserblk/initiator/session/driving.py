@@ -41,6 +41,11 @@ class SessionDriver(Protocol):
         """The session is about to go on with another descriptor, or has ended."""
         ...
 
+    def again(self) -> None:
+        """Called inside ``progress``: run it again soon, though no descriptor may be ready, but let
+        other sessions of the same loop, and the tasks that were woken, go first."""
+        ...
+
 
 class Undriven:
     """Implements SessionDriver for a session that no driver runs: between its login and its driver,
@@ -62,3 +67,6 @@ class Undriven:
 
     def changed(self) -> None:
         """The next driver checks by itself."""
+
+    def again(self) -> None:
+        """Whoever runs ``progress`` without a driver does so in a loop."""

@@ -303,6 +303,7 @@ class Session:
         datamover.notice_key_values(self.parameters)
         connection.datamover = datamover.enable_datamover()
         connection.datamover.losses = self.losses
+        connection.datamover.on_unfinished = self._again
         descriptors = self.queue.descriptors
         if descriptors is not None:
             self.wanted = self.parameters.max_connections
@@ -443,6 +444,10 @@ class Session:
         if self.parting is not None:
             self.parting.tick(now)
         return count
+
+    def _again(self) -> None:
+        """See InitiatorDatamover.on_unfinished."""
+        self.queue.driver.again()
 
     def _progress_several(self, now: float) -> int:
         """``progress``, where there may be several connections."""
@@ -671,6 +676,7 @@ class Session:
             answers = Answers(self, connection)
             connection.datamover.user = answers
             connection.datamover.losses = self.losses
+            connection.datamover.on_unfinished = self._again
             connection.last_heard = now
             if self.queue.descriptors is not None:
                 self.queue.descriptors.add(connection)
@@ -977,6 +983,7 @@ class Session:
             connection.last_heard = now
         connection.datamover.user = Answers(self, connection)
         connection.datamover.losses = self.losses
+        connection.datamover.on_unfinished = self._again
         queue.driver.changed()
         with queue.lock:
             again = queue.reopen(fresh.queue)

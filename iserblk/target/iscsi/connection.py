@@ -112,7 +112,8 @@ class TargetConnection:
     tasks of other sessions, with the result of ``Nexus.end_tasks``; for a reset of the target it is
     called for each LUN. ``on_cold_reset(self)``: called last in a TARGET COLD RESET; ends all other
     sessions. ``on_done``: set by the owner; called when the initiator has logged out, or has reset
-    the target (cold), perhaps outside of ``progress``.
+    the target (cold), perhaps outside of ``progress``. ``on_unfinished``: set by the owner; called
+    inside ``progress``, which is to be called again soon, behind the other connections.
     """
 
     def __init__(
@@ -138,6 +139,7 @@ class TargetConnection:
         self.login = login
         self.offload: Callable[[TargetTask], None]  # set by the owner before ``progress``
         self.on_output: Callable[[], None] = lambda: None  # by the owner: output may be waiting
+        self.on_unfinished: Callable[[], None] = lambda: None
         self.on_done: Callable[[], None] = lambda: None
         self.on_recovery: Callable[[], None] = lambda: None
         self.on_released: Callable[[], None] = lambda: None
@@ -184,6 +186,7 @@ class TargetConnection:
         self._answers = ControlAnswers(datamover, self._numbers, slots, self._declare)
         self._data_limit = CONTROL_INLINE
         datamover.user = self
+        datamover.on_unfinished = self._unfinished
         datamover.notice_numbers(self._numbers)
         datamover.allocate_connection_resources(slots, CONTROL_INLINE, LOGIN_SLOTS)
 
@@ -194,6 +197,10 @@ class TargetConnection:
         connection has ended."""
         self._dm.progress(now)
         self.flush()
+
+    def _unfinished(self) -> None:
+        """See TargetDatamover.on_unfinished."""
+        self.on_unfinished()
 
     def flush(self) -> None:
         """Send what is queued, and start deferred tasks with the buffers that this frees. Raises

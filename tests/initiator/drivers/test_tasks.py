@@ -4,21 +4,27 @@ from __future__ import annotations
 
 import os
 import signal
+from typing import cast
 
 import pytest
 import trio
 import trio.testing
 
+from iserblk.datamover.iser_initiator import IserInitiator
+from iserblk.datamover.seam import ROUNDS
 from iserblk.disk.aio import TrioDisk
 from iserblk.errors import ConnectionLost
 from iserblk.initiator.drivers.tasks import GATHER_BESIDE, GATHER_COMMANDS, TrioDriver, TrioWaiter
 from iserblk.initiator.session.slots import SENT, Operation, TaskSlot
-from iserblk.iscsi import bhs
+from iserblk.iscsi import bhs, pdu
+from iserblk.rcap.seam import QueuePair
 from iserblk.waiting import busy_polling
 from iserblk.waiting.busy_polling import HITS
 from iserblk.waiting.strands import open_strands
 from tests.initiator.peer import Heard, answering_slowly, disk_of, linked
 from tests.support import clocks
+from tests.support.restless import Restless
+from tests.support.until import until
 
 WAIT_S = 30
 
@@ -415,4 +421,21 @@ async def test_an_answer_that_is_there_is_in_time(
         assert not driver.ladder.aborted
         nursery.cancel_scope.cancel()
     session.fail(ConnectionLost("closing"))
+    peer.close()
+
+
+async def test_what_is_left_for_another_turn_is_taken_in_without_a_descriptor() -> None:
+    """The datamover of a session whose target keeps it busy."""
+    session, peer = linked()
+    datamover = session.queue.connection.datamover
+    assert isinstance(datamover, IserInitiator)
+    busy = Restless(datamover.qp, 2 * ROUNDS + 1)
+    datamover.qp = cast("QueuePair", busy)
+    driver = TrioDriver(session)
+    with trio.fail_after(WAIT_S):
+        async with trio.open_nursery() as nursery:
+            await nursery.start(driver.run)
+            peer.say(pdu.NopIn(itt=bhs.NO_TAG, stat_sn=101, exp_cmd_sn=1, max_cmd_sn=32))
+            await until(lambda: busy.turns == 2 * ROUNDS + 1)
+            nursery.cancel_scope.cancel()
     peer.close()

@@ -726,3 +726,13 @@ def test_one_read_after_the_other_keeps_the_leader_awake(
     driver.log_out()
     thread.join(60)
     peer.close()
+
+
+def test_what_is_left_for_another_turn_lets_no_leader_sleep() -> None:
+    """A datamover has more that no descriptor shows."""
+    driver, poll, other = _driver()
+    assert not poll.poll(0)
+    driver.session.queue.driver.again()
+    assert poll.poll(0)
+    driver.session.fail(ConnectionLost("end of test"))
+    os.close(other)
