@@ -39,8 +39,17 @@ FIRST_BURST = 65536  # bytes of unsolicited data of a command that we take
 # Unsolicited Data-Outs of all commands together: enough for 128 commands in segments of 8 KiB, or
 # for 8 commands in segments of 512 bytes.
 UNSOLICITED_PDUS = 1024
+# Seconds for which the tasks of a lost connection are kept at most, whatever Time2Wait an initiator
+# asks for: they hold memory, and may hold up the tasks of others.
+LONGEST_RETENTION = 40
 _DIGESTS = "CRC32C,None"  # digests that we accept over Traditional iSCSI
 _IDENTITY = ("InitiatorName", "TargetName", "SessionType")
+
+
+def time2retain_beside(time2wait: int, time2retain: int) -> int:
+    """The Time2Retain, of at most ``time2retain``, that we can keep behind this Time2Wait; all in
+    seconds. 0: nothing is kept."""
+    return max(0, min(time2retain, LONGEST_RETENTION - time2wait))
 
 
 class Joinable(Protocol):
@@ -102,8 +111,8 @@ class LoginTargetConfig:
 
     ``find_session(TSIH)``: the session that a login may join, None: there is none.
     ``max_connections``, ``error_recovery_level``: the most that we agree to. ``time2retain``:
-    seconds for which we keep the tasks of a lost connection at ErrorRecoveryLevel 2; below it they
-    end at once.
+    seconds for which we keep the tasks of a lost connection at ErrorRecoveryLevel 2, or fewer, see
+    ``time2retain_beside``; below that level they end at once.
 
     ``accounts`` None: no initiator has to authenticate.
     ``may_log_in(initiator name, user)``: whether this initiator is allowed here as the user that it
@@ -481,7 +490,11 @@ class LoginTarget:
         )
         settled = "DefaultTime2Retain" in self._received and "DefaultTime2Retain" not in fresh
         if not self.joined and offered == 2 == self._config.error_recovery_level and not settled:
-            self.parameters.default_time2retain = self._config.time2retain
+            offer = self._received.get("DefaultTime2Wait", "")
+            wait = keys.parse(keys.TABLE["DefaultTime2Wait"], offer)
+            self.parameters.default_time2retain = time2retain_beside(
+                wait if isinstance(wait, int) else 0, self._config.time2retain
+            )
 
     def _choose_mode(self) -> None:
         """On a byte stream the first text of the operational stage decides between iSER and

@@ -51,6 +51,7 @@ from iserblk.target.iscsi.listening import (
 )
 from iserblk.target.iscsi.session import RECOVERY, TargetSession
 from iserblk.target.iscsi.slot import Allegiance, TargetTask
+from iserblk.target.keeping import KeptConnections
 from iserblk.target.lunlist import LunList, Served, targets_of
 from iserblk.target.lunspec import LunSpec
 from iserblk.target.ports import (
@@ -148,6 +149,7 @@ class TargetServer:
         # The TSIHs in use, and the session of each, behind its login.
         self._tsihs: dict[int, TargetSession | None] = {}
         self._budget = DataBudget()
+        self._kept = KeptConnections()
         self._forgotten = trio.Event()  # set, and made anew, when a connection has ended
         self._touched: dict[Allegiance, None] = {}  # since the last ``_batch_ended``
         self._loop_tasks_ended = trio.Event()  # set, and made anew, when some have
@@ -310,7 +312,7 @@ class TargetServer:
             if error is not None:
                 log.info("%s: %s", peer, error)
             try:
-                await self._keep(connection)
+                await self._keep(connection, peer)
             finally:
                 if in_loop:
                     with trio.CancelScope(shield=True):
@@ -341,10 +343,10 @@ class TargetServer:
         self._loop_tasks_ended.set()
         self._loop_tasks_ended = trio.Event()
 
-    async def _keep(self, connection: TargetConnection) -> None:
+    async def _keep(self, connection: TargetConnection, peer: str) -> None:
         """Wait as long as the session keeps tasks of a lost connection, or itself for its sake.
-        Meanwhile it counts as a connection, so that peers that never come back cannot use up the
-        memory."""
+        Meanwhile it counts as a connection, and as one of few that are kept, so that peers that
+        never come back cannot use up memory and places."""
         session = connection.session
         if not connection.kept:
             return
@@ -356,8 +358,11 @@ class TargetServer:
 
                 connection.on_recovery = begin_anew
                 connection.on_released = scope.cancel
+                address = peer.rpartition(":")[0]
+                self._kept.add(connection, address, connection.kept_data, scope.cancel)
                 await trio.sleep_forever()
         finally:
+            self._kept.remove(connection)
             session.expire(connection)
 
     async def _run_blocking(self, slot: TargetTask, nexus: Nexus) -> None:

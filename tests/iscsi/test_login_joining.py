@@ -148,6 +148,18 @@ def test_only_an_authenticated_initiator_learns_of_sessions(user: str, expected:
         ([("DefaultTime2Retain", "60"), ("ErrorRecoveryLevel", "2")], ("2", 20, 20)),
         ([("ErrorRecoveryLevel", "2"), ("DefaultTime2Retain", "5")], ("2", 5, 5)),
         ([("ErrorRecoveryLevel", "2"), ("DefaultTime2Retain", "0")], ("2", 0, 0)),
+        (
+            [
+                ("ErrorRecoveryLevel", "2"),
+                ("DefaultTime2Retain", "60"),
+                ("DefaultTime2Wait", "3600"),
+            ],
+            ("2", 0, 0),
+        ),
+        (
+            [("ErrorRecoveryLevel", "2"), ("DefaultTime2Retain", "60"), ("DefaultTime2Wait", "25")],
+            ("2", 15, 15),
+        ),
         ([("ErrorRecoveryLevel", "1"), ("DefaultTime2Retain", "60")], ("1", 0, 0)),
         ([("ErrorRecoveryLevel", "0"), ("DefaultTime2Retain", "60")], ("0", 0, 0)),
         ([("DefaultTime2Retain", "60")], (None, 0, 0)),

@@ -11,6 +11,7 @@ from trio.testing import MockClock
 
 from iserblk.iscsi import bhs, pdu
 from iserblk.iscsi.login_target import SESSION_DOES_NOT_EXIST
+from iserblk.target import keeping
 from iserblk.target import server as server_module
 from iserblk.target.iscsi.connection import TargetConnection
 from iserblk.target.ports import TargetPort
@@ -19,7 +20,7 @@ from tests.iscsi import logins
 from tests.support import logs
 from tests.support.until import until
 from tests.target.fake_store import FakeStore
-from tests.target.test_server import WHO, asked, over_iser, over_tcp, pdus, serving
+from tests.target.test_server import WHO, asked, block_write, over_iser, over_tcp, pdus, serving
 
 pytestmark = pytest.mark.logs(logs.IGNORED)
 
@@ -241,6 +242,66 @@ async def test_what_a_session_keeps_counts_as_connections(monkeypatch: pytest.Mo
             await trio.testing.wait_all_tasks_blocked()
         await until(lambda: len(places) == 1 + 5)
         await first.aclose()
+
+
+async def test_sessions_that_are_kept_are_few(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sessions that are begun and left, one after the other, take a few of the places."""
+    served: list[object] = []
+    serve_tcp = server_module.TargetServer.serve_tcp
+
+    async def spy(
+        self: server_module.TargetServer, sock: trio.socket.SocketType, port: TargetPort
+    ) -> None:
+        served.append(sock)
+        await serve_tcp(self, sock, port)
+        served.remove(sock)
+
+    monkeypatch.setattr(server_module.TargetServer, "serve_tcp", spy)
+    async with serving() as text:
+        url = parse_url(text)
+        tsihs = []
+        for number in range(keeping.MOST + 20):
+            isid = b"\x80\0\0\0" + number.to_bytes(2)
+            stream, status, tsih = await status_of(url, logins.request(WHO + RECOVERY, isid=isid))
+            assert status == 0
+            tsihs.append((tsih, isid))
+            await stream.aclose()
+        await until(lambda: len(served) == keeping.MOST)
+        for index, expected in ((0, SESSION_DOES_NOT_EXIST), (-1, 0)):
+            tsih, isid = tsihs[index]
+            message = logins.request(WHO, tsih=tsih, isid=isid)
+            stream, status, _ = await status_of(url, message)
+            assert status == expected
+            await stream.aclose()
+
+
+async def test_a_task_whose_initiator_has_left_blocks_no_lun_for_an_hour(
+    mock_clock: MockClock,
+) -> None:
+    """However long its initiator wants it to be kept. (``serving`` is patient for 20 s.)"""
+    async with serving() as text:
+        url = parse_url(text)
+        victim, _, _ = await status_of(url, logins.request(WHO, isid=b"\x80victi"))
+        await victim.send_all(command(100))
+        await pdus(victim, 1)
+        wait = [(key, "3600" if key == "DefaultTime2Wait" else value) for key, value in RECOVERY]
+        stream, status, _ = await status_of(url, logins.request(WHO + wait))
+        assert status == 0
+        await stream.send_all(command(100))
+        await pdus(stream, 1)
+        write = bytearray(block_write(101, b"", durable=False))
+        write[1] = bhs.FLAG_FINAL | bhs.FLAG_WRITE | bhs.ATTR_HEAD_OF_QUEUE
+        await stream.send_all(bytes(write[:5]) + bytes(3) + bytes(write[8:]))
+        (head,) = await pdus(stream, 1)
+        assert head[0] == bhs.R2T
+        await victim.send_all(command(101))
+        await trio.testing.wait_all_tasks_blocked()
+        await stream.aclose()
+        await trio.testing.wait_all_tasks_blocked()
+        mock_clock.autojump_threshold = 0.2
+        (head,) = await pdus(victim, 1)
+        assert head[0] == bhs.SCSI_RESPONSE
+        await victim.aclose()
 
 
 async def test_a_connection_that_takes_nothing_is_logged_out_at_once(

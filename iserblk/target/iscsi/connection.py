@@ -18,7 +18,7 @@ from iserblk.datamover.seam import PduSlot, Resumption, TargetDatamover
 from iserblk.errors import Busy, ConnectionLost, RemoteProtocolError, TransportError
 from iserblk.iscsi import bhs, keys, pdu
 from iserblk.iscsi.keys import SessionParameters
-from iserblk.iscsi.login_target import Joinable, LoginTarget
+from iserblk.iscsi.login_target import FIRST_BURST, Joinable, LoginTarget
 from iserblk.iscsi.serial import MASK32, serial_lt
 from iserblk.scsi import luns, sense
 from iserblk.scsi import status as sam
@@ -283,10 +283,10 @@ class TargetConnection:
     def give_up(self) -> None:
         """The target drops the connection: tell the initiator on another one (RFC 7143 section
         11.9.1), then ``abandon``."""
-        parameters = self.session.parameters
-        for each in self.session.connections:
+        session = self.session
+        for each in session.connections:
             if each is not self and each.tell_of_drop(
-                self.cid, parameters.default_time2wait, parameters.default_time2retain
+                self.cid, session.parameters.default_time2wait, session.time2retain
             ):
                 break
         self.abandon()
@@ -343,9 +343,36 @@ class TargetConnection:
             if self._tasks.get(slot.itt) is slot:
                 if slot.aborted and slot.state != RUNNING:
                     self.drop(slot)  # it waited for data
+                elif slot.buffer is not None:
+                    self._give_back(slot, slot.buffer)
             elif session.answered.get(slot.itt) is not slot and slot.buffer is not None:
                 self._pool.give(slot.buffer)
                 slot.buffer = None
+
+    def _give_back(self, slot: TargetTask, buffer: memoryview) -> None:
+        """Give back what a task that is kept can do without: the initiator may never come back, and
+        R2Ts can fetch the data of a write again. Not what came unsolicited: immediate data is not
+        advertised again over iSER (RFC 7145 section 10.2.2)."""
+        if slot.state == COMPLETED and not slot.task.direction & DATA_IN:
+            slot.filled = 0  # it is carried out
+        elif slot.state in (SUSPENDED, DORMANT):
+            slot.filled = min(slot.filled, FIRST_BURST)
+        else:
+            return
+        if not slot.filled:
+            self._pool.give(buffer)
+            slot.buffer = None
+        elif len(buffer) > slot.filled:
+            slot.buffer = self._pool.grow(buffer, slot.filled, slot.filled)
+
+    @property
+    def kept_data(self) -> int:
+        """Bytes of data of the tasks that are allegiant to this connection."""
+        return sum(
+            len(slot.buffer)
+            for slot in self._slots
+            if slot.connection is self and slot.buffer is not None
+        )
 
     # -- notifications ----------------------------------------------------------------------------
 
@@ -1280,9 +1307,8 @@ class TargetConnection:
         """Log this connection out for recovery: its tasks wait for a new allegiance."""
         session = self.session
         self._leaving = True
-        parameters = session.parameters
         self._answers.logout(
-            request, CLOSED, parameters.default_time2wait, parameters.default_time2retain
+            request, CLOSED, session.parameters.default_time2wait, session.time2retain
         )
         self.done = True
         session.set_aside(self)
@@ -1293,7 +1319,6 @@ class TargetConnection:
         """Answer the logout of another connection, when nothing of that touches the initiator's
         buffers any more, and no thread carries out a task that has ended with it."""
         session = self.session
-        parameters = session.parameters
         ending = [
             slot
             for slot in session.tasks_allegiant_to(other)
@@ -1307,7 +1332,7 @@ class TargetConnection:
             if left or self.done:
                 return
             self._answers.logout(
-                request, CLOSED, parameters.default_time2wait, parameters.default_time2retain
+                request, CLOSED, session.parameters.default_time2wait, session.time2retain
             )
             self.flush_quietly()
 

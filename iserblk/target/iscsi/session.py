@@ -17,6 +17,7 @@ from typing import Final, NamedTuple
 
 from iserblk.errors import TransportError
 from iserblk.iscsi.keys import SessionParameters
+from iserblk.iscsi.login_target import time2retain_beside
 from iserblk.iscsi.serial import serial_lt
 from iserblk.scsi import status as sam
 from iserblk.target.iscsi.buffers import GUARANTEED, BufferPool, DataBudget
@@ -104,6 +105,7 @@ class TargetSession:
         self.depth = 0
         self.parameters = SessionParameters()
         self.recovers = False
+        self.time2retain = 0  # seconds; of what was agreed on as much as is kept
 
     def attach(
         self,
@@ -123,6 +125,10 @@ class TargetSession:
         self.depth = depth
         self.parameters = parameters
         self.recovers = parameters.error_recovery_level == RECOVERY
+        # Login may have agreed on it before it knew Time2Wait.
+        self.time2retain = time2retain_beside(
+            parameters.default_time2wait, parameters.default_time2retain
+        )
         self.nexus = Nexus(initiator, isid, self.end_tasks, port, self._tasks_of, self.lose_lun)
         self._device.attach(self.nexus)
         self.attached = True
@@ -148,7 +154,7 @@ class TargetSession:
     @property
     def retention_s(self) -> int:
         """Seconds for which the tasks of a lost connection are kept (section 7.5)."""
-        return self.parameters.default_time2wait + self.parameters.default_time2retain
+        return self.parameters.default_time2wait + self.time2retain if self.time2retain else 0
 
     # -- connections ------------------------------------------------------------------------------
 
@@ -174,7 +180,7 @@ class TargetSession:
     def lose(self, connection: Allegiance) -> None:
         """The connection has failed. Its tasks are kept, or end; with the last connection the
         session ends, unless it is kept."""
-        if self.recovers and self.parameters.default_time2retain and self.attached:
+        if self.recovers and self.time2retain and self.attached:
             self._keep(connection)
         elif self.has_others(connection):
             self._terminate(connection)
@@ -186,11 +192,12 @@ class TargetSession:
         """Another connection logs this one out, explicitly or not. ``recovery``: its tasks may be
         reassigned, once it is closed."""
         kept = connection in self.lost
-        if recovery and self.parameters.default_time2retain:
+        if recovery and self.time2retain:
             if not kept:
                 self._keep(connection)
-            connection.recovered = True
-            connection.on_recovery()
+            if not connection.recovered:
+                connection.recovered = True
+                connection.on_recovery()
         elif kept:
             self.expire(connection)
         else:
@@ -201,7 +208,7 @@ class TargetSession:
 
     def set_aside(self, connection: Allegiance) -> None:
         """The connection logs itself out for recovery."""
-        if self.parameters.default_time2retain:
+        if self.time2retain:
             self._keep(connection)
             connection.recovered = True
         elif self.has_others(connection):
@@ -231,6 +238,10 @@ class TargetSession:
         self.let_go(connection)
         if self.deferred:
             self._wake()  # there are buffers for them now
+        if not self.connections:
+            self.pool.trim()
+        if self.lost:
+            self._budget.wake()
         self._end_if_over()
 
     def expire(self, connection: Allegiance) -> None:
@@ -243,6 +254,7 @@ class TargetSession:
         connection.on_released()
         if self.deferred:
             self._wake()
+        self._budget.wake()
         self._end_if_over()
 
     def let_go(self, connection: Allegiance) -> None:
@@ -538,6 +550,7 @@ class TargetSession:
             self._task_sets.enable_ready()
         elif slot.connection.done:
             slot.state = COMPLETED  # until it is reassigned
+            slot.connection.release()
             self._task_sets.leave(slot.lun, slot)
             self._task_sets.enable_ready()
         else:

@@ -13,6 +13,8 @@ from tests.support import logs
 from tests.target.iscsi.several import (
     KINDS,
     PLAIN,
+    READ_10,
+    READS,
     SYNCHRONIZE_CACHE,
     WRITE_10,
     WRITES,
@@ -136,17 +138,23 @@ def test_requests_about_a_task_that_does_not_end_are_bounded(kind: Kind) -> None
     assert first.managed() == pdu.TMF_TASK_DOES_NOT_EXIST
 
 
-@pytest.mark.parametrize("by", ["expiry", "end"])
+@pytest.mark.parametrize("by", ["expiry", "loss", "end"])
 def test_memory_of_a_connection_that_is_over_serves_commands_that_wait(
     monkeypatch: pytest.MonkeyPatch, by: str
 ) -> None:
-    """Nothing else comes on the other connection that could start them."""
+    """Nothing else comes on the other connection that could start them. Of a write that is kept
+    (``loss``) the data comes again, if at all; of a read that was answered it is kept."""
     monkeypatch.setattr(session, "GUARANTEED", 4096)
     monkeypatch.setattr(session, "DATA_BUDGET", 8192)
-    host = Host(level=2 if by == "expiry" else 0, threads=True)
+    host = Host(level=0 if by == "end" else 2, threads=True)
     first, second = two(TcpPeer, host)
-    first.command(cdb10(WRITE_10, 16), WRITES, 8192, itt=1)
-    assert first.opcodes() == [bhs.R2T]
+    if by == "expiry":
+        first.acknowledges = False
+        first.command(cdb10(READ_10, 16), READS, 8192, itt=1)
+        assert first.opcodes() == [bhs.DATA_IN]
+    else:
+        first.command(cdb10(WRITE_10, 16), WRITES, 8192, itt=1)
+        assert first.opcodes() == [bhs.R2T]
     second.command(cdb10(WRITE_10, 16), WRITES, 8192, itt=2)
     assert not second.heard
     first.hang_up()

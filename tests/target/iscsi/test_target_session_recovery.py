@@ -392,6 +392,136 @@ def test_unsolicited_data_that_was_lost_is_asked_for() -> None:
     assert host.store.content[:1536] == b"a" * 512 + b"b" * 512 + b"c" * 512
 
 
+# -- what the kept tasks hold ---------------------------------------------------------------------
+
+
+@KINDS
+@pytest.mark.parametrize("immediate", [0, 512])
+def test_a_write_that_is_kept_gives_its_buffer_back(kind: Kind, immediate: int) -> None:
+    """When nothing touches it any more; all but what came with the command."""
+    host = Host()
+    first = begun(kind, host, ("ImmediateData", "Yes"))
+    second = joined(kind, host)
+    header = None
+    if isinstance(first, IserPeer):
+        first.theirs.intercept = lambda message: message.kind != seam.RDMA_READ
+        header = first.writes_from(bytes(65536 - immediate))
+    data = bytes(immediate)
+    first.command(cdb10(WRITE_10, 128), WRITES, 65536, data, header=header)
+    assert host.budget.used == 65536
+    first.lose(close=False)
+    assert host.budget.used == 65536, "data may still come to it"
+    first.close()
+    assert host.budget.used == (4096 if immediate else 0)
+    host.session.expire(first.connection)
+    assert not host.budget.used and not second.connection.done
+
+
+def test_a_dormant_write_that_is_kept_holds_what_came_with_it() -> None:
+    host = Host(threads=True)
+    first = begun(TcpPeer, host, ("InitialR2T", "No"), ("ImmediateData", "Yes"))
+    second = joined(TcpPeer, host)
+    flush(second, itt=9)
+    ordered = WRITES & ~bhs.ATTR_MASK | bhs.ATTR_ORDERED
+    first.command(cdb10(WRITE_10, 128), ordered & ~bhs.FLAG_FINAL, 65536, b"a" * 512)
+    first.say_data_out(b"b" * 512, 512, bhs.NO_TAG)
+    assert host.budget.used == 65536
+    first.lose()
+    assert host.budget.used == 4096
+    host.finish()
+    second.heard.clear()
+    second.log_out(FOR_RECOVERY, 0)
+    assert second.logged_out().response == 0
+    reassign(second)
+    assert second.heard.pop(0)[0][2] == pdu.TMF_COMPLETE
+    r2t = pdu.ReadyToTransfer.unpack_from(second.answer(bhs.R2T)[0])
+    assert (r2t.buffer_offset, r2t.desired_length) == (1024, 64512)
+    for at in range(1024, 65536, 7168):
+        second.say_data_out(b"c" * 7168, at, r2t.ttt, at // 7168, at + 7168 == 65536)
+    assert second.answer(bhs.SCSI_RESPONSE)[0][3] == 0
+    assert host.store.content[:65536] == b"a" * 512 + b"b" * 512 + b"c" * 64512
+
+
+def test_of_a_long_write_its_beginning_is_kept() -> None:
+    host = Host()
+    first = begun(TcpPeer, host, ("MaxBurstLength", "131072"))
+    second = joined(TcpPeer, host)
+    first.command(cdb10(WRITE_10, 512), WRITES, 262144)
+    r2t = pdu.ReadyToTransfer.unpack_from(first.answer(bhs.R2T)[0])
+    for at in range(0, 131072, 8192):
+        end = at + 8192 == 131072
+        first.say_data_out(b"1" * 8192, at, r2t.ttt, at // 8192, end)
+    assert first.opcodes() == [bhs.R2T] and host.budget.used == 262144
+    first.lose()
+    assert host.budget.used == 65536
+    second.log_out(FOR_RECOVERY, 0)
+    assert second.logged_out().response == 0
+    reassign(second, exp_data_sn=2)
+    assert second.heard.pop(0)[0][2] == pdu.TMF_COMPLETE
+    r2t = pdu.ReadyToTransfer.unpack_from(second.answer(bhs.R2T)[0])
+    assert (r2t.buffer_offset, r2t.desired_length) == (65536, 131072)
+
+
+@KINDS
+@pytest.mark.parametrize("when", ["before the loss", "behind it"])
+def test_a_write_that_was_carried_out_holds_nothing(kind: Kind, when: str) -> None:
+    """Its thread ends while nobody is there."""
+    host = Host(threads=True)
+    first = begun(kind, host, ("ImmediateData", "Yes"))
+    second = joined(kind, host)
+    cdb = bytearray(cdb10(WRITE_10, 8))
+    cdb[1] = 8  # FUA
+    first.command(bytes(cdb), WRITES, 4096, b"w" * 4096)
+    assert host.running and host.budget.used == 4096
+    first.lose(close=False)
+    if when == "before the loss":
+        host.finish()
+        first.close()
+    else:
+        first.close()
+        assert host.budget.used == 4096, "the thread writes"
+        host.finish()
+    assert not host.budget.used
+    second.log_out(FOR_RECOVERY, 0)
+    assert second.logged_out().response == 0
+    reassign(second)
+    assert response_of(second).status == 0
+    assert host.store.content[:4096] == b"w" * 4096
+
+
+@pytest.mark.parametrize(
+    ("wait", "retain", "seconds"),
+    [(0, 20, 20), (20, 20, 40), (30, 10, 40), (39, 1, 40), (40, 0, 0), (3600, 0, 0)],
+)
+def test_how_long_tasks_are_kept_at_most(wait: int, retain: int, seconds: int) -> None:
+    """Whatever Time2Wait an initiator wants; it is told."""
+    host = Host(threads=True)
+    first = begun(TcpPeer, host, ("DefaultTime2Wait", str(wait)))
+    second = joined(TcpPeer, host)
+    assert f"DefaultTime2Retain={retain}".encode() in first.login_text.split(b"\0")
+    assert host.session.retention_s == seconds
+    flush(first)
+    second.log_out(FOR_RECOVERY, 0)
+    first.close()
+    assert first.connection.kept is (seconds > 0)
+    if not seconds:
+        host.finish()
+    answer = second.logged_out()
+    assert (answer.response, answer.time2wait, answer.time2retain) == (0, wait, retain)
+
+
+def test_the_time_does_not_begin_anew_for_ever() -> None:
+    """A logout for recovery has it begin anew, once."""
+    _, first, second = flushing(TcpPeer)
+    begun_anew: list[None] = []
+    first.connection.on_recovery = lambda: begun_anew.append(None)
+    first.lose()
+    for _ in range(3):
+        second.log_out(FOR_RECOVERY, 0)
+        assert second.logged_out().response == 0
+    assert len(begun_anew) == 1
+
+
 # -- over iSER -----------------------------------------------------------------------------------
 
 
