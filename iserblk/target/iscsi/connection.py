@@ -782,14 +782,16 @@ class TargetConnection:
         """Make the task known to SCSI: all commands before it are."""
         flags, edtl = slot.flags, slot.edtl
         task = slot.task = self._device.begin(self.session.nexus, slot.lun, cdb)
-        if task.direction != DATA_IN:
+        if task.direction == DATA_IN:
+            if not flags & bhs.FLAG_READ:
+                _check_direction(slot)
+        else:
+            if not flags & bhs.FLAG_WRITE or task.direction == BIDIRECTIONAL:
+                _check_direction(slot)
             sends = edtl if flags & bhs.FLAG_WRITE else 0
             if sends != task.length:
                 slot.overflow = max(task.length - sends, 0)
                 self._device.fit(task, sends)
-            if task.direction == BIDIRECTIONAL and not flags & bhs.FLAG_READ:
-                # Its Data-In could not be sent, and no residual could tell that.
-                _refuse(task, sense.INVALID_FIELD_IN_COMMAND_IU)
         if (flags & _NOT_SIMPLE or self._task_sets.active) and not task.status:
             self._enter_task_set(slot)
 
@@ -1475,6 +1477,20 @@ class TargetConnection:
 def _set_aside_memory() -> mmap:
     """Raises OSError when the system has not that much."""
     return mmap(-1, RESERVE, MAP_PRIVATE | MAP_ANONYMOUS)
+
+
+def _check_direction(slot: TargetTask) -> None:
+    """Refuse a command whose PDU expects data, and lacks the R or W bit of the direction in which
+    the CDB moves data: none of it could move, and GOOD, with EDTL for a residual count of its own,
+    would say that it has. Where no data is expected (EDTL 0), the residual count tells all, but
+    there is none for the Data-In of a bidirectional CDB; its Data-Out is for ``fit``."""
+    task, flags = slot.task, slot.flags
+    if task.direction & DATA_IN:
+        lacks = not flags & bhs.FLAG_READ
+    else:
+        lacks = task.direction == DATA_OUT and not flags & bhs.FLAG_WRITE
+    if lacks and (slot.edtl or task.direction == BIDIRECTIONAL):
+        _refuse(task, sense.INVALID_FIELD_IN_COMMAND_IU)
 
 
 def _refuse(task: ScsiTask, code: int) -> None:

@@ -291,6 +291,53 @@ def test_a_write_same_whose_edtl_is_another(client: Client, edtl: int) -> None:
     client.close()
 
 
+_R, _W = bhs.FLAG_READ, bhs.FLAG_WRITE
+
+
+@pytest.mark.parametrize(
+    ("command", "flags"),
+    [
+        (cdb10(READ_10, 1), _W),
+        (cdb10(READ_10, 1), 0),
+        (bytes((0x12, 0, 0, 0, 255, 0)), _W),  # INQUIRY
+        (bytes((0xA0, *bytes(8), 255, 0, 0)), 0),  # REPORT LUNS
+        (cdb10(WRITE_10, 1), _R),
+        (cdb10(WRITE_10, 1), 0),
+        (bytes((0x15, 0x10, 0, 0, 24, 0)), _R),  # MODE SELECT(6)
+    ],
+)
+def test_data_that_the_pdu_says_goes_the_other_way(
+    client: Client, command: bytes, flags: int
+) -> None:
+    """None moves, so none of it ends with GOOD: a host would take its buffer for what was read.
+    The residual count says that no byte has come."""
+    client.store.content[:512] = b"a" * 512
+    data = b"b" * 512 if flags == _W else b""
+    client.command(command, bhs.FLAG_FINAL | flags, 512, data)
+    assert client.opcodes() == [bhs.SCSI_RESPONSE]
+    head, answer = client.heard[0]
+    response = pdu.ScsiResponse.unpack_from(head)
+    assert response.status == sam.CHECK_CONDITION
+    assert (answer[4], answer[14], answer[15]) == (0x05, 0x0E, 0x03)
+    assert (response.flags, response.residual) == (0x82, 512)
+    assert client.store.content[:512] == b"a" * 512
+    client.heard.clear()
+    client.command(cdb10(READ_10, 1), bhs.FLAG_FINAL | _R, 512, itt=2)
+    assert client.heard[0][1] == b"a" * 512, "the session goes on"
+    client.close()
+
+
+@pytest.mark.parametrize("flags", [0, _W, _R])
+@pytest.mark.parametrize("opcode", [READ_10, WRITE_10])
+def test_no_data_is_expected_at_all(client: Client, opcode: int, flags: int) -> None:
+    """With EDTL 0 the residual count tells what the CDB asks for, whatever the flags say."""
+    client.command(cdb10(opcode, 1), bhs.FLAG_FINAL | flags, 0)
+    ((head, _),) = client.heard
+    response = pdu.ScsiResponse.unpack_from(head)
+    assert (response.status, response.flags, response.residual) == (0, 0x84, 512)
+    client.close()
+
+
 def test_a_command_that_is_rejected_was_not_received(client: Client) -> None:
     """The target still expects its CmdSN, and its window stays as wide (RFC 7143 section 7.3):
     a tag in use, and a text under a Target Transfer Tag that there is not."""
