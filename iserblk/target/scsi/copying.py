@@ -15,7 +15,12 @@ from iserblk.errors import RemoteProtocolError
 from iserblk.scsi import sense, third_party
 from iserblk.scsi.third_party import CopyStatus, Cscd, Segment
 from iserblk.target.scsi.block import check_writable, is_repeated
-from iserblk.target.scsi.ended import CheckCondition, ReservationConflict, invalid_field
+from iserblk.target.scsi.ended import (
+    CheckCondition,
+    ReservationConflict,
+    TaskAborted,
+    invalid_field,
+)
 from iserblk.target.scsi.reservations import READS
 from iserblk.target.scsi.task import DeviceTask, check_wanted
 from iserblk.target.scsi.unit import COPY_LIMITS, LogicalUnit
@@ -97,19 +102,19 @@ def _extended_copy(task: DeviceTask, buffer: memoryview, nowait: bool) -> bool:
         raise _refused(sense.OPERATION_IN_PROGRESS)
     units = [_find(task, each) for each in copy.cscds]
     pieces = [_check(task, segment, units) for segment in copy.segments]
-    if list_id is not None:
-        copies.tell(name, list_id)  # which forgets the last copy of that number
     if not pieces:
         if list_id is not None:
             copies.note(name, list_id, CopyStatus(third_party.COMPLETED))
         return True
+    if list_id is not None:  # now: the next command may come before this one has a thread
+        copies.claim(name, list_id, task)
 
     def run(task: DeviceTask, _buffer: memoryview, nowait: bool) -> bool:
         if nowait:
             return False
         state, done, transferred = third_party.FAILED, 0, 0
-        if list_id is not None:
-            copies.note(name, list_id, CopyStatus(third_party.IN_PROGRESS))
+        if list_id is not None and not copies.start(name, list_id, task):
+            raise TaskAborted
         try:
             for piece in pieces:
                 _copy(task, piece)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from iserblk.scsi.reservations import TransportId
 from iserblk.scsi.third_party import COMPLETED, IN_PROGRESS, CopyStatus
 from iserblk.target.scsi.copy_results import MAXIMUM, Copies
-from iserblk.target.seam import NexusName
+from iserblk.target.seam import NexusName, ScsiTask
 
 ONE = NexusName(TransportId("iqn.2026-11.example:one", bytes(6)), 1)
 TWO = NexusName(TransportId("iqn.2026-11.example:two", bytes(6)), 1)
@@ -37,3 +37,37 @@ def test_no_more_than_some_are_remembered() -> None:
     assert copies.is_in_progress(TWO, 0)
     known = [number for number in range(MAXIMUM + 10) if copies.tell(ONE, number)]
     assert known == list(range(11, MAXIMUM + 10))
+
+
+def test_a_number_is_claimed_once() -> None:
+    copies, first, second = Copies(), ScsiTask(b""), ScsiTask(b"")
+    copies.note(ONE, 1, DONE)
+    assert copies.claim(ONE, 1, first) and copies.is_in_progress(ONE, 1)
+    assert not copies.claim(ONE, 1, second) and copies.claim(TWO, 1, second)
+    assert copies.tell(ONE, 1) == (IN_PROGRESS, 0, 0)
+    assert copies.start(ONE, 1, first)
+    first.cancelled = True
+    assert not copies.claim(ONE, 1, second), "it runs"
+    copies.note(ONE, 1, DONE)
+    assert copies.claim(ONE, 1, second)
+
+
+def test_a_copy_that_never_gets_its_thread_is_none() -> None:
+    copies, first, second = Copies(), ScsiTask(b""), ScsiTask(b"")
+    assert copies.claim(ONE, 1, first)
+    first.cancelled = True
+    assert copies.tell(ONE, 1) is None and not copies.start(ONE, 1, first)
+    assert copies.claim(ONE, 1, first)
+    assert copies.claim(ONE, 1, second) and not copies.start(ONE, 1, first)
+    assert copies.start(ONE, 1, second)
+
+
+def test_copies_that_never_began_take_no_room() -> None:
+    copies = Copies()
+    for number in range(MAXIMUM):
+        task = ScsiTask(b"")
+        assert copies.claim(TWO, number, task)
+        task.cancelled = True
+    for number in range(MAXIMUM):
+        copies.note(ONE, number, DONE)
+    assert all(copies.tell(ONE, number) == DONE for number in range(MAXIMUM))

@@ -13,7 +13,7 @@ from iserblk.scsi import status as sam
 from iserblk.scsi.reservations import OutParameters
 from iserblk.scsi.third_party import CopyList, Cscd, Segment
 from iserblk.target.scsi.device import DeviceServer, LogicalUnit
-from iserblk.target.seam import DATA_OUT
+from iserblk.target.seam import DATA_OUT, ScsiTask
 from iserblk.target.store.status import StatusError
 from tests.target.fake_store import FakeStore
 from tests.target.scsi_client import (
@@ -387,6 +387,32 @@ def test_while_it_runs_another_copy_of_its_number_is_refused(place: Place) -> No
         (sense.ILLEGAL_REQUEST, sense.OPERATION_IN_PROGRESS),
         INVALID_FIELD,
     ]
+
+
+def test_of_two_copies_with_one_number_that_come_together_one_is_refused(place: Place) -> None:
+    """The second comes before the first has a thread. Of a task that was ended before that, the
+    number is free again."""
+    data = memoryview(third_party.encode_copy_list(CopyList(7, place.cscds, [FOUND])))
+
+    def begin() -> tuple[ScsiTask, bool]:
+        task = place.server.begin(place.client.nexus, 1, third_party.extended_copy(len(data)))
+        return task, place.server.run(task, data, True)
+
+    first, ended = begin()
+    assert not ended, "it waits for a thread"
+    assert third_party.decode_copy_status(place.client.data(STATUS))[0] == third_party.IN_PROGRESS
+    second, ended = begin()
+    assert ended and second.status == sam.CHECK_CONDITION
+    assert sense.decode(second.sense).code == sense.OPERATION_IN_PROGRESS
+    first.cancelled = True
+    third, ended = begin()
+    assert not ended
+    assert place.server.run(first, data) and first.status == sam.TASK_ABORTED
+    assert not place.stores[1].calls
+    assert begin()[0].status == sam.CHECK_CONDITION, "the third has the number"
+    assert place.server.run(third, data) and third.status == sam.GOOD
+    status = third_party.decode_copy_status(place.client.data(STATUS))
+    assert status == (third_party.COMPLETED, 1, 16 * BLOCK)
 
 
 def test_a_nexus_that_is_lost_has_no_copies(place: Place) -> None:
