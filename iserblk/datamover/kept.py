@@ -117,7 +117,9 @@ class Kept:
         there is place."""
         if len(self._pdus) <= MOST_PDUS:
             return None
-        return self._pdus.pop(list(self._pdus)[-2])
+        youngest = reversed(self._pdus)
+        next(youngest)
+        return self._pdus.pop(next(youngest))
 
     def acknowledge(self, exp_stat_sn: int) -> list[KeptPdu]:
         """Remove what an ExpStatSN acknowledges, oldest first. The caller lets their data go."""

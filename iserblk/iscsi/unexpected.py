@@ -19,6 +19,8 @@ EXPECTED: Final = "expected"  # the command that it belongs to, or the ping that
 UNEXPECTED: Final = "unexpected"  # nothing
 
 NO_LIMIT: Final = 0  # of MaxOutstandingUnexpectedPDUs
+# Of a target, and counted: that an initiator declares a larger number costs the target no memory.
+MOST_TOLD: Final = 64
 
 
 def category(opcode: int, ttt: int) -> str:
@@ -72,25 +74,29 @@ class FromInitiator:
 
 class FromTarget:
     """The unexpected PDUs of a target that are outstanding at its initiator: Asynchronous Messages,
-    Rejects that stand for no response, and NOP-Ins that answer nothing. ``limit``: what the
-    initiator declared. ``outstanding``: how many there are.
+    Rejects that stand for no response, and one NOP-In that asks for an answer. ``limit``: what the
+    initiator declared. ``outstanding``: how many there are that count; without a limit only a
+    NOP-In does.
 
     A PDU with StatSN x is retired when the initiator has sent an ExpStatSN of x + 1 or more; a ping
     also by its answer (8.1.2). The last place is for a ping, whose answer retires the others.
     """
 
-    __slots__ = ("_sent", "limit", "outstanding")
+    __slots__ = ("_ping", "_ping_sn", "_stat_sns", "limit", "outstanding")
 
     def __init__(self, limit: int = NO_LIMIT) -> None:
         self.limit = limit
         self.outstanding = 0
-        # (StatSN, Target Transfer Tag) of those outstanding, oldest first. NO_TAG: no ping.
-        self._sent: list[tuple[int, int]] = []
+        self._stat_sns: deque[int] = deque()  # of those outstanding that are no ping, oldest first
+        self._ping = bhs.NO_TAG  # Target Transfer Tag of the one outstanding; NO_TAG: there is none
+        self._ping_sn = 0  # its StatSN
 
     @property
     def full(self) -> bool:
         """No unexpected PDU but a ping may be sent."""
-        return self.limit != NO_LIMIT and self.outstanding >= self.limit - 1
+        if self.limit == NO_LIMIT:
+            return False
+        return self.outstanding >= self.limit - 1 or self.outstanding >= MOST_TOLD
 
     @property
     def ping_allowed(self) -> bool:
@@ -98,19 +104,25 @@ class FromTarget:
 
     @property
     def asked(self) -> bool:
-        """A ping is outstanding."""
-        return any(ttt != bhs.NO_TAG for _, ttt in self._sent)
+        """A ping is outstanding. No other one may be sent."""
+        return self._ping != bhs.NO_TAG
 
     def sent(self, stat_sn: int, ttt: int = bhs.NO_TAG) -> None:
         """A PDU was queued. ``stat_sn``: its StatSN field. ``ttt``: of a ping."""
-        self._sent.append((stat_sn, ttt))
-        self.outstanding += 1
+        if ttt != bhs.NO_TAG:
+            self._ping = ttt
+            self._ping_sn = stat_sn
+            self.outstanding += 1
+        elif self.limit != NO_LIMIT:
+            self._stat_sns.append(stat_sn)
+            self.outstanding += 1
 
     def heard(self, exp_stat_sn: int, ttt: int = bhs.NO_TAG) -> None:
         """A PDU of the initiator has come. ``ttt``: of a NOP-Out that answers a ping."""
-        self._sent = [
-            (stat_sn, tag)
-            for stat_sn, tag in self._sent
-            if not serial_lt(stat_sn, exp_stat_sn) and (ttt == bhs.NO_TAG or tag != ttt)
-        ]
-        self.outstanding = len(self._sent)
+        stat_sns = self._stat_sns
+        while stat_sns and serial_lt(stat_sns[0], exp_stat_sn):
+            stat_sns.popleft()
+        ping = self._ping
+        if ping != bhs.NO_TAG and (ping == ttt or serial_lt(self._ping_sn, exp_stat_sn)):
+            self._ping = bhs.NO_TAG
+        self.outstanding = len(stat_sns) + (self._ping != bhs.NO_TAG)

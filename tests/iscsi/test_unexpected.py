@@ -7,6 +7,7 @@ import pytest
 from iserblk.iscsi import bhs
 from iserblk.iscsi.unexpected import (
     EXPECTED,
+    MOST_TOLD,
     NO_LIMIT,
     REGULATED,
     UNEXPECTED,
@@ -78,6 +79,21 @@ def test_no_limit() -> None:
         ours.sent(1)
         theirs.sent(1)
     assert not ours.full and not theirs.full and theirs.ping_allowed
+    assert theirs.outstanding == 0  # nothing needs to be known of them
+    theirs.sent(1, ttt=9)
+    assert theirs.asked and theirs.outstanding == 1
+
+
+def test_a_limit_that_no_memory_is_spent_on() -> None:
+    """What an initiator may declare is as large as a number can be."""
+    theirs = FromTarget(LAST)
+    told = 0
+    while not theirs.full:
+        theirs.sent(told)
+        told += 1
+    assert told == MOST_TOLD and theirs.ping_allowed
+    theirs.heard(told)
+    assert not theirs.full and theirs.outstanding == 0
 
 
 # shows: SYSTEM-34

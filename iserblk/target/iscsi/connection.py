@@ -392,7 +392,9 @@ class TargetConnection:
             self._scsi_command(message, at)
         elif opcode == bhs.DATA_OUT and not self.parameters.initial_r2t:
             self._data_out(message, at)
-        elif opcode in _NUMBERED and self._must_wait(message, at):
+        elif opcode in _NUMBERED and (
+            self._lacks_tag(message, at, opcode) or self._must_wait(message, at)
+        ):
             pass
         elif opcode == bhs.NOP_OUT:
             self._answers.nop_in(message, at, self._data_limit)
@@ -417,6 +419,18 @@ class TargetConnection:
             self._reject(message, at, pdu.REJECT_COMMAND_NOT_SUPPORTED, False)
         if self._window.waiting:
             self.session.drain()
+
+    def _lacks_tag(self, message: memoryview, at: int, opcode: int) -> bool:
+        """Whether a PDU that is no SCSI command, and is to have an answer, has the ITT that is
+        reserved (11.2.1.8). Then it is rejected, unless its CmdSN has it ignored."""
+        (itt,) = bhs.ITT.unpack_from(message, at + bhs.ITT_OFFSET)
+        if itt != bhs.NO_TAG or opcode == bhs.NOP_OUT:
+            return False
+        window = self._window
+        (cmd_sn, _) = bhs.CMD_SN_EXP_STAT_SN.unpack_from(message, at + bhs.CMD_SN_OFFSET)
+        if window.is_next(message[at], cmd_sn) or window.may_wait(cmd_sn):
+            self._reject(message, at, pdu.REJECT_INVALID_FIELD, True)
+        return True
 
     def _must_wait(self, message: memoryview, at: int) -> bool:
         """Whether a PDU that is no SCSI command has come before others with a smaller CmdSN. Then a
@@ -735,8 +749,12 @@ class TargetConnection:
             self._reject(message, at, pdu.REJECT_PROTOCOL_ERROR, True)
             return
         window = self._window
-        if itt in self._tasks and (window.is_next(first, cmd_sn) or window.may_wait(cmd_sn)):
-            self._reject(message, at, pdu.REJECT_TASK_IN_PROGRESS, True)
+        if (itt in self._tasks or itt == bhs.NO_TAG) and (
+            window.is_next(first, cmd_sn) or window.may_wait(cmd_sn)
+        ):
+            taken = itt != bhs.NO_TAG  # which is reserved (11.2.1.8)
+            reason = pdu.REJECT_TASK_IN_PROGRESS if taken else pdu.REJECT_INVALID_FIELD
+            self._reject(message, at, reason, True)
             return
         in_order = window.accept(first, cmd_sn)
         if not in_order and not window.may_wait(cmd_sn):
@@ -1241,7 +1259,8 @@ class TargetConnection:
         """End, or set aside, all that the logout is about, then answer it (RFC 7143 section 11.14).
         When it has the answer, the initiator may let another connection or session write."""
         session = self.session
-        self._window.accept(request.opcode, request.cmd_sn)
+        if not self._window.accept(request.opcode, request.cmd_sn):
+            return  # as every PDU with a number outside of the window (4.2.2.1)
         recovery = request.reason == pdu.LOGOUT_FOR_RECOVERY
         if recovery and session.parameters.error_recovery_level != RECOVERY:
             self._answers.logout(request, RECOVERY_NOT_SUPPORTED)  # the session goes on

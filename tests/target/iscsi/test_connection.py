@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import random
 import socket
+import tracemalloc
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -19,7 +20,7 @@ from iserblk.scsi import sense
 from iserblk.scsi import status as sam
 from iserblk.sockets.stream import SocketStream
 from iserblk.target.iscsi.buffers import DataBudget
-from iserblk.target.iscsi.connection import TargetConnection
+from iserblk.target.iscsi.connection import QUEUE_DEPTH, TargetConnection
 from iserblk.target.iscsi.slot import TargetTask
 from iserblk.target.scsi.device import DeviceServer, LogicalUnit
 from tests.support import logs
@@ -615,6 +616,87 @@ def test_a_connection_that_ends_waits_for_no_memory(monkeypatch: pytest.MonkeyPa
     last.close()
 
 
+@pytest.mark.parametrize("number", [-1, 128, 0x40000000, -0x40000000])
+@pytest.mark.parametrize("cid", [0, 777], ids=["own", "other"])
+def test_a_logout_outside_of_the_window_is_ignored(client: Client, cid: int, number: int) -> None:
+    """It is not carried out, not answered, and opens no window (RFC 7143 section 4.2.2.1)."""
+
+    def say(unit: pdu.Pdu) -> list[bytes]:
+        client.heard.clear()
+        client.send(unit)
+        return [head for head, _ in client.heard]
+
+    for _ in range(3):
+        logout = pdu.LogoutRequest(
+            opcode=bhs.LOGOUT_REQUEST,
+            reason=pdu.LOGOUT_CLOSE_CONNECTION,
+            itt=5,
+            cid=cid,
+            cmd_sn=(client.cmd_sn + number) & 0xFFFFFFFF,
+            exp_stat_sn=1,
+        )
+        assert say(logout) == []
+    assert not client.connection.done
+    ping = pdu.NopOut(opcode=bhs.NOP_OUT, itt=6, lun=bytes(8), cmd_sn=client.cmd_sn, exp_stat_sn=1)
+    (head,) = say(ping)
+    assert width(head) == QUEUE_DEPTH
+    client.close()
+
+
+def width(head: bytes) -> int:
+    """Of the command window that a PDU of the target tells of."""
+    exp_cmd_sn, max_cmd_sn = (int.from_bytes(head[at : at + 4], "big") for at in (28, 32))
+    return (max_cmd_sn - exp_cmd_sn + 1) & 0xFFFFFFFF
+
+
+@pytest.mark.parametrize("ahead", [0, 5, 200])
+@pytest.mark.parametrize("immediate", [0, bhs.IMMEDIATE], ids=["", "immediate"])
+@pytest.mark.parametrize(
+    "opcode",
+    [bhs.SCSI_COMMAND, bhs.TASK_MANAGEMENT_REQUEST, bhs.TEXT_REQUEST, bhs.LOGOUT_REQUEST],
+    ids=["command", "tmf", "text", "logout"],
+)
+def test_the_reserved_tag_is_none(client: Client, opcode: int, immediate: int, ahead: int) -> None:
+    """A PDU that is to be answered under it is rejected, and its number comes again; outside of the
+    window it is ignored."""
+    head = bytearray(48)
+    head[0] = opcode | immediate
+    head[1] = 0x81
+    head[16:20] = b"\xff" * 4
+    head[24:28] = (client.cmd_sn + ahead).to_bytes(4, "big")
+    client.say(bytes(head))
+    if ahead == 200 and not immediate:
+        assert client.heard == []
+    else:
+        ((said, data),) = client.heard
+        reject = pdu.Reject.unpack_from(said)
+        assert (said[0], reject.reason) == (bhs.REJECT, pdu.REJECT_INVALID_FIELD)
+        assert data == bytes(head) and width(said) == QUEUE_DEPTH
+    client.heard.clear()
+    client.command(bytes(16), itt=7)
+    assert client.opcodes() == [bhs.SCSI_RESPONSE]
+    client.close()
+
+
+def test_rejects_that_answer_nothing_do_not_pile_up(client: Client) -> None:
+    """Over TCP their number has no limit. The initiator acknowledges none of them."""
+    head = bytes([bhs.SNACK_REQUEST | bhs.IMMEDIATE, 0x81]) + bytes(46)
+    tracemalloc.start()
+    try:
+        for turn in range(3):
+            for _ in range(30):
+                client.say(head * 100)
+                assert client.opcodes() == [bhs.REJECT] * 100
+                client.heard.clear()
+            now, _ = tracemalloc.get_traced_memory()
+            if turn == 0:
+                before = now
+    finally:
+        tracemalloc.stop()
+    assert now - before < 6000 * 8  # not one pointer for each
+    client.close()
+
+
 _SMALL = st.integers(0, 8) | st.just(bhs.NO_TAG) | st.integers(0, 0xFFFFFFFF)
 _WORDS = st.lists(st.sampled_from([0, 1, 2, 3, 512, 1024, 4096, bhs.NO_TAG]) | _SMALL,
                   min_size=11, max_size=11)  # fmt: skip
@@ -634,7 +716,8 @@ _UNITS = st.lists(
 def test_whatever_a_peer_sends(
     units: list[tuple[int, int, list[int], bytes]], honest: bool
 ) -> None:
-    """After login, while a write waits for data: nothing but the documented errors."""
+    """After login, while a write waits for data: nothing but the documented errors, and the command
+    window does not grow."""
     client = Client(("MaxBurstLength", "1024"))
     try:
         client.write(8)
@@ -646,6 +729,7 @@ def test_whatever_a_peer_sends(
             if honest and opcode in (1, 5):
                 head[8:16] = bytes(8)
             client.say(bytes(head) + data + bytes(-len(data) & 3))
+            assert all(width(said) <= QUEUE_DEPTH for said, _ in client.heard)
     except (RemoteProtocolError, ConnectionLost, BrokenPipeError):
         pass
     finally:
