@@ -20,6 +20,7 @@ from iserblk.iscsi import bhs, keys, pdu
 from iserblk.iscsi.keys import SessionParameters
 from iserblk.iscsi.login_target import FIRST_BURST, Joinable, LoginTarget
 from iserblk.iscsi.serial import MASK32, serial_lt
+from iserblk.iscsi.text import MAXIMUM_TEXT
 from iserblk.scsi import luns, sense
 from iserblk.scsi import status as sam
 from iserblk.target.iscsi.buffers import DataBudget
@@ -161,6 +162,7 @@ class TargetConnection:
         # Bits of the owner, which clears all of them when the initiator is heard.
         self.silent = 0
         self._leaving = False  # a Logout was received
+        self._early_text = False  # a Text Request waits for its turn
         self._unanswered = 0  # task management requests that wait for tasks to end
         self._budget = budget or DataBudget()
         self.session = session = TargetSession(device, self._budget)
@@ -434,7 +436,10 @@ class TargetConnection:
 
     def _must_wait(self, message: memoryview, at: int) -> bool:
         """Whether a PDU that is no SCSI command has come before others with a smaller CmdSN. Then a
-        copy of it waits for its turn, with no more data than an answer could have."""
+        copy of it waits for its turn: a Text Request whole, as a part of a question is another one,
+        any other with no more data than an answer could have. A connection has one Text Request
+        outstanding (RFC 7143 section 11.10), so a second one that would wait is rejected, and does
+        not count as received. Raises RemoteProtocolError as for a text that is too long in turn."""
         (cmd_sn, _) = bhs.CMD_SN_EXP_STAT_SN.unpack_from(message, at + bhs.CMD_SN_OFFSET)
         if (
             message[at] & bhs.IMMEDIATE
@@ -442,12 +447,27 @@ class TargetConnection:
             or not self._window.may_wait(cmd_sn)
         ):
             return False
-        data = bhs.data_segment_untrusted(message, at)[:CONTROL_INLINE]
+        data = bhs.data_segment_untrusted(message, at)
+        if message[at] & bhs.OPCODE_MASK != bhs.TEXT_REQUEST:
+            data = data[:CONTROL_INLINE]
+        elif len(data) > MAXIMUM_TEXT:
+            raise RemoteProtocolError("iSCSI", f"a text of more than {MAXIMUM_TEXT} bytes")
+        elif self._early_text:
+            self._reject(message, at, pdu.REJECT_PROTOCOL_ERROR, True)
+            return True
+        else:
+            self._early_text = True
         copy = bytearray(message[at : at + bhs.BHS_LENGTH])
         bhs.LENGTHS.pack_into(copy, bhs.LENGTHS_OFFSET, len(data))
         whole = memoryview(copy + data)
-        self.session.wait(cmd_sn, self, None, partial(self.control_notify, whole, 0, 0))
+        self.session.wait(cmd_sn, self, None, partial(self._control_turn_comes, whole))
         return True
+
+    def _control_turn_comes(self, whole: memoryview) -> None:
+        """Take a PDU that came before its turn."""
+        if whole[0] & bhs.OPCODE_MASK == bhs.TEXT_REQUEST:
+            self._early_text = False
+        self.control_notify(whole, 0, 0)
 
     def _reject(self, message: memoryview, at: int, reason: int, responds: bool) -> None:
         self._answers.reject(message, at, reason, in_place_of_a_response=responds)

@@ -61,6 +61,7 @@ class Host:
     level: int = 2
     max_connections: int = 8
     time2retain: int = 20
+    receives: int = 8192  # bytes of data in one PDU, over TCP
     cmd_sn: int = 1
     tsih: int = 0
     threads: bool = False
@@ -110,7 +111,7 @@ class Host:
             LoginTargetConfig(
                 IQN,
                 self._next_tsih,
-                receive_data_segment_length=8192,
+                receive_data_segment_length=self.receives,
                 rdma=rdma,
                 find_session=self.sessions.get,
                 max_connections=self.max_connections,
@@ -390,7 +391,7 @@ class TcpPeer(Peer):
         self._received = b""
         self._made(
             TargetConnection(
-                TcpTarget(SocketStream(theirs), 8192),
+                TcpTarget(SocketStream(theirs), host.receives),
                 host.device,
                 host.login(False),
                 on_login=lambda _: None,

@@ -10,8 +10,10 @@ from iserblk.iscsi.login_target import (
     SESSION_DOES_NOT_EXIST,
     TOO_MANY_CONNECTIONS,
 )
+from iserblk.iscsi.text import MAXIMUM_TEXT, encode
 from tests.support import logs
 from tests.target.iscsi.several import (
+    IQN,
     KINDS,
     READ_10,
     READS,
@@ -219,6 +221,62 @@ def test_pings_and_requests_wait_for_their_turn(kind: Kind) -> None:
     second.acknowledge()
     assert first.opcodes() == [bhs.NOP_IN, bhs.TASK_MANAGEMENT_RESPONSE]
     assert first.heard[0][1] == b"ping"
+
+
+def ask(peer: Peer, cmd_sn: int, data: bytes, itt: int = 9) -> None:
+    peer.say(
+        pdu.TextRequest(
+            opcode=bhs.TEXT_REQUEST,
+            flags=bhs.FLAG_FINAL,
+            data_length=len(data),
+            itt=itt,
+            ttt=bhs.NO_TAG,
+            cmd_sn=cmd_sn,
+            exp_stat_sn=0,
+        ),
+        data,
+    )
+
+
+def test_a_long_text_that_waits_is_answered_as_one_in_turn() -> None:
+    """With its last key, and not as far as an answer could be long."""
+    host = Host(receives=1 << 17)
+    first, second = two(TcpPeer, host)
+    start = host.cmd_sn
+    text = encode([*((f"X-a{n}", "v" * 200) for n in range(60)), ("SendTargets", "")])
+    assert len(text) > 12000
+    ask(first, start + 1, text)
+    second.command(bytes(16), itt=3, cmd_sn=start)
+    assert first.opcodes() == [bhs.TEXT_RESPONSE]
+    early = first.heard.pop()[1]
+    assert encode([("TargetName", IQN)]) in early
+    ask(first, start + 2, text)
+    host.run()
+    assert first.heard.pop()[1] == early
+
+
+def test_texts_that_wait_have_a_bound() -> None:
+    """A connection has one text operation at a time; and none is longer than in turn."""
+    host = Host(receives=1 << 17)
+    first, second = two(TcpPeer, host)
+    start = host.cmd_sn
+    text = encode([("SendTargets", "")])
+    ask(first, start + 1, text)
+    ask(first, start + 2, text, itt=10)
+    host.run()
+    ((head, _),) = first.heard
+    assert pdu.Reject.unpack_from(head).reason == pdu.REJECT_PROTOCOL_ERROR
+    assert host.session.window.waiting == 1
+    first.heard.clear()
+    second.command(bytes(16), itt=3, cmd_sn=start)
+    assert first.opcodes() == [bhs.TEXT_RESPONSE]
+    ask(first, start + 3, text)  # the next may wait again
+    ask(first, start + 2, text)
+    host.run()
+    assert first.opcodes() == [bhs.TEXT_RESPONSE] * 3
+    ask(first, start + 5, bytes(MAXIMUM_TEXT + 1))
+    host.run()
+    assert first.connection.done and str(MAXIMUM_TEXT) in str(first.error)
 
 
 def test_unsolicited_data_of_a_command_that_waits() -> None:
