@@ -165,6 +165,7 @@ ALLOWED: dict[str, set[str]] = {
         *("errors", "secret", "names", "options", "url", "iscsi", "credentials"),
         *("target.access", "target.config", "target.lunspec", "target.ports"),
     },
+    "target.keeping": set(),
     "target.pump": {"errors", "waiting", "target.iscsi"},
     "target.server": {
         *("errors", "waiting", "iscsi", "sockets", "rcap.seam", "datamover"),
@@ -172,6 +173,7 @@ ALLOWED: dict[str, set[str]] = {
             "target.access",
             "target.announcing",
             "target.config",
+            "target.keeping",
             "target.lunlist",
             "target.lunspec",
             "target.ports",
