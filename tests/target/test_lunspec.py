@@ -148,3 +148,15 @@ def test_a_soft_threshold_reaches_the_unit(tmp_path: Path) -> None:
         assert unit.passes_threshold() and not unit.passes_threshold()
     finally:
         unit.close()
+
+
+@pytest.mark.logs(r"one\.reservations: these are no reservations", r"one\.modes: ")
+def test_damaged_state_files_keep_no_lun_away(tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        (tmp_path / name).write_bytes(bytes(1 << 20))
+    (tmp_path / "one.reservations").write_bytes(b"[" * (2 << 20))
+    (tmp_path / "one.modes").write_bytes(b"\0")
+    one, two = (open_lun(parse_lun_spec(f"{tmp_path}/{name}"), "S") for name in ("one", "two"))
+    assert not one.write_cache and two.write_cache
+    one.close()
+    two.close()

@@ -7,7 +7,6 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable
-from functools import partial
 
 from iserblk.errors import RemoteProtocolError
 from iserblk.scsi import alua, mode, opcodes, sense
@@ -225,20 +224,20 @@ def _mode_select(task: DeviceTask, buffer: memoryview, nowait: bool) -> bool:
         if page[0] == mode.CACHING:
             write_cache = mode.has_write_cache(page)
     off = present and not write_cache
-    save = bool(task.cdb[1] & SP)
+    save = unit.write_cache_to_save(write_cache) if task.cdb[1] & SP else None
 
     def finish(_task: DeviceTask, _buffer: memoryview, nowait: bool) -> bool:
         if nowait:
             return False
         if off:
             unit.drain_cache(task.nexus)
-        if save:
-            _save(partial(unit.save_write_cache, write_cache))
+        if save is not None:
+            _save(save)
         return True
 
     if write_cache != present:
         _change_cache(task, unit, write_cache)
-    if not off and not save:
+    if not off and save is None:
         return True
     task.execute = finish
     return finish(task, buffer, nowait)

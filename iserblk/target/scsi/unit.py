@@ -232,13 +232,17 @@ class LogicalUnit:
         saved = self._saved_write_cache
         return self.default_write_cache if saved is None else saved
 
-    def save_write_cache(self, on: bool) -> None:
-        """Save WCE for later starts of the target. Raises OSError. Any thread may call it."""
+    def write_cache_to_save(self, on: bool) -> Callable[[], None]:
+        """Note that WCE is to be saved for later starts of the target, in the thread that begins
+        commands: of two changes the later one is saved, whichever has its thread first. The result
+        is for a thread; it saves, and raises OSError."""
         assert self._modes is not None
-        save = self._modes.to_save(_MODES[on])
+        return partial(self._save_modes, self._modes, self._modes.to_save(_MODES[on]))
+
+    def _save_modes(self, modes: StateFile, save: Callable[[], None] | None) -> None:
         if save is not None:
             save()
-        self._saved_write_cache = on
+        self._saved_write_cache = modes.saved == _MODES[True]
 
     def reservations_to_save(self) -> Callable[[], None] | None:
         """Call this after a change of the persistent reservations. The result is for a thread: it

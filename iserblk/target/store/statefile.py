@@ -41,7 +41,7 @@ def _open_at_once(path: str, flags: int) -> int:
 
 class StateFile:
     """The state file of one LUN; None stands for no file. One thread calls ``to_save``; any thread
-    may call what it returns."""
+    may call what it returns. ``saved``: the content that was last on stable storage."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -49,6 +49,7 @@ class StateFile:
         self._changes = 0
         self._wanted: bytes | _Unknown | None = None
         self._saved = 0  # changes
+        self.saved: bytes | None = None
         self._content: bytes | _Unknown | None = None
 
     @classmethod
@@ -73,7 +74,7 @@ class StateFile:
         if len(content) > MAXIMUM_SIZE:
             self._content = self._wanted = _UNKNOWN
             raise Damaged(f"it has more than {MAXIMUM_SIZE} bytes")
-        self._content = self._wanted = content
+        self._content = self._wanted = self.saved = content
         return content
 
     def to_save(self, content: bytes | None) -> Callable[[], None] | None:
@@ -98,6 +99,7 @@ class StateFile:
                 self._content = _UNKNOWN
                 self._write(content)
                 self._content = content
+            self.saved = content
             self._saved = number
 
     def _write(self, content: bytes | None) -> None:

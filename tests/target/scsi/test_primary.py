@@ -329,6 +329,27 @@ def test_mode_parameters_are_saved(store: FakeStore, state: StateFile) -> None:
     assert not caches(kept(store, state, write_cache=False))
 
 
+@pytest.mark.parametrize(("first", "last"), [(WCE_ON, WCE_OFF), (WCE_OFF, WCE_ON)])
+def test_of_two_changes_the_later_one_is_saved(
+    store: FakeStore, state: StateFile, first: bytes, last: bytes
+) -> None:
+    """Whichever has its thread first: the next start must not turn on a cache that a host has
+    turned off."""
+    one = kept(store, state)
+    if first == WCE_ON:
+        assert one.code(select6(WCE_OFF), WCE_OFF) == GOOD
+    tasks = []
+    for data in (first, last):
+        task = one.server.begin(one.nexus, 0, saving(select6(data)))
+        assert not one.server.run(task, memoryview(data), True)
+        tasks.append((task, data))
+    for task, data in reversed(tasks):
+        assert one.server.run(task, memoryview(data)) and not task.status
+    on = last == WCE_ON
+    assert (wce(one, mode.PC_CURRENT), wce(one, mode.PC_SAVED)) == (on, on)
+    assert caches(kept(store, state)) == on
+
+
 @pytest.mark.logs("the state of a LUN cannot be saved", "bad block")
 def test_what_cannot_be_saved_is_an_error(store: FakeStore, state: StateFile) -> None:
     """A cache that could not be flushed stays on, and that it is off is not saved."""
