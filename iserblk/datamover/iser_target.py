@@ -452,6 +452,10 @@ class IserTarget:
         """Nothing is kept."""
 
     @property
+    def kept_bytes(self) -> int:
+        return 0
+
+    @property
     def unacknowledged(self) -> int | None:
         return None
 

@@ -3,9 +3,10 @@
 Every numbered PDU is kept until the initiator has acknowledged its StatSN, and the Data-In of a
 read until that, or until it is acknowledged by itself (RFC 7143 sections 4.2.2.2, 11.16). Sans-IO.
 
-**The bound.** At most MOST_PDUS numbered PDUs are kept, and MOST_DATA bytes of Data-In, of at most
-MOST_READS reads. The oldest keep their place, because what the initiator misses is what it has not
-acknowledged. A read that finds no room is not kept: a SNACK for its data is rejected.
+**The bound.** At most MOST_PDUS numbered PDUs are kept, with MOST_INLINE bytes of their own, and
+MOST_DATA bytes of Data-In, of at most MOST_READS reads. The oldest keep their place, because what
+the initiator misses is what it has not acknowledged. A read that finds no room is not kept: a SNACK
+for its data is rejected.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from iserblk.iscsi import bhs, pdu
 from iserblk.iscsi.serial import serial_lt
 
 MOST_PDUS: Final = 1024
+MOST_INLINE: Final = 1 << 20
 MOST_DATA: Final = 32 << 20
 MOST_READS: Final = 128
 _MASK: Final = 0xFFFFFFFF
@@ -70,14 +72,16 @@ class KeptPdu:
 class Kept:
     """The PDUs of one connection that are kept, oldest first.
 
+    ``inline``: bytes of data in the PDUs themselves (answers to NOP and text, sense data).
     ``data``, ``reads``: bytes and number of the reads whose Data-In is kept. ``acknowledged``: the
     last ExpStatSN of the initiator."""
 
-    __slots__ = ("_pdus", "acknowledged", "data", "reads")
+    __slots__ = ("_pdus", "acknowledged", "data", "inline", "reads")
 
     def __init__(self, exp_stat_sn: int) -> None:
         self._pdus: dict[int, KeptPdu] = {}  # by StatSN
         self.acknowledged = exp_stat_sn
+        self.inline = 0
         self.data = 0
         self.reads = 0
 
@@ -99,6 +103,8 @@ class Kept:
 
     def add(self, stat_sn: int, kept: KeptPdu) -> None:
         self._pdus[stat_sn] = kept
+        if kept.inline:
+            self.inline += len(kept.inline)
         if kept.data is not None:
             self.data += len(kept.data)
             self.reads += 1
@@ -113,13 +119,19 @@ class Kept:
         return slot
 
     def surplus(self) -> KeptPdu | None:
-        """Remove a PDU that finds no place: the youngest that was there before the last. None:
-        there is place."""
-        if len(self._pdus) <= MOST_PDUS:
+        """Remove a PDU that finds no place: the youngest that was there before the last, and
+        where there are too many bytes, that has any. None: there is place."""
+        full = len(self._pdus) > MOST_PDUS
+        if not full and self.inline <= MOST_INLINE:
             return None
-        youngest = reversed(self._pdus)
-        next(youngest)
-        return self._pdus.pop(next(youngest))
+        last = True
+        for stat_sn, kept in reversed(self._pdus.items()):
+            if not last and (full or kept.inline):
+                del self._pdus[stat_sn]
+                self.inline -= len(kept.inline)
+                return kept
+            last = False
+        return None
 
     def acknowledge(self, exp_stat_sn: int) -> list[KeptPdu]:
         """Remove what an ExpStatSN acknowledges, oldest first. The caller lets their data go."""
@@ -131,7 +143,10 @@ class Kept:
                 first = next(iter(pdus))
                 if not serial_lt(first, exp_stat_sn):
                     break
-                gone.append(pdus.pop(first))
+                kept = pdus.pop(first)
+                if kept.inline:
+                    self.inline -= len(kept.inline)
+                gone.append(kept)
         return gone
 
     def all(self) -> list[KeptPdu]:

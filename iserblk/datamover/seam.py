@@ -487,6 +487,11 @@ class TargetDatamover(Protocol):
         ...
 
     @property
+    def kept_bytes(self) -> int:
+        """Bytes of PDUs that are kept for retransmission, their Data-In excepted."""
+        ...
+
+    @property
     def unacknowledged(self) -> int | None:
         """The StatSN of the oldest PDU that is kept for retransmission; None: there is none."""
         ...

@@ -171,6 +171,10 @@ class StreamTarget:
         """Nothing is kept."""
 
     @property
+    def kept_bytes(self) -> int:
+        return 0
+
+    @property
     def unacknowledged(self) -> int | None:
         return None
 

@@ -503,8 +503,7 @@ class TcpTarget:
             return  # it took no StatSN
         (stat_sn, _, _) = _NUMBERS.unpack_from(header, _NUMBERS_OFFSET)
         kept_pdus.add(stat_sn, kept)
-        surplus = kept_pdus.surplus()
-        if surplus is not None:
+        while (surplus := kept_pdus.surplus()) is not None:
             self._let_go(surplus)
 
     def _put_kept(
@@ -592,6 +591,12 @@ class TcpTarget:
             self.user.data_ack_notify(slot, kept.end_sn)
         else:
             self.user.sent_notify(slot)
+
+    @property
+    def kept_bytes(self) -> int:
+        """See the seam."""
+        kept_pdus = self._kept
+        return kept_pdus.inline if kept_pdus is not None else 0
 
     def forget_kept(self) -> None:
         """See the seam. A SNACK for that data is rejected from now on."""

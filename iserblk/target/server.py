@@ -278,6 +278,7 @@ class TargetServer:
                 port=port,
                 budget=self._budget,
                 at_once=at_once,
+                address=peer.rpartition(":")[0],
             )
         except BaseException:
             # No memory for a login, or a peer that has already left.

@@ -4,7 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from iserblk.datamover.kept import MOST_DATA, MOST_PDUS, MOST_READS, Kept, KeptPdu, pieces
+from iserblk.datamover.kept import (
+    MOST_DATA,
+    MOST_INLINE,
+    MOST_PDUS,
+    MOST_READS,
+    Kept,
+    KeptPdu,
+    pieces,
+)
 from iserblk.datamover.seam import TargetSlot
 from iserblk.iscsi import bhs, pdu
 
@@ -164,3 +172,18 @@ def test_how_data_in_is_cut(
     size: int, most: int, burst: int, cut: list[tuple[int, int, bool]]
 ) -> None:
     assert list(pieces(size, most, burst)) == cut
+
+
+def test_bytes_of_answers_are_bounded() -> None:
+    """The oldest keep their place, and PDUs without data are not given up for it."""
+    kept = Kept(0)
+    for at in range(2 * (MOST_INLINE >> 13)):
+        kept.add(2 * at, KeptPdu(bytes([bhs.NOP_IN]) + bytes(47), bytes(8192), 5, LUN))
+        kept.add(2 * at + 1, made(at))
+        gone = kept.surplus()
+        assert (gone is None) is (at < MOST_INLINE >> 13)
+        assert gone is None or gone.inline
+        assert kept.surplus() is None and kept.inline <= MOST_INLINE
+    assert len(kept.all()) == 3 * (MOST_INLINE >> 13) and kept.oldest == 0
+    kept.acknowledge(4 * (MOST_INLINE >> 13))
+    assert kept.inline == 0 and not kept.all()

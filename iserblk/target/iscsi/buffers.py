@@ -1,4 +1,9 @@
-"""Data buffers of the target's sessions: memory is reused, and all sessions share a limit."""
+"""Data buffers of the target's sessions: memory is reused, and all sessions share a limit.
+
+**One account.** ``DataBudget`` knows all memory that grows with what peers send or do not take: the
+buffers in use, the free ones, and what is kept beside them. What one peer can make grow has a bound
+of its own as well; the budget bounds the sum, and what the sessions of one address have of it.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +20,7 @@ _KEPT_BYTES: Final = 16 << 20  # of free buffers
 
 
 GUARANTEED = 2 << 20  # bytes that each session may have whatever the others have
+UNASKED: Final = 2 << 20  # as GUARANTEED, for data that comes unasked
 TOTAL: Final = 1 << 30  # bytes of all sessions together
 
 
@@ -22,29 +28,69 @@ class DataBudget:
     """The limit on the data buffers of all sessions of a target together. So peers that ask for
     much data and do not receive it cannot use up the machine's memory. Not thread-safe.
 
-    ``used``: bytes that the pools have handed out. ``waiting``: callbacks of the connections that
-    wait for room. ``keepers``: called when there is none: they let go of what is only kept for
-    retransmission.
+    ``used``: bytes that the pools have handed out. ``free``: bytes that they keep to be used again.
+    ``beside``: bytes that connections hold otherwise: answers that are not acknowledged, slots for
+    answers. ``waiting``: callbacks of the connections that wait for room, and their addresses.
+    ``keepers``: called when there is none: they let go of what is only kept for retransmission.
+
+    The sessions of one address ("": not known) have no more than half of the limit, so that they
+    leave as much to the others.
     """
 
     def __init__(self, most: int = TOTAL) -> None:
         self._most = most
+        self._share = most // 2
         self.used = 0
-        self.waiting: dict[Callable[[], None], None] = {}  # oldest first
+        self.free = 0
+        self.beside = 0
+        self.waiting: dict[Callable[[], None], str] = {}  # oldest first
         self.keepers: dict[Callable[[], None], None] = {}
+        self._pools: dict[BufferPool, None] = {}
         self._waking = False
 
-    def fits(self, length: int) -> bool:
-        return self.used + length <= self._most
+    def fits(self, length: int, address: str = "") -> bool:
+        total = self.used + self.beside + length
+        if total <= self._share:
+            return True  # whoever holds it leaves half
+        return total <= self._most and self._has_share(length, address)
+
+    def _has_share(self, length: int, address: str) -> bool:
+        return not address or self.used_by(address) + length <= self._share
+
+    def used_by(self, address: str) -> int:
+        """Bytes that the pools of the sessions of an address have handed out."""
+        return sum(pool.used for pool in self._pools if pool.address == address)
+
+    def admits(self, length: int, address: str) -> bool:
+        """As ``fits``; where that helps, what is kept for retransmission gives way."""
+        if self.fits(length, address):
+            return True
+        if self.used + self.beside + length <= self._most:
+            return False  # the address has its share
+        self.press()
+        return self.fits(length, address)
 
     def press(self) -> None:
         """Memory is wanted."""
         for let_go in list(self.keepers):
             let_go()
 
-    def wait(self, wake: Callable[[], None]) -> None:
-        """Have ``wake`` called once, when there may be room."""
-        self.waiting[wake] = None
+    def open(self, pool: BufferPool) -> None:
+        self._pools[pool] = None
+
+    def close(self, pool: BufferPool) -> None:
+        self._pools.pop(pool, None)
+
+    def allocate(self, size: int) -> None:
+        """A pool is about to take ``size`` bytes from the system: if there is too much in all, free
+        buffers of all pools go back there."""
+        if self.used + self.free + self.beside + size > self._most:
+            for pool in self._pools:
+                pool.trim()
+
+    def wait(self, wake: Callable[[], None], address: str = "") -> None:
+        """Have ``wake`` called once, when there may be room for a session of ``address``."""
+        self.waiting[wake] = address
 
     def forget(self, wake: Callable[[], None]) -> None:
         self.waiting.pop(wake, None)
@@ -55,12 +101,15 @@ class DataBudget:
             return
         self._waking = True
         try:
-            for wake in list(self.waiting):
-                if self.used >= self._most:
+            blocked: set[str] = set()  # addresses that have their share
+            for wake, address in list(self.waiting.items()):
+                if self.used + self.beside >= self._most:
                     return
-                if wake in self.waiting:
+                if wake in self.waiting and address not in blocked:
                     del self.waiting[wake]
                     wake()
+                    if wake in self.waiting and not self._has_share(1 << _SMALLEST, address):
+                        blocked.add(address)
         finally:
             self._waking = False
 
@@ -92,24 +141,32 @@ class BufferPool:
     fill it before you send it.
     """
 
-    def __init__(self, budget: DataBudget) -> None:
+    def __init__(self, budget: DataBudget, address: str = "") -> None:
+        """``address``: of the peer, which the budget gives a share."""
         self._budget = budget
+        self.address = address
         self._free: list[list[memoryview]] = [[] for _ in range(40)]
         self._kept = 0
         self.used = 0
+        budget.open(self)
 
     def take(self, length: int) -> memoryview:
         """Hand out a writable memoryview of ``length`` bytes (at least 1)."""
         order = max(_SMALLEST, (length - 1).bit_length())
         size = 1 << order
-        self.used += size
-        self._budget.used += size
+        budget = self._budget
         free = self._free[order]
-        if not free and order >= _LARGE:
-            free += _large_buffers(size)
-            self._kept += size * len(free)
+        if not free:
+            budget.allocate(size)
+            if order >= _LARGE:
+                free += _large_buffers(size)
+                self._kept += size * len(free)
+                budget.free += size * len(free)
+        self.used += size
+        budget.used += size
         if free:
             self._kept -= size
+            budget.free -= size
             whole = free.pop()
         else:
             whole = memoryview(bytearray(size))
@@ -126,6 +183,7 @@ class BufferPool:
         self._budget.used -= size
         if self._kept + size <= _KEPT_BYTES:
             self._kept += size
+            self._budget.free += size
             self._free[size.bit_length() - 1].append(whole)
 
     def grow(self, buffer: memoryview | None, filled: int, length: int) -> memoryview:
@@ -140,10 +198,13 @@ class BufferPool:
         """Keep no free buffers."""
         for free in self._free:
             free.clear()
+        self._budget.free -= self._kept
         self._kept = 0
 
     def close(self) -> None:
         """Give all buffers back to the budget. No thread may use any of them any more."""
         self._budget.used -= self.used
         self.used = 0
+        self.trim()
+        self._budget.close(self)
         self._budget.wake()

@@ -130,10 +130,12 @@ class TargetConnection:
         budget: DataBudget | None = None,
         on_cold_reset: Callable[[TargetConnection], None] = lambda _: None,
         at_once: bool = True,
+        address: str = "",
     ) -> None:
         """``at_once``: the memory of slots is registered with a device, and there is little of it:
         all that the depth may need is allocated at login. False: it is any memory of the process,
-        is allocated when it is needed, and ``trim`` gives it back."""
+        is allocated when it is needed, and ``trim`` gives it back. ``address``: of the peer; ""
+        if it is not known."""
         self._dm = datamover
         self._device = device
         self._task_sets = device.task_sets
@@ -165,7 +167,7 @@ class TargetConnection:
         self._early_text = False  # a Text Request waits for its turn
         self._unanswered = 0  # task management requests that wait for tasks to end
         self._budget = budget or DataBudget()
-        self.session = session = TargetSession(device, self._budget)
+        self.session = session = TargetSession(device, self._budget, address)
         session.connections.append(self)
         # Of the session, which has them for all of its connections. ``_join`` replaces them.
         self._window = session.window
@@ -182,6 +184,7 @@ class TargetConnection:
         self._keeps = False  # responses until they are acknowledged
         self._acknowledged = 0  # its ExpStatSN
         self._kept: deque[TargetTask] = deque()  # in the order of their StatSN
+        self._beside = 0  # bytes that the budget has been told of
         self._awaited: list[tuple[int, Callable[[], None]]] = []  # StatSN, and what waits for it
         self._numbers = Numbers(session.window)
         slots = [TargetTask(index, True) for index in range(LOGIN_SLOTS)]
@@ -232,6 +235,7 @@ class TargetConnection:
                 slot.age += 1
                 if slot.age >= PATIENCE:
                     self._begin(slot)  # the rest is fetched by R2Ts
+        self._count_beside()
         oldest = self._dm.unacknowledged
         if oldest is not None and oldest == self._unacknowledged:
             self._answers.ping()
@@ -242,6 +246,12 @@ class TargetConnection:
         self._waited = waits
         self.flush()
         self.on_output()
+
+    def _count_beside(self) -> None:
+        """Tell the budget what this connection holds beside data buffers."""
+        held = 0 if self._closed else self._dm.kept_bytes + self._answers.held
+        self._budget.beside += held - self._beside
+        self._beside = held
 
     @property
     def recovers(self) -> bool:
@@ -326,6 +336,7 @@ class TargetConnection:
         self._budget.keepers.pop(self._dm.forget_kept, None)
         self._give_up_reserve()
         self._closed = True
+        self._count_beside()
         self.session.leave(self)
         self._end_awaiting()
 
@@ -616,6 +627,7 @@ class TargetConnection:
     def trim(self) -> None:
         """Call it about twice a minute: if the session is idle, give back memory that only a busy
         one needs."""
+        self._count_beside()
         before, self._looked = self._looked, self._window.exp_cmd_sn
         if (self._looked - before) & MASK32 > FEW_COMMANDS:
             return
@@ -837,8 +849,11 @@ class TargetConnection:
         """Deliver a command that came before its turn, with the unsolicited data that has come."""
         self._window.accept(first, cmd_sn)
         slot.state = IDLE
+        refused = slot.task.status
         self._deliver(slot, slot.task.cdb)
         task, buffer = slot.task, slot.buffer
+        if refused and not task.status:
+            _refuse_for_now(task)
         if buffer is not None:
             if not task.direction & DATA_OUT or task.status or not task.length:
                 self._pool.give(buffer)
@@ -936,15 +951,20 @@ class TargetConnection:
             )
         task = slot.task
         length = task.length
+        if task.status:
+            return  # the data is not needed: the command has failed
         if slot.state == WAITING:
             length = most  # what the command takes is not known yet
-        elif not task.direction & DATA_OUT or task.status:
-            return  # the data is not needed: the command takes none, or has failed
+        elif not task.direction & DATA_OUT:
+            return
         if slot.buffer is None:
             # Only for the unsolicited data, unless the task can have a buffer of its whole length
             # now: for that it may have to wait, and the data would be copied once more.
             if length > most and not (last and self._has_turn(slot)):
                 length = most
+            if not self.session.may_take(length):
+                _refuse_for_now(task)  # nothing can have its data wait
+                return
             slot.buffer = self._pool.take(max(length, 1))
         data = data[: max(0, len(slot.buffer) - at)]  # EDTL may promise more than the CDB takes
         if data:
@@ -1530,6 +1550,13 @@ def _check_direction(slot: TargetTask) -> None:
         lacks = task.direction == DATA_OUT and not flags & bhs.FLAG_WRITE
     if lacks and (slot.edtl or task.direction == BIDIRECTIONAL):
         _refuse(task, sense.INVALID_FIELD_IN_COMMAND_IU)
+
+
+def _refuse_for_now(task: ScsiTask) -> None:
+    """End a task that has not begun with TASK SET FULL: hosts repeat it."""
+    task.status = sam.TASK_SET_FULL
+    task.direction = NO_DATA
+    task.length = 0
 
 
 def _refuse(task: ScsiTask, code: int) -> None:

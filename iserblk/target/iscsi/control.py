@@ -51,6 +51,7 @@ class ControlAnswers:
         self._free = slots
         self._inline = 0
         self._more = 0  # slots that may still be made
+        self.held = 0  # bytes of those that were made
         self._ping_tag = 0  # of the last ping
         self.unexpected = FromTarget()
         self._text = TextResponder(declare)
@@ -63,6 +64,7 @@ class ControlAnswers:
     def _make(self) -> None:
         count = min(_BATCH, self._more)
         self._more -= count
+        self.held += count * self._inline
         slots = [TargetTask(index, True) for index in range(count)]
         self._dm.add_resources(slots, self._inline, 0)
         self._free += slots

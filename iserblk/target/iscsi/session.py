@@ -20,7 +20,7 @@ from iserblk.iscsi.keys import SessionParameters
 from iserblk.iscsi.login_target import time2retain_beside
 from iserblk.iscsi.serial import serial_lt
 from iserblk.scsi import status as sam
-from iserblk.target.iscsi.buffers import GUARANTEED, BufferPool, DataBudget
+from iserblk.target.iscsi.buffers import GUARANTEED, UNASKED, BufferPool, DataBudget
 from iserblk.target.iscsi.numbers import CommandWindow
 from iserblk.target.iscsi.slot import (
     COMPLETED,
@@ -75,12 +75,13 @@ class TargetSession:
     ``on_over``: set by the owner; called when nothing is left of the session.
     """
 
-    def __init__(self, device: DeviceServer, budget: DataBudget) -> None:
+    def __init__(self, device: DeviceServer, budget: DataBudget, address: str = "") -> None:
+        """``address``: of the peer of its leading connection."""
         self._device = device
         self._task_sets = device.task_sets
         self._budget = budget
         self.on_over: Callable[[], None] = lambda: None
-        self.pool = BufferPool(budget)
+        self.pool = BufferPool(budget, address)
         self.window = CommandWindow()
         self.tasks: dict[int, TargetTask] = {}
         self.answered: dict[int, TargetTask] = {}
@@ -519,12 +520,14 @@ class TargetSession:
         used = self.pool.used
         if used + length <= GUARANTEED:
             return True
-        if not self._budget.fits(length):
-            self._budget.press()
-            if not self._budget.fits(length):
-                self._budget.wait(self._wake)
-                return False
+        if not self._budget.admits(length, self.pool.address):
+            self._budget.wait(self._wake, self.pool.address)
+            return False
         return not used or used + length <= DATA_BUDGET
+
+    def may_take(self, length: int) -> bool:
+        """Whether ``length`` bytes may be taken for data that comes unasked, which cannot wait."""
+        return self.pool.used + length <= UNASKED or self._budget.admits(length, self.pool.address)
 
     def _wake(self) -> None:
         """Start deferred tasks: other sessions have given buffers back. Tasks of those sessions

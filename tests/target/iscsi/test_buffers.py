@@ -174,3 +174,73 @@ def test_an_idle_session_keeps_no_free_buffers() -> None:
     assert (pool.used, budget.used) == (4096, 4096) and bytes(used[:4]) == b"used"
     pool.give(used)
     assert budget.used == 0 and pool.take(4096).obj is used.obj
+
+
+def test_the_sessions_of_one_address_leave_half_to_others() -> None:
+    budget = DataBudget(most=16 * MIB)
+    one, two, other = (BufferPool(budget, address) for address in ("10.0.0.1", "10.0.0.1", "::1"))
+    for pool in (one, two):
+        assert budget.fits(4 * MIB, pool.address)
+        pool.take(4 * MIB)
+    assert budget.used_by("10.0.0.1") == 8 * MIB
+    assert not budget.fits(4096, "10.0.0.1")
+    assert budget.fits(8 * MIB, "::1") and budget.fits(8 * MIB)
+    other.take(4 * MIB)
+    one.close()
+    assert budget.fits(4 * MIB, "10.0.0.1")
+
+
+def test_a_share_that_is_used_up_presses_nobody_else() -> None:
+    budget = DataBudget(most=16 * MIB)
+    pool = BufferPool(budget, "10.0.0.1")
+    pressed: list[None] = []
+    budget.keepers[lambda: pressed.append(None)] = None
+    pool.take(8 * MIB)
+    assert not budget.admits(4096, "10.0.0.1") and not pressed
+    assert budget.admits(4096, "10.0.0.2") and not pressed
+    assert not budget.admits(16 * MIB, "10.0.0.2") and pressed
+
+
+def test_those_of_an_address_without_a_share_are_asked_once() -> None:
+    """Each event would else wake all that an address has waiting."""
+    budget = DataBudget(most=16 * MIB)
+    pool = BufferPool(budget, "10.0.0.1")
+    pool.take(8 * MIB)
+    woken: list[str] = []
+    waiting = []
+
+    def waits(address: str) -> None:
+        def wake() -> None:
+            woken.append(address)
+            if not budget.fits(4096, address):
+                budget.wait(wake, address)
+
+        waiting.append(wake)
+        budget.wait(wake, address)
+
+    for _ in range(5):
+        waits("10.0.0.1")
+    waits("10.0.0.2")
+    budget.wake()
+    assert woken == ["10.0.0.1", "10.0.0.2"] and len(budget.waiting) == 5
+    pool.close()
+    assert woken[2:] == ["10.0.0.1"] * 5 and not budget.waiting
+
+
+def test_free_buffers_count_and_go_when_there_is_too_much() -> None:
+    """Of all sessions: each may keep 16 MiB, and there are many."""
+    budget = DataBudget(most=16 * MIB)
+    pools = [BufferPool(budget) for _ in range(8)]
+    for pool in pools:
+        pool.give(pool.take(4 * MIB))
+        assert budget.used + budget.free <= 16 * MIB
+    assert budget.free >= 4 * MIB and not budget.used
+    for pool in pools:
+        pool.close()
+    assert budget.free == 0
+
+
+def test_what_is_held_beside_buffers_counts() -> None:
+    budget = DataBudget(most=8192)
+    budget.beside = 4096
+    assert budget.fits(4096) and not budget.fits(4097)

@@ -7,7 +7,7 @@ import contextlib
 import pytest
 
 from iserblk.crc import crc32c
-from iserblk.datamover.kept import MOST_READS
+from iserblk.datamover.kept import MOST_INLINE, MOST_READS
 from iserblk.iscsi import bhs, pdu
 from iserblk.target.iscsi.buffers import DataBudget
 from iserblk.target.iscsi.connection import PATIENCE
@@ -308,3 +308,31 @@ def test_a_retry_of_a_command_that_has_arrived_is_ignored() -> None:
     peer.say_data_out(b"d" * 512, 0, r2t.ttt)
     assert peer.status() == 0 and peer.host.store.content[:512] == b"d" * 512
     assert len(peer.host.store.content) == SIZE
+
+
+def test_answers_that_are_never_acknowledged_are_bounded_and_counted() -> None:
+    """Those to pings with 8 KiB of data; the oldest come again, the others are not kept."""
+    peer = DigestPeer(Host(level=1)).joined()
+    peer.acknowledges = False
+    stat_sn = peer.exp_stat_sn
+    for _ in range(MOST_INLINE // 8192 + 20):
+        ping = pdu.NopOut(
+            opcode=bhs.NOP_OUT | bhs.IMMEDIATE,
+            data_length=8192,
+            lun=bytes(8),
+            itt=3,
+            cmd_sn=peer.host.cmd_sn,
+            exp_stat_sn=stat_sn,
+        )
+        peer.say(ping, b"p" * 8192)
+        peer.host.run()
+        assert len(peer.answer(bhs.NOP_IN)[1]) == 8192
+    peer.connection.tick()
+    assert MOST_INLINE <= peer.host.budget.beside < MOST_INLINE + (1 << 20)
+    peer.heard.clear()
+    peer.snack(pdu.SNACK_STATUS, beg_run=stat_sn, run_length=1)
+    assert peer.answer(bhs.NOP_IN)[1] == b"p" * 8192
+    peer.snack(pdu.SNACK_STATUS, beg_run=stat_sn + MOST_INLINE // 8192 + 2, run_length=1)
+    assert peer.rejected()[0] == pdu.REJECT_SNACK
+    peer.lose()
+    assert peer.host.budget.beside == 0

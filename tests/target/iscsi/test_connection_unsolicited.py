@@ -10,7 +10,18 @@ from iserblk.datamover.iser import CONTROL, WSV, ControlHeader
 from iserblk.errors import RemoteProtocolError
 from iserblk.iscsi import bhs, pdu
 from iserblk.rcap import seam
+from iserblk.scsi import status as sam
+from iserblk.target.iscsi.buffers import UNASKED, DataBudget
 from iserblk.target.iscsi.connection import LOGIN_SLOTS, PINGS, QUEUE_DEPTH, UNEXPECTED
+from tests.target.iscsi.several import (
+    WRITE_10,
+    WRITES,
+    Host,
+    IserPeer,
+    Kind,
+    TcpPeer,
+    cdb10,
+)
 from tests.target.iser_client import PLAIN, IserClient, rw10, tasks_of
 from tests.vectors import unsolicited as golden
 
@@ -298,3 +309,37 @@ def test_golden_bytes() -> None:
     assert answer.bhs[16:20] == golden.WRITE[0].head[28 + 16 : 28 + 20]
     assert client.store.content[: golden.LENGTH] == golden.DATA
     assert seam.RDMA_READ not in [each.kind for each in client.sent]
+
+
+@pytest.mark.parametrize("early", [False, True])
+@pytest.mark.parametrize("kind", [TcpPeer, IserPeer])
+def test_without_memory_a_command_is_to_be_repeated(kind: Kind, early: bool) -> None:
+    """A session may have 2 MiB whatever the others have. Beyond that, unsolicited data finds
+    memory, or its command ends with TASK SET FULL, also one that came before its turn."""
+    host = Host(budget=DataBudget(UNASKED))
+    peer = kind(host, 0)
+    assert peer.log_in(("InitialR2T", "No"), ("ImmediateData", "Yes")) == 0
+    peer.ready()
+    flags = WRITES & ~bhs.FLAG_FINAL
+    begun = UNASKED // 65536
+    first = host.cmd_sn + early
+    for itt in range(begun + 3):
+        peer.command(cdb10(WRITE_10, 128), flags, 65536, DATA[:512], itt=itt, cmd_sn=first + itt)
+    assert host.budget.used == UNASKED and not peer.heard
+    if early:
+        peer.command(bytes(16), cmd_sn=first - 1, itt=99)
+        assert peer.heard.pop()[0][3] == 0 and not peer.heard
+    for itt in range(begun + 3):
+        for at in range(512, 65536, 7224):
+            end = at + 7224 >= 65536
+            data = DATA[at : min(at + 7224, 65536)]
+            peer.say_data_out(data, at, bhs.NO_TAG, at // 7224, end, itt)
+    answers = {int.from_bytes(head[16:20]): head[3] for head, _ in peer.heard}
+    full = {itt: sam.TASK_SET_FULL for itt in range(begun, begun + 3)}
+    assert answers == dict.fromkeys(range(begun), 0) | full
+    assert peer.error is None and not host.budget.used
+    peer.heard.clear()
+    host.cmd_sn = first + begun + 3
+    peer.command(cdb10(WRITE_10, 1), WRITES, 512, b"n" * 512, itt=1)
+    assert peer.answer(bhs.SCSI_RESPONSE)[0][3] == 0
+    assert bytes(host.store.content[:65536]) == b"n" * 512 + DATA[512:65536]
