@@ -84,7 +84,7 @@ class DataBudget:
     def allocate(self, size: int) -> None:
         """A pool is about to take ``size`` bytes from the system: if there is too much in all, free
         buffers of all pools go back there."""
-        if self.used + self.free + self.beside + size > self._most:
+        if self.free and self.used + self.free + self.beside + size > self._most:
             for pool in self._pools:
                 pool.trim()
 
@@ -196,6 +196,8 @@ class BufferPool:
 
     def trim(self) -> None:
         """Keep no free buffers."""
+        if not self._kept:
+            return
         for free in self._free:
             free.clear()
         self._budget.free -= self._kept

@@ -471,7 +471,7 @@ class TargetConnection:
         copy = bytearray(message[at : at + bhs.BHS_LENGTH])
         bhs.LENGTHS.pack_into(copy, bhs.LENGTHS_OFFSET, len(data))
         whole = memoryview(copy + data)
-        self.session.wait(cmd_sn, self, None, partial(self._control_turn_comes, whole))
+        self.session.wait(cmd_sn, self, None, partial(self._control_turn_comes, whole), len(whole))
         return True
 
     def _control_turn_comes(self, whole: memoryview) -> None:

@@ -48,11 +48,13 @@ _FENCES: Final = 64  # requests that wait for commands before them
 
 
 class _Waiting(NamedTuple):
-    """A PDU that has come before others with a smaller CmdSN. ``slot``: of its command."""
+    """A PDU that has come before others with a smaller CmdSN. ``slot``: of its command. ``held``:
+    bytes of its copy."""
 
     connection: Allegiance
     slot: TargetTask | None
     run: Callable[[], None]
+    held: int
 
 
 class _Fence(NamedTuple):
@@ -352,6 +354,8 @@ class TargetSession:
         on the connection ``but``. The owner closes the connections later, when no task waits for
         their descriptors."""
         self.done = True
+        for waiting in self._waiting.values():
+            self._budget.beside -= waiting.held
         self._waiting.clear()
         self.window.waiting = 0
         self._fences.clear()
@@ -395,12 +399,18 @@ class TargetSession:
     # -- the order of commands --------------------------------------------------------------------
 
     def wait(
-        self, cmd_sn: int, connection: Allegiance, slot: TargetTask | None, run: Callable[[], None]
+        self,
+        cmd_sn: int,
+        connection: Allegiance,
+        slot: TargetTask | None,
+        run: Callable[[], None],
+        held: int = 0,
     ) -> None:
         """Let a PDU that ``window.may_wait`` wait for those before it. ``run`` has the window
-        accept it then."""
+        accept it then. ``held``: bytes of memory, beside data buffers, that it takes meanwhile."""
         self.window.note(cmd_sn)
-        self._waiting[cmd_sn] = _Waiting(connection, slot, run)
+        self._waiting[cmd_sn] = _Waiting(connection, slot, run, held)
+        self._budget.beside += held
 
     def fence(self, cmd_sn: int, connection: Allegiance, run: Callable[[], None]) -> bool:
         """Call ``run`` when all commands before ``cmd_sn`` have come. False: too many requests
@@ -424,6 +434,7 @@ class TargetSession:
                 progress = False
                 waiting = self._waiting.pop(self.window.exp_cmd_sn, None)
                 if waiting is not None:
+                    self._budget.beside -= waiting.held
                     self.window.forget(self.window.exp_cmd_sn)
                     progress = True
                     self._deliver(waiting.connection, waiting.run, others)
@@ -468,6 +479,7 @@ class TargetSession:
         for cmd_sn, waiting in list(self._waiting.items()):
             if waiting.connection is connection:
                 del self._waiting[cmd_sn]
+                self._budget.beside -= waiting.held
                 self.window.forget(cmd_sn)
                 if waiting.slot is not None:
                     self.tasks.pop(waiting.slot.itt, None)

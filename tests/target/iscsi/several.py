@@ -94,6 +94,7 @@ class Host:
         assert sorted(self.over) == sorted(self.sessions)
         assert not self.nexuses
         assert not self.budget.used and not self.budget.waiting
+        assert not self.budget.free and not self.budget.beside
         assert not self.device.task_sets.active
 
     @property

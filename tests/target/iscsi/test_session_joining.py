@@ -381,3 +381,29 @@ def test_an_error_of_a_command_that_waited_ends_its_connection_only() -> None:
     second.command(bytes(16), itt=1, cmd_sn=start)
     assert first.connection.done and not second.connection.done
     assert second.opcodes() == [bhs.SCSI_RESPONSE]
+
+
+@pytest.mark.parametrize("end", ["turn", "loss", "session"])
+def test_what_waits_for_its_turn_is_in_the_account_of_memory(end: str) -> None:
+    host = Host(level=0)
+    first, second = two(TcpPeer, host)
+    ping = pdu.NopOut(
+        opcode=bhs.NOP_OUT,
+        data_length=4096,
+        lun=bytes(8),
+        itt=3,
+        cmd_sn=host.cmd_sn + 1,
+        exp_stat_sn=second.exp_stat_sn,
+    )
+    second.say(ping, bytes(4096))
+    host.run()
+    assert host.budget.beside == 48 + 4096 and not second.heard
+    if end == "turn":
+        first.command(bytes(16))
+        assert second.opcodes() == [bhs.NOP_IN]
+    elif end == "loss":
+        second.lose()
+        assert not first.connection.done
+    else:
+        host.session.abandon()
+    assert not host.budget.beside
