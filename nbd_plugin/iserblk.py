@@ -75,6 +75,7 @@ try:
     from iserblk.disk.multipath.addresses import settle
     from iserblk.disk.seam import BlockingDisk, Extent, FlushClient, LossCount
     from iserblk.errors import BadArgument, IserblkError, NotSupported
+    from iserblk.limited_log import LineLimit
     from iserblk.named.resolving import urls_of
     from iserblk.nbd.kernel.owed import Owed
     from iserblk.nbd.long_changes import LONG, LongChangesOfThreads
@@ -254,7 +255,9 @@ def _give_memory_back() -> None:
 def after_fork() -> None:
     _give_memory_back()
     logger = logging.getLogger("iserblk")
-    logger.addHandler(_NbdkitLog())
+    handler = _NbdkitLog()
+    handler.addFilter(LineLimit(handler))
+    logger.addHandler(handler)
     logger.setLevel(logging.INFO)
     try:
         _opened.append(open_disks(_urls, _options))

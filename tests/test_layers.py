@@ -27,6 +27,7 @@ ALLOWED: dict[str, set[str]] = {
     "secret": set(),
     "endings": set(),
     "waiting": {"endings"},
+    "limited_log": set(),
     "names": {"errors"},
     "metrics": {"errors", "names"},
     "options": {"errors", "secret", "metrics", "names"},
@@ -103,7 +104,7 @@ ALLOWED: dict[str, set[str]] = {
     },
     "nbd.messages": {"errors"},
     "nbd.buffers": set(),
-    "nbd.limited_log": set(),
+    "nbd.limited_log": {"limited_log"},
     "nbd.long_changes": {"waiting"},
     "nbd.exports": {"errors", "disk.seam", "nbd.messages", "nbd.long_changes"},
     "nbd.handshake": {"errors", "nbd.messages", "nbd.exports"},
@@ -119,6 +120,7 @@ ALLOWED: dict[str, set[str]] = {
     },
     "nbd.server": {
         "errors",
+        "limited_log",
         "waiting",
         "nbd.buffers",
         "nbd.exports",
@@ -133,7 +135,7 @@ ALLOWED: dict[str, set[str]] = {
     },
     "nbd.kernel": {
         *("endings", "errors", "installation", "names", "background", "credentials", "metrics"),
-        *("disk.seam", "nbd.messages", "nbd.buffers"),
+        *("limited_log", "disk.seam", "nbd.messages", "nbd.buffers"),
         *("nbd.listening", "nbd.client", "nbd.server", "nbd.serving"),
     },
     "nbd.nbdkit": {"endings", "errors", "credentials", "disk.blocking", "nbd.kernel"},
@@ -168,7 +170,7 @@ ALLOWED: dict[str, set[str]] = {
     "target.keeping": set(),
     "target.pump": {"errors", "waiting", "target.iscsi"},
     "target.server": {
-        *("errors", "waiting", "iscsi", "sockets", "rcap.seam", "datamover"),
+        *("errors", "limited_log", "waiting", "iscsi", "sockets", "rcap.seam", "datamover"),
         *(
             "target.access",
             "target.announcing",
@@ -197,6 +199,7 @@ ALLOWED: dict[str, set[str]] = {
             "files",
             "images",
             "installation",
+            "limited_log",
             "waiting",
             "names",
             "options",

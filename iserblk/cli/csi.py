@@ -15,6 +15,7 @@ from iserblk.csi.server import serve
 from iserblk.csi.volumes import Records
 from iserblk.endings import Endings, ending_signals
 from iserblk.errors import BadArgument
+from iserblk.limited_log import limited_lines
 from iserblk.nbd.kernel.device import Places, need_root
 
 PLACES = Places()
@@ -63,5 +64,6 @@ def command(endpoint: str, node_id: str, registry: Path | None, seen_at: Path | 
     stopped = threading.Event()
     Endings(ending_signals(), lambda _number: stopped.set()).listen()
     node = Node(node_id, Machine(PLACES), Records(PLACES.run / "csi"))
-    serve(node, path, registry, seen_at or path, lambda: ready(f"{_SCHEME}{path}"), stopped)
+    with limited_lines():
+        serve(node, path, registry, seen_at or path, lambda: ready(f"{_SCHEME}{path}"), stopped)
     tell_systemd("STOPPING=1")

@@ -8,6 +8,7 @@ import click
 
 from iserblk.cli.notify import ready, tell_systemd
 from iserblk.cli.running import run
+from iserblk.limited_log import limited_lines
 from iserblk.metrics.address import parse_address, words
 from iserblk.metrics.joining import Joined
 from iserblk.metrics.places import Source, directories, in_directory, named
@@ -57,4 +58,5 @@ def command(addresses: tuple[str, ...], listen: str, given: tuple[Path, ...]) ->
             finally:
                 tell_systemd("STOPPING=1")
 
-        run(body)
+        with limited_lines():
+            run(body)

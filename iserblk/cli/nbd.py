@@ -13,6 +13,7 @@ import click
 from iserblk.cli.notify import ready, tell_systemd
 from iserblk.cli.options import connection, connection_options
 from iserblk.errors import BadArgument
+from iserblk.limited_log import limited_lines
 from iserblk.metrics.address import default_option, words
 from iserblk.named.resolving import resolve
 from iserblk.nbd import nbdkit, tls
@@ -105,16 +106,17 @@ def command(
         with _listening(path, listen) as (sockets, uri):
             resolved = resolve(urls, given)
             served = {**default_option(_place(sockets[0])), **given}
-            number = serve(
-                resolved.urls,
-                served,
-                sockets,
-                lambda: ready(uri),
-                lambda: tell_systemd("STOPPING=1"),
-                read_only=read_only or resolved.read_only,
-                tls=mode,
-                context=context,
-            )
+            with limited_lines():
+                number = serve(
+                    resolved.urls,
+                    served,
+                    sockets,
+                    lambda: ready(uri),
+                    lambda: tell_systemd("STOPPING=1"),
+                    read_only=read_only or resolved.read_only,
+                    tls=mode,
+                    context=context,
+                )
             status = 128 + number
     sys.exit(status)
 

@@ -18,6 +18,7 @@ from iserblk.cli.running import run
 from iserblk.credentials import read_accounts
 from iserblk.errors import BadArgument, IserblkError
 from iserblk.gateway.opening import open_gateways
+from iserblk.limited_log import limited_lines
 from iserblk.named.resolving import names_lun_not_file, resolve
 from iserblk.names import check_name, shown
 from iserblk.options import BUSY_POLL_US
@@ -278,7 +279,8 @@ def serve_config(read: Callable[[], TargetConfig], rereads: bool) -> None:
         signal.signal(signal.SIGHUP, lambda number, _frame: hangups.append(number))
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGHUP})  # see ``cli.__main__``
     try:
-        _serve(read, rereads, hangups)
+        with limited_lines():
+            _serve(read, rereads, hangups)
     finally:
         if rereads:  # what Python sets back at its end is no handler that is ignored
             signal.signal(signal.SIGHUP, signal.SIG_IGN)

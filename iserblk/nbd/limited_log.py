@@ -10,8 +10,7 @@ import logging
 from collections.abc import Callable
 from time import monotonic
 
-BURST = 20  # lines at once
-EVERY_S = 10.0  # for each line more
+from iserblk.limited_log import BURST, EVERY_S, Allowance
 
 
 class LimitedLog:
@@ -22,20 +21,14 @@ class LimitedLog:
     ) -> None:
         self._log = log
         self._what = what
-        self._clock = clock
-        self._room = float(BURST)
-        self._since = clock()  # when ``_room`` was what it is
+        self._allowance = Allowance(BURST, EVERY_S, clock)
         self._left_out = 0
 
     def warning(self, text: str, *words: object) -> None:
         """As ``Logger.warning``; or nothing, which is counted."""
-        now = self._clock()
-        self._room = min(BURST, self._room + (now - self._since) / EVERY_S)
-        self._since = now
-        if self._room < 1:
+        if not self._allowance.take():
             self._left_out += 1
             return
-        self._room -= 1
         self.tell()
         self._log.warning(text, *words)
 
@@ -49,11 +42,13 @@ class LimitedLog:
 
 class ClientLogs:
     """Of one server. ``conduct``: what clients do wrong; ``failures``: requests that failed at the
-    target. They are limited apart: hostile clients cannot hide a failing target."""
+    target. They are limited apart, and have loggers apart (for LineLimit): hostile clients cannot
+    hide a failing target."""
 
     def __init__(self, log: logging.Logger, clock: Callable[[], float] = monotonic) -> None:
-        self.conduct = LimitedLog(log, "NBD clients", clock)
-        self.failures = LimitedLog(log, "failed requests of NBD clients", clock)
+        self.conduct = LimitedLog(log.getChild("conduct"), "NBD clients", clock)
+        failures = log.getChild("failures")
+        self.failures = LimitedLog(failures, "failed requests of NBD clients", clock)
 
     def tell(self) -> None:
         self.conduct.tell()

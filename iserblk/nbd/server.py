@@ -11,6 +11,7 @@ from contextlib import asynccontextmanager
 import trio
 
 from iserblk.errors import RemoteProtocolError
+from iserblk.limited_log import tell_left_out
 from iserblk.nbd.buffers import Memory
 from iserblk.nbd.client import Client, Connection
 from iserblk.nbd.exports import Export
@@ -166,6 +167,7 @@ class NbdServer:
             for client in list(self._clients):
                 client.give_way(starved)
             self._logs.tell()
+            tell_left_out()
 
     async def _hurry(self) -> None:
         """Clients that take no replies do not hold up the end."""

@@ -28,6 +28,7 @@ from iserblk.iscsi import pdu
 from iserblk.iscsi.chap import Accounts
 from iserblk.iscsi.login_target import LoginTarget, LoginTargetConfig
 from iserblk.iscsi.send_targets import Portal
+from iserblk.limited_log import tell_left_out
 from iserblk.rcap.seam import QueuePair
 from iserblk.sockets.stream import SocketStream
 from iserblk.target.access import Access
@@ -84,6 +85,7 @@ CLAIM_S = 5.0
 _WATCH = 1
 _CLAIM = 2
 RDMA_TICK_S = 1.0
+TELL_S = 60.0  # between two times that the log says what it has left out
 TICK_S = 1.0  # at ErrorRecoveryLevel 1 and 2 over TCP
 TIME2RETAIN_S = 20  # for which the tasks of a lost connection are kept at ErrorRecoveryLevel 2
 
@@ -916,6 +918,7 @@ async def serve(
             life = trio.CancelScope(shield=True)
             sessions = await nursery.start(run_sessions, life)
             nursery.start_soon(say_goodbye, life)
+            nursery.start_soon(_tell_left_out)
             for listener in listeners:
                 nursery.start_soon(accept, listener, sessions)
             for rdma_listener, (portal, port) in zip(rdma_listeners, rdma_ports, strict=True):
@@ -928,6 +931,13 @@ async def serve(
             ready(f"{scheme}://{name_of(portals[0])}/{iqn}")
     finally:
         stop_listening()
+
+
+async def _tell_left_out() -> None:
+    """Body of a task."""
+    while True:
+        await trio.sleep(TELL_S)
+        tell_left_out()
 
 
 async def _reread(

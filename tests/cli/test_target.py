@@ -13,7 +13,10 @@ from pathlib import Path
 import pytest
 
 from iserblk.cli.target import command as target_command
+from iserblk.iscsi import pdu
 from iserblk.iscsi.send_targets import portal_untrusted
+from iserblk.iscsi.text import encode
+from iserblk.limited_log import BURST
 from iserblk.url import parse_place, parse_portal, parse_url
 from tests.cli.commands import bad, environment, good, good_json, serving
 from tests.support.target import END_S, IQN
@@ -200,3 +203,37 @@ def test_refusals(tmp_path: Path) -> None:
         (tmp_path / "other").write_bytes(bytes(MIB))
         assert "in use" in bad(28, *target(tmp_path / "other", listen=listen))
         assert "ok" in bad(28, *target(lun))
+
+
+@pytest.mark.parametrize("verbose", [False, True], ids=["", "verbose"])
+def test_no_peer_fills_the_log(tmp_path: Path, verbose: bool) -> None:
+    """Whatever it does again and again. The number of the lines that are left out is logged."""
+    accounts = tmp_path / "accounts"
+    accounts.touch(mode=0o600)
+    accounts.write_text("alice:alices-secret-01\n")
+    words = [*target(tmp_path / "disk:size=1M"), "--chap-accounts", accounts]
+    count = 3 * BURST
+    with serving(*(["-v"] if verbose else []), *words, log=tmp_path / "log") as server:
+        place = parse_url(f"{server.url}/0")
+        text = encode([("InitiatorName", "iqn.2026-11.example:b"), ("TargetName", IQN)])
+        request = pdu.LoginRequest(
+            flags=pdu.TRANSIT | pdu.OPERATIONAL_STAGE << pdu.CSG_SHIFT | pdu.FULL_FEATURE_PHASE,
+            data_length=len(text),
+            isid=bytes(6),
+            tsih=0,
+            itt=0,
+            cmd_sn=1,
+            exp_stat_sn=0,
+        )
+        for _ in range(count):
+            with socket.create_connection((place.host, place.port)) as peer:
+                peer.sendall(request.pack() + text + bytes(-len(text) & 3))
+                peer.settimeout(30)
+                while peer.recv(1 << 16):
+                    pass
+        server.end(signal.SIGTERM)
+    lines = (tmp_path / "log").read_text().splitlines()
+    refused = [line for line in lines if "login refused" in line]
+    assert len(refused) == BURST + 1
+    assert f"{count - BURST} more lines like this one are left out: " in refused[-1]
+    assert len(lines) <= 5 * (BURST + 2)

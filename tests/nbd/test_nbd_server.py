@@ -16,11 +16,11 @@ from trio.testing import MockClock
 
 from iserblk.disk.seam import FlushClient
 from iserblk.errors import CommandTimeout
+from iserblk.limited_log import BURST
 from iserblk.nbd import client as client_module
 from iserblk.nbd import limited_log, transmission
 from iserblk.nbd import messages as nbd
 from iserblk.nbd import server as server_module
-from iserblk.nbd.limited_log import BURST
 from iserblk.nbd.tls import TlsStream, by_certificates
 from tests.nbd.serving import DirectFake, HeldDisk, fake, server_of, serving
 from tests.support.certificates import Authority

@@ -23,6 +23,7 @@ from pathlib import Path
 from iserblk.background import log_to_syslog, release_streams
 from iserblk.disk.seam import LossCount
 from iserblk.errors import IserblkError
+from iserblk.limited_log import limited_lines
 from iserblk.nbd.client import Connection
 from iserblk.nbd.kernel import client
 from iserblk.nbd.kernel.device import Device, Places
@@ -167,7 +168,8 @@ def main(arguments: Sequence[str]) -> int:
     log_to_syslog(f"iserblk-{run.name}")
     no_hand_over = False
     try:
-        _serve(home, how, report, words)
+        with limited_lines():
+            _serve(home, how, report, words)
     except IserblkError as error:
         said, status = str(error), error.exit_status
         no_hand_over = isinstance(error, NoHandOver)

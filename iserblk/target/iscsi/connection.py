@@ -165,6 +165,7 @@ class TargetConnection:
         self.silent = 0
         self._leaving = False  # a Logout was received
         self._early_text = False  # a Text Request waits for its turn
+        self._ignored = 0  # commands outside of the window
         self._unanswered = 0  # task management requests that wait for tasks to end
         self._budget = budget or DataBudget()
         self.session = session = TargetSession(device, self._budget, address)
@@ -790,7 +791,7 @@ class TargetConnection:
             return
         in_order = window.accept(first, cmd_sn)
         if not in_order and not window.may_wait(cmd_sn):
-            log.warning("%s: command with CmdSN %d ignored", self._portal, cmd_sn)
+            self._ignore(cmd_sn)
             return
         if not self._free:
             self._more_slots()
@@ -827,6 +828,13 @@ class TargetConnection:
             slot.state = UNSOLICITED  # more data is on its way
         else:
             self._begin(slot)
+
+    def _ignore(self, cmd_sn: int) -> None:
+        """Log that, as it may explain why an initiator waits; rarely, where it goes on."""
+        self._ignored += 1
+        if not self._ignored & (self._ignored - 1):
+            words = f" ({self._ignored} so far)" if self._ignored > 1 else ""
+            log.warning("%s: command with CmdSN %d ignored%s", self._portal, cmd_sn, words)
 
     def _deliver(self, slot: TargetTask, cdb: bytes) -> None:
         """Make the task known to SCSI: all commands before it are."""

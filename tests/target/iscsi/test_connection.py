@@ -697,6 +697,21 @@ def test_rejects_that_answer_nothing_do_not_pile_up(client: Client) -> None:
     client.close()
 
 
+def test_commands_that_are_ignored_are_logged_rarely(
+    client: Client, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The first, and then as often as their number has doubled."""
+    head = bytearray(48)
+    head[:2] = bhs.SCSI_COMMAND, 0x81
+    head[24] = 0xF0
+    for _ in range(100):
+        client.say(bytes(head) * 10)
+    assert len(caplog.messages) == 10
+    assert caplog.messages[0] == "10.0.0.1:3260: command with CmdSN 4026531840 ignored"
+    assert caplog.messages[-1].endswith(" ignored (512 so far)")
+    client.close()
+
+
 _SMALL = st.integers(0, 8) | st.just(bhs.NO_TAG) | st.integers(0, 0xFFFFFFFF)
 _WORDS = st.lists(st.sampled_from([0, 1, 2, 3, 512, 1024, 4096, bhs.NO_TAG]) | _SMALL,
                   min_size=11, max_size=11)  # fmt: skip

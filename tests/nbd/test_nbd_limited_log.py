@@ -6,7 +6,8 @@ import logging
 
 import pytest
 
-from iserblk.nbd.limited_log import BURST, EVERY_S, ClientLogs, LimitedLog
+from iserblk.limited_log import BURST, EVERY_S
+from iserblk.nbd.limited_log import ClientLogs, LimitedLog
 
 
 class Clock:
