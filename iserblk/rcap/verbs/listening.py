@@ -28,6 +28,7 @@ log = logging.getLogger(__name__)
 
 BACKLOG = 64
 MAX_PENDING = 64  # accepted, and not yet established
+MOST_EVENTS = 16  # of one call of ``progress``: a request takes a while, and others wait
 PENDING_S = 10.0
 
 # Takes the private data of a connection request and returns that of the reply. When it raises an
@@ -142,7 +143,10 @@ class VerbsListener:
         """
         if self._channel is None:
             raise ConnectFailed(f"{self._name}: the listener is closed")
-        while (event := self._channel.take()) is not None:
+        for _ in range(MOST_EVENTS):  # for more the descriptor stays readable
+            event = self._channel.take()
+            if event is None:
+                break
             kind = event.kind
             if kind == statuses.CONNECT_REQUEST:
                 self._request(event, now)

@@ -13,7 +13,7 @@ import pytest
 
 from iserblk.errors import BadArgument, Busy, ConnectFailed, NotSupported
 from iserblk.rcap.verbs import api, listening, statuses
-from iserblk.rcap.verbs.listening import PENDING_S, VerbsListener
+from iserblk.rcap.verbs.listening import MOST_EVENTS, PENDING_S, VerbsListener
 from tests.rcap.verbs.fake import FakeChannel, FakeEvent
 
 REFUSED = "connection refused: "
@@ -316,6 +316,17 @@ def test_other_events_of_the_listener_are_passed_over(gaps: Gaps) -> None:
     listener = listen()
     Channel.made[0].put(statuses.TIMEWAIT_EXIT)
     connect(listener).close()
+    listener.close()
+
+
+def test_events_without_end_are_for_several_turns(gaps: Gaps) -> None:
+    listener = listen()
+    events = Channel.made[0].events
+    for _ in range(2 * MOST_EVENTS + 1):
+        Channel.made[0].put(statuses.TIMEWAIT_EXIT)
+    for left in (MOST_EVENTS + 1, 1, 0):
+        listener.progress(0.0)
+        assert len(events) == left
     listener.close()
 
 
