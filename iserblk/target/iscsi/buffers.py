@@ -20,7 +20,9 @@ _KEPT_BYTES: Final = 16 << 20  # of free buffers
 
 
 GUARANTEED = 2 << 20  # bytes that each session may have whatever the others have
-UNASKED: Final = 2 << 20  # as GUARANTEED, for data that comes unasked
+# As GUARANTEED, for data that comes unasked. It is less: whoever floods has many sessions, and a
+# command that finds no memory is repeated.
+UNASKED: Final = 512 << 10
 TOTAL: Final = 1 << 30  # bytes of all sessions together
 
 

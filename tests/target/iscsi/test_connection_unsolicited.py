@@ -314,7 +314,7 @@ def test_golden_bytes() -> None:
 @pytest.mark.parametrize("early", [False, True])
 @pytest.mark.parametrize("kind", [TcpPeer, IserPeer])
 def test_without_memory_a_command_is_to_be_repeated(kind: Kind, early: bool) -> None:
-    """A session may have 2 MiB whatever the others have. Beyond that, unsolicited data finds
+    """A session may have 512 KiB whatever the others have. Beyond that, unsolicited data finds
     memory, or its command ends with TASK SET FULL, also one that came before its turn."""
     host = Host(budget=DataBudget(UNASKED))
     peer = kind(host, 0)
