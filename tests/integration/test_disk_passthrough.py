@@ -24,7 +24,7 @@ from iserblk.scsi import cdb, mode, sense, status
 from tests.integration.conftest import StartTarget
 from tests.support import logs
 from tests.support.target import TargetProcess, running_target
-from tests.support.until import PAUSE_S, until, until_blocking
+from tests.support.until import PAUSE_S, all_ended, until, until_blocking
 
 MIB = 1 << 20
 SIZE = 4 * MIB
@@ -275,7 +275,7 @@ async def test_a_cancelled_command_is_aborted(start_target: StartTarget) -> None
         data.clear()
         await disk.write(memoryview(NEWER), 0)
         assert await block(disk, 0) == NEWER
-        assert disk.core.queue.busy == 0  # type: ignore[attr-defined]
+        await all_ended(disk.core.queue)  # type: ignore[attr-defined]
 
 
 async def test_request_sense_keeps_nothing_from_the_disk(

@@ -26,7 +26,7 @@ from tests.support import logs
 from tests.support.census import census
 from tests.support.faces import FACES, InThreads, read, write
 from tests.support.target import TargetProcess
-from tests.support.until import until
+from tests.support.until import all_ended, until
 
 pytestmark = pytest.mark.logs(logs.RECONNECTED, logs.SHRUNK)
 
@@ -113,7 +113,7 @@ async def test_killed_and_started_again(
             await work()
             stop = True
         assert session.reconnects >= 3 and session.replayed > 0 and session.error is None
-        assert session.queue.busy == 0
+        await all_ended(session.queue)
 
 
 @transport
@@ -184,7 +184,7 @@ async def test_cancelled_while_the_target_is_away(start_target: StartTarget) -> 
         with trio.fail_after(PATIENCE_S / 2):
             await until(lambda: session.suspended is not None)
             assert await reading(disk)
-        assert session.queue.busy == 0
+        await all_ended(session.queue)
         await trio.lowlevel.checkpoint()  # trio's loop drops the exception that it raised
         buffer.clear()  # BufferError while a view of it exists
 
@@ -343,7 +343,8 @@ async def test_50_reconnects_leave_nothing(
                 theirs.append(running.census())
         assert theirs[-1]["queue pairs"] == theirs[0]["queue pairs"]
         assert theirs[-1]["open regions"] == theirs[0]["open regions"]
-        assert session.reconnects == 50 and session.queue.busy == 0
+        assert session.reconnects == 50
+        await all_ended(session.queue)
 
 
 # shows: SYSTEM-14

@@ -10,7 +10,10 @@ from collections.abc import Callable
 
 import trio
 
+from iserblk.initiator.session.sending import SendQueue
+
 PAUSE_S = 0.01  # between two looks
+LOOK_S = 60.0  # that of a session at its LUNs takes no longer, also on an emulated machine
 
 
 async def until(condition: Callable[[], object]) -> None:
@@ -21,3 +24,10 @@ async def until(condition: Callable[[], object]) -> None:
 def until_blocking(condition: Callable[[], object]) -> None:
     while not condition():
         time.sleep(PAUSE_S)
+
+
+async def all_ended(queue: SendQueue) -> None:
+    """No command is under way, once one that looks at a LUN has ended: a session sends such every
+    few seconds. Raises TooSlowError."""
+    with trio.fail_after(LOOK_S):
+        await until(lambda: queue.busy == 0)

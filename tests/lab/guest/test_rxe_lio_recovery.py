@@ -18,6 +18,7 @@ from tests.support import logs
 from tests.support.endurance import Clients, disk_and_session
 from tests.support.interop import Record
 from tests.support.programs import SLOW_S
+from tests.support.until import all_ended
 
 pytestmark = pytest.mark.logs(logs.RECONNECTED, logs.DEADLINES, logs.LOST_POWER, logs.RESERVATION)
 
@@ -64,7 +65,7 @@ async def test_the_portal_group_is_disabled_and_enabled(
                 await in_thread(lio.enable)
                 await clients.progress(turn + 1)
         assert session.reconnects == TURNS and session.replayed > 0 and session.error is None
-        assert session.queue.busy == 0
+        await all_ended(session.queue)
         assert await in_thread(lio.settled, opened, of_connections) == opened
     assert await in_thread(lio.settled, before) == before
     record(

@@ -23,7 +23,7 @@ from tests.support.faults.behaviours import Corrupt, Drop
 from tests.support.faults.framing import Unit
 from tests.support.faults.proxy import FaultProxy
 from tests.support.interop import Record
-from tests.support.until import until
+from tests.support.until import all_ended, until
 
 # What a kernel does with the tasks of a connection that is gone may leave it unusable.
 LAB_OWN_GUEST = True
@@ -123,9 +123,8 @@ async def test_several_connections(count: int, level: int, record: Record) -> No
             await all_there()
             with trio.fail_after(PATIENCE_S):
                 await until(lambda: all(each.ended for each in session.queue.connections.copy()))
-        with trio.fail_after(PATIENCE_S):
-            await until(lambda: session.queue.busy == 0)  # a look at the LUN may be under way
         assert session.error is None
+        await all_ended(session.queue)
     record(
         ours="initiator",
         peer="LIO",

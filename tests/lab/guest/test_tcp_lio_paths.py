@@ -26,6 +26,7 @@ from tests.support.endurance import (
 )
 from tests.support.faces import FACES, opened, read, write
 from tests.support.interop import Record
+from tests.support.until import all_ended
 
 pytestmark = pytest.mark.logs(
     logs.RECONNECTED, logs.ANOTHER_PORTAL, logs.RESERVATION, logs.LOST_POWER
@@ -89,7 +90,8 @@ async def test_groups_come_and_go(groups: lio.Groups, face: str, record: Record)
             await in_thread(groups.enable, 0)
             await reaches(session, groups.portals[0])
             await clients.progress()
-        assert session.reconnects == 2 and session.error is None and session.queue.busy == 0
+        assert session.reconnects == 2 and session.error is None
+        await all_ended(session.queue)
     record(
         ours=f"initiator, {face} face",
         peer="LIO",
@@ -113,7 +115,8 @@ async def test_states_are_obeyed(groups: lio.Groups, face: str, state: int, reco
             await in_thread(groups.set_state, 0, 0)
             await reaches(session, groups.portals[0])
             await clients.progress()
-        assert session.error is None and session.queue.busy == 0
+        assert session.error is None
+        await all_ended(session.queue)
     record(
         ours=f"initiator, {face} face",
         peer="LIO",
@@ -152,7 +155,8 @@ async def test_a_port_is_activated(groups: lio.Groups, face: str, record: Record
             for number in (1, 0):
                 await in_thread(groups.set_state, number, 2)
             await clients.progress()
-        assert session.error is None and session.queue.busy == 0
+        assert session.error is None
+        await all_ended(session.queue)
         assert session.portal == groups.portals[activated(groups)]
     record(
         ours=f"initiator, {face} face",
