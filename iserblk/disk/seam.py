@@ -50,7 +50,7 @@ class LunInfo:
     read_only: bool
     rotational: bool
     write_cache: bool  # WCE: a flush is needed before data is durable
-    fua: bool  # DPOFUA
+    fua: bool  # DPOFUA; False also where LIO says so, whose FUA hides losses
     can_trim: bool  # UNMAP
     can_zero: bool  # WRITE SAME(16)
     zero_by_unmap: bool  # LBPRZ and LBPWS: WRITE SAME with UNMAP deallocates and reads as zeroes

@@ -24,18 +24,21 @@ class FakeLun:
     serial: str = "S1"
     blocks: int = 2048
     block: int = 512
+    vendor: str = "Vendor"
+    naa: bytes = bytes(8)
+    specific: int = 0  # the device-specific parameter of MODE SENSE
     errors: dict[str, bytes | int | list[bytes | int]] = field(default_factory=dict)
 
     def answer(self, cdb: bytearray) -> tuple[str, bytes]:
         """What is asked, and what to answer."""
         operation = cdb[0]
         if operation == opcodes.INQUIRY and not cdb[1] & 1:
-            return "INQUIRY", inquiry.encode_standard(0, "Vendor", "Product", "1")
+            return "INQUIRY", inquiry.encode_standard(0, self.vendor, "Product", "1")
         if operation == opcodes.INQUIRY:
             pages = {
                 0x00: inquiry.encode_supported_pages([0, 0x80, 0x83]),
                 0x80: inquiry.encode_serial(self.serial),
-                0x83: inquiry.encode_identifiers([inquiry.Designator(0, 3, 1, bytes(8))]),
+                0x83: inquiry.encode_identifiers([inquiry.Designator(0, 3, 1, self.naa)]),
             }
             return f"VPD {cdb[2]:02x}", pages[cdb[2]]
         if operation == opcodes.TEST_UNIT_READY:
@@ -44,7 +47,7 @@ class FakeLun:
             return "READ CAPACITY(10)", capacity.encode10(self.blocks, self.block)
         if operation == opcodes.MODE_SENSE_6:
             page = mode.caching_page(write_cache=False)
-            return "MODE SENSE", mode.encode_sense6(0, b"", page)
+            return "MODE SENSE", mode.encode_sense6(self.specific, b"", page)
         assert operation == opcodes.SERVICE_ACTION_IN_16
         if cdb[1] & 0x1F == opcodes.SA_GET_LBA_STATUS:
             first = int.from_bytes(cdb[2:10], "big")

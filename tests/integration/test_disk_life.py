@@ -194,6 +194,7 @@ async def test_cancelled_writes_send_nothing_of_a_buffer_given_back(
         assert set(await read(disk, 0, 8 * MIB)) <= {1, 2}
 
 
+@pytest.mark.logs(logs.LOST_POWER, logs.RECONNECTED)  # where the flush had been sent
 async def test_after_cancellation_the_session_goes_on(start_target: StartTarget) -> None:
     """All slots and range locks are given back, also those that a cancelled command waited for."""
     running = start_target("lun:size=4M")

@@ -31,6 +31,7 @@ log = logging.getLogger(__name__)
 
 MAX_TRANSFER = 1 << 20  # bytes of one READ or WRITE, unless the LUN allows less
 _ALLOCATION = 512
+_NAA_OF_LIO = "naa.6001405"  # the company ID that LIO puts into its names
 
 
 class _Identify:
@@ -150,6 +151,19 @@ def names(session: CommandSession, lun: int, name: str, url: str) -> Operation[N
     )
 
 
+def _is_lio(known: Names) -> bool:
+    """Whether the LUN is Linux's own target's, also where it was given the vendor of an appliance.
+
+    Its WRITE with FUA on a file (``fd_execute_rw_buffered``) is not to be used: it waits for the
+    disk, drops what comes of that, and says GOOD. The kernel has reported the loss then, and the
+    next SYNCHRONIZE CACHE says GOOD, too (seen with Linux 6.1). A SYNCHRONIZE CACHE in place of FUA
+    tells.
+    """
+    return known.vendor == "LIO-ORG" or any(
+        each.lower().startswith(_NAA_OF_LIO) for each in known.identifiers
+    )
+
+
 def identify(
     session: CommandSession, lun: int, name: str, url: str, target: str
 ) -> Operation[tuple[LunInfo, Geometry]]:
@@ -198,7 +212,7 @@ def identify(
         read_only=modes.write_protected,
         rotational=characteristics.rotational,
         write_cache=modes.write_cache,
-        fua=modes.dpofua,
+        fua=modes.dpofua and not _is_lio(known),
         can_trim=can_unmap,
         can_zero=provisioning.lbpws or block_limits.max_write_same_length > 0,
         zero_by_unmap=provisioning.lbpws and size.lbprz,

@@ -38,6 +38,24 @@ def test_what_a_lun_does_not_have_it_does_without(what: str, refusal: bytes) -> 
     assert bool(info.identifiers) is (what not in ("VPD 00", "VPD 83"))
 
 
+LIO_NAA = bytes.fromhex("60014051234567890abcdef012345678")
+
+
+@pytest.mark.parametrize(
+    ("vendor", "naa", "fua"),
+    [
+        ("LIO-ORG", LIO_NAA, False),
+        ("LIO-ORG", bytes(8), False),
+        ("SYNOLOGY", LIO_NAA, False),
+        ("Vendor", bytes.fromhex("600140612345678900000000abcdef01"), True),
+    ],
+)
+def test_fua_of_lio_is_not_used(vendor: str, naa: bytes, fua: bool) -> None:
+    """It says GOOD where the data are lost, and the next flush does, too (seen on Linux 6.1)."""
+    lun = FakeLun(vendor=vendor, naa=naa, specific=mode.DPOFUA)
+    assert known(FakeLuns(lun)).info.fua is fua
+
+
 @pytest.mark.parametrize("error", PASSING, ids=["hardware", "not ready", "resources", "sequence"])
 @pytest.mark.parametrize("what", OPTIONAL)
 def test_an_error_that_passes_is_no_answer(what: str, error: bytes) -> None:

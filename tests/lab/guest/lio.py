@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from tests.support.programs import run
@@ -28,6 +29,18 @@ def disable(group: Path | None = None) -> None:
 
 def enable(group: Path | None = None) -> None:
     ((group or _group()) / "enable").write_text("1")
+
+
+@contextmanager
+def without_chap() -> Iterator[None]:
+    """Logins need no secret."""
+    wanted = {_group() / "attrib/authentication": "0", _group() / "param/AuthMethod": "CHAP,None"}
+    before = {path: path.read_text().strip() for path in wanted}
+    for path, value in wanted.items():
+        path.write_text(value)
+    yield
+    for path, value in before.items():
+        path.write_text(value)
 
 
 def remove_portal() -> None:
@@ -157,6 +170,47 @@ class Growing:
         self._store.rmdir()
         self._store.parent.rmdir()
         run("losetup", "--detach", self._device)
+
+
+class Failing:
+    """Another LUN, number ``LUN``, with the kernel's page cache as LIO's write cache, and a device
+    below that takes no more than ``ROOM`` bytes: what is written beyond is lost when it is written
+    back."""
+
+    LUN = 4
+    ROOM, SIZE = 1 << 20, 32 << 20
+
+    def __init__(self, place: Path) -> None:
+        self.url = os.environ["LAB_URL"].removesuffix("0") + str(self.LUN)
+        self._place = place
+        place.mkdir()
+        run("mount", "-t", "tmpfs", "-o", f"size={self.ROOM}", "tmpfs", place)
+        with (place / "medium").open("wb") as file:
+            file.truncate(self.SIZE)
+        run("modprobe", "loop")
+        self._device = run("losetup", "--find", "--show", place / "medium").strip()
+        self._store = store().parents[1] / "fileio_8/failing"
+        known = _group() / "acls" / os.environ["LAB_INITIATOR"]
+        self._luns = _group() / f"lun/lun_{self.LUN}", known / f"lun_{self.LUN}"
+        self._store.mkdir(parents=True)
+        for word in (f"fd_dev_name={self._device}", f"fd_dev_size={self.SIZE}", "fd_buffered_io=1"):
+            (self._store / "control").write_text(word)
+        (self._store / "enable").write_text("1")
+        (self._store / "attrib/emulate_write_cache").write_text("1")
+        (self._store / "wwn/vpd_unit_serial").write_text("lab-failing")
+        for lun, target in zip(self._luns, (self._store, self._luns[0]), strict=True):
+            lun.mkdir()
+            (lun / "disk").symlink_to(target)
+        (self._luns[1] / "write_protect").write_text("0")
+
+    def remove(self) -> None:
+        for lun in reversed(self._luns):
+            (lun / "disk").unlink()
+            lun.rmdir()
+        self._store.rmdir()
+        self._store.parent.rmdir()
+        run("losetup", "--detach", self._device)
+        run("umount", self._place)
 
 
 class Persistent:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
+from tests.lab.guest import lio
 from tests.lab.guest.lio_cache import lossy
 from tests.support import logs, lost_cache
 from tests.support.interop import Record
@@ -19,14 +18,8 @@ pytestmark = pytest.mark.logs(
 
 @pytest.fixture(autouse=True)
 def without_chap() -> Iterator[None]:
-    group = Path(os.environ["LAB_TPG"])
-    attribute, methods = group / "attrib/authentication", group / "param/AuthMethod"
-    before = attribute.read_text(), methods.read_text().strip()
-    attribute.write_text("0")
-    methods.write_text("CHAP,None")
-    yield
-    attribute.write_text(before[0])
-    methods.write_text(before[1])
+    with lio.without_chap():
+        yield
 
 
 async def test_what_a_new_nexus_hears() -> None:
