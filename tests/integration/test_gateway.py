@@ -609,7 +609,7 @@ async def test_the_other_target_is_killed_and_comes_back(
             nursery.start_soon(write, disk, b"2" * 4096, 4096)
             nursery.start_soon(disk.flush)
             await trio.lowlevel.checkpoint()
-            # Its time ends while it waits for an answer, or before it is sent again, or with BUSY as
+            # Its time ends while it waits for an answer, or before it is sent again, or BUSY is
             # the last answer.
             late = r"did not end within|not done within|BUSY"
             with pytest.raises((CommandTimeout, ScsiError), match=late):
