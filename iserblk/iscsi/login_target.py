@@ -233,6 +233,23 @@ class LoginTarget:
     def user(self) -> str:
         return self._chap.user if self._chap else ""
 
+    @property
+    def begun(self) -> bool:
+        """A Login Request has come."""
+        return self._first is not None
+
+    def claimed_user(self, header: bytes, data: bytes | memoryview) -> str:
+        """The user name that a Login Request, which ``receive`` has not seen yet, gives with a
+        response of CHAP; "": it gives none. Changes nothing."""
+        flags = pdu.LoginRequest.unpack_from(header).flags
+        if not self._must_authenticate() or flags & bhs.FLAG_CONTINUE:
+            return ""
+        try:
+            pairs = self._collector.look(data)
+        except RemoteProtocolError:
+            return ""
+        return dict(pairs).get("CHAP_N", "")
+
     def _must_authenticate(self) -> bool:
         return self._chap is not None and not self._chap.done
 

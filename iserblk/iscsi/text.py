@@ -66,6 +66,13 @@ class Collector:
             raise RemoteProtocolError("iSCSI", f"a text of more than {MAXIMUM_TEXT} bytes")
         self._parts += data
 
+    def look(self, data: bytes | memoryview) -> list[tuple[str, str]]:
+        """The pairs that the text would have with the data of a last PDU, which is not added.
+        Raises RemoteProtocolError."""
+        if len(self._parts) + len(data) > MAXIMUM_TEXT:
+            raise RemoteProtocolError("iSCSI", f"a text of more than {MAXIMUM_TEXT} bytes")
+        return decode_untrusted(bytes(self._parts) + bytes(data))
+
     def take(self) -> list[tuple[str, str]]:
         """The pairs of the complete text, after its last PDU. The collector is empty then. Raises
         RemoteProtocolError."""

@@ -33,6 +33,7 @@ from iserblk.rcap.seam import QueuePair
 from iserblk.sockets.stream import SocketStream
 from iserblk.target.access import Access
 from iserblk.target.announcing.announced import Announced
+from iserblk.target.attempts import Attempts
 from iserblk.target.config import SESSION_CONNECTIONS, TargetConfig
 from iserblk.target.iscsi.accepting import (
     IWARP_RECEIVE_DATA,
@@ -55,6 +56,7 @@ from iserblk.target.iscsi.slot import Allegiance, TargetTask
 from iserblk.target.keeping import KeptConnections
 from iserblk.target.lunlist import LunList, Served, targets_of
 from iserblk.target.lunspec import LunSpec
+from iserblk.target.newcomers import Newcomers, origin_of
 from iserblk.target.ports import (
     ISER,
     IWARP,
@@ -73,9 +75,12 @@ from iserblk.target.store.store import OWNER
 
 log = logging.getLogger(__name__)
 
-LOGIN_TIMEOUT_S = 15.0
+LOGIN_TIMEOUT_S = 15.0  # from the connection to the end of the login
 MAX_CONNECTIONS = 1024
 MAX_LOGINS = MAX_CONNECTIONS // 2  # connections that have not logged in yet
+# Of MAX_CONNECTIONS, that those before their login leave: the sockets that listen take one each for
+# the connection that they wait for.
+SPARE = 16
 LAST_WORDS_S = 5.0
 DISK_THREADS = 16  # for each LUN
 PING_S = 30.0  # after so much silence the target sends a ping; the answer may take as long
@@ -143,8 +148,9 @@ class TargetServer:
         self._sessions: dict[_SessionName, TargetSession] = {}
         # By session name: sessions that have ended, except for tasks that threads still run.
         self._elders: dict[_SessionName, set[TargetSession]] = {}
-        # Connections that have not logged in yet, oldest first.
-        self._logins: dict[object, trio.CancelScope] = {}
+        self._newcomers = Newcomers()
+        self._attempts = Attempts()
+        self.places = 0  # that connections take, set by the owner; lost ones that are kept, too
         # Whose names other users claim, while their initiators are asked whether they are there.
         self._claimed: set[TargetSession] = set()
         self._next_tsih = 1
@@ -172,23 +178,24 @@ class TargetServer:
                 log.info("a peer closed its connection at once: %s", error.strerror)
                 return
             accepted = None
+            until = trio.current_time() + LOGIN_TIMEOUT_S
             with _contained(peer):
-                with trio.move_on_after(LOGIN_TIMEOUT_S) as scope:
-                    self._login_begins(sock, scope)
+                with trio.move_on_at(until) as scope:
+                    self._login_begins(sock, peer, lambda: False, scope)
                     try:
                         accepted = await accept(sock, IWARP in port.transports)
                     finally:
-                        self._logins.pop(sock, None)
+                        self._newcomers.remove(sock)
                 if accepted is None:
                     log.info("%s: no login: the peer went away, or may not use iSER here", peer)
                     return
         if isinstance(accepted, SocketStream):
-            await self._serve_stream(accepted, portal, peer, port)
+            await self._serve_stream(accepted, portal, peer, port, until)
         elif accepted is not None:
-            await self.serve_queue_pair(accepted, portal, peer, port, at_once=False)
+            await self.serve_queue_pair(accepted, portal, peer, port, at_once=False, until=until)
 
     async def _serve_stream(
-        self, stream: SocketStream, portal: str, peer: str, port: TargetPort
+        self, stream: SocketStream, portal: str, peer: str, port: TargetPort, until: float
     ) -> None:
         """Serve one connection that begins as a byte stream until its end, as ``serve_queue_pair``:
         login decides between iSER and Traditional iSCSI."""
@@ -205,6 +212,7 @@ class TargetServer:
                     peer,
                     port,
                     at_once=False,
+                    until=until,
                 )
             finally:
                 qp.close()
@@ -216,16 +224,20 @@ class TargetServer:
         peer: str,
         port: TargetPort = ONLY_PORT,
         at_once: bool = True,
+        until: float | None = None,
     ) -> None:
         """Serve one iSER connection of any provider until its end. Closes ``qp``. Raises only
-        Cancelled. ``at_once``: see TargetConnection."""
+        Cancelled. ``at_once``: see TargetConnection. ``until``: when the login must have ended;
+        None: it begins now."""
+        if until is None:
+            until = trio.current_time() + LOGIN_TIMEOUT_S
         with _contained(peer):
             try:
                 flags = ConnectionFlags.unpack(qp.peer_private_data)
                 datamover = self._iser(qp, flags.send_invalidate)
                 receive_data = qp.receive_size - MINIMUM_LENGTH
                 await self._serve(
-                    datamover, receive_data, 0, qp.max_ulpdu, portal, peer, port, at_once
+                    datamover, receive_data, 0, qp.max_ulpdu, portal, peer, port, at_once, until
                 )
             finally:
                 qp.close()
@@ -240,6 +252,7 @@ class TargetServer:
         peer: str,
         port: TargetPort,
         at_once: bool,
+        until: float,
     ) -> None:
         """``traditional``: the MaxRecvDataSegmentLength of Traditional iSCSI; 0: there is none."""
         tsih = self._take_tsih()
@@ -296,9 +309,10 @@ class TargetServer:
             )
             try:
                 async with trio.open_nursery() as nursery:
-                    self._login_begins(connection, nursery.cancel_scope)
+                    self._login_begins(connection, peer, lambda: login.begun, nursery.cancel_scope)
+                    self._watch_attempts(connection, peer, nursery)
                     try:
-                        await _pump(connection, self._busy_poll_us, nursery, peer)
+                        await _pump(connection, self._busy_poll_us, nursery, peer, until)
                         if login.problem:
                             log.warning("%s: login refused: %s", peer, login.problem)
                         log.info("%s: session ended", peer)
@@ -310,7 +324,7 @@ class TargetServer:
                 # Not earlier: now no task waits for the descriptor. Threads use buffers of the
                 # session.
                 self._forget(connection)
-                self._logins.pop(connection, None)
+                self._newcomers.remove(connection)
                 connection.close()
             if error is not None:
                 log.info("%s: %s", peer, error)
@@ -382,14 +396,41 @@ class TargetServer:
         _finish(slot)
         connection.wake()
 
-    def _login_begins(self, who: object, scope: trio.CancelScope) -> None:
-        """Note a login that has begun. If there are too many, cancel the oldest: peers that connect
-        and send nothing then keep no initiator out, as a login takes only a moment."""
-        self._logins[who] = scope
-        while len(self._logins) > MAX_LOGINS:
-            oldest = next(iter(self._logins))
-            log.info("the oldest unfinished login is given up: %d newer logins wait", MAX_LOGINS)
-            self._logins.pop(oldest).cancel()
+    def _login_begins(
+        self, who: object, peer: str, begun: Callable[[], bool], scope: trio.CancelScope
+    ) -> None:
+        """Note a connection before its login. If there are too many, one of them is cancelled:
+        peers that connect and do not log in keep no initiator out."""
+        others = self.places - len(self._newcomers) - 1
+        most = min(MAX_LOGINS, max(1, MAX_CONNECTIONS - SPARE - others))
+        self._newcomers.add(who, origin_of(peer), begun, scope.cancel, most)
+
+    def _watch_attempts(
+        self, connection: TargetConnection, peer: str, nursery: trio.Nursery
+    ) -> None:
+        """Have attempts to prove a user (CHAP) wait behind failed ones. ``nursery``: ends with the
+        connection."""
+        origin = origin_of(peer)
+
+        async def resume_later(seconds: float, resume: Callable[[], None]) -> None:
+            await trio.sleep(seconds)
+            resume()
+
+        def hold(user: str, resume: Callable[[], None]) -> bool:
+            seconds = self._attempts.wait(origin, user, trio.current_time())
+            if seconds > 0:
+                log.info("%s: CHAP waits for %.0f s behind failed attempts", peer, seconds)
+                nursery.start_soon(resume_later, seconds, resume)
+            return seconds > 0
+
+        def judged(user: str, right: bool) -> None:
+            if right:
+                self._attempts.succeeded(origin, user)
+            else:
+                self._attempts.failed(origin, user, trio.current_time())
+
+        connection.hold_attempt = hold
+        connection.on_attempt = judged
 
     async def reconfigure(self, config: TargetConfig, luns: LunList, nursery: trio.Nursery) -> None:
         """Take over another configuration: its LUNs, accounts and access hold from now on, also for
@@ -595,7 +636,7 @@ class TargetServer:
         portal group is part of the name."""
         login = connection.login
         session = connection.session
-        self._logins.pop(connection, None)
+        self._newcomers.remove(connection)
         if login.discovery or login.joined is not None:
             return
         name = _name_of(session)
@@ -667,8 +708,7 @@ class TargetServer:
     def _end_others(self, by: TargetConnection) -> None:
         """End all sessions and logins but ``by``."""
         log.info("%s: reset the target (cold)", by.login.initiator_name)
-        for scope in list(self._logins.values()):
-            scope.cancel()
+        self._newcomers.give_up_all()
         for session in set(self._sessions.values()) - {by.session}:
             session.abandon()
         for connection in list(self._connections):
@@ -703,16 +743,17 @@ def _name_of(session: TargetSession) -> _SessionName:
 
 
 async def _pump(
-    connection: TargetConnection, busy_poll_us: int, nursery: trio.Nursery, peer: str
+    connection: TargetConnection, busy_poll_us: int, nursery: trio.Nursery, peer: str, until: float
 ) -> None:
-    """Serve a connection until its session has ended. ``nursery``: for another task of it."""
+    """Serve a connection until its session has ended. ``nursery``: for another task of it.
+    ``until``: when its login must have ended."""
     fd = connection.fileno()
     login, scope = trio.Event(), trio.CancelScope()
     pump = Pump(connection, busy_poll_us, login.set, scope.cancel)
     pump.begin()
     try:
         with scope:
-            with trio.move_on_after(LOGIN_TIMEOUT_S) as limit:
+            with trio.move_on_at(until) as limit:
                 await login.wait()
             if limit.cancelled_caught:
                 raise TransportError(f"no login within {LOGIN_TIMEOUT_S:g} s")
@@ -857,9 +898,11 @@ async def serve(
                 sessions.start_soon(limited, server.serve_queue_pair, qp, portal, peer, port)
 
     async def limited(serve_one: Callable[..., Awaitable[None]], *arguments: object) -> None:
+        server.places += 1
         try:
             await serve_one(*arguments)
         finally:
+            server.places -= 1
             limiter.release()
 
     def stop_listening() -> None:

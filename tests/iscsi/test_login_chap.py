@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from iserblk.errors import AuthenticationError, LoginError, RemoteProtocolError
-from iserblk.iscsi import chap, pdu
+from iserblk.iscsi import bhs, chap, pdu
 from iserblk.iscsi.chap import Accounts, Credentials
 from iserblk.iscsi.login_initiator import LoginInitiator
 from iserblk.iscsi.login_target import LoginTarget
@@ -485,3 +485,22 @@ def test_the_algorithms_can_be_chosen() -> None:
     one = started(Credentials("host", SECRET, algorithms=(chap.SHA256,)))
     (asked,) = one.receive(*response(CHAP, SECURITY, None))
     assert said(asked) == {"CHAP_A": "7"}
+
+
+def test_the_user_that_a_request_claims_is_known_before_it_is_taken() -> None:
+    """In parts, too (C bit); without a response there is none. The look changes nothing."""
+    other = logins.target(accounts=ACCOUNTS)
+    for pairs in (WHO + CHAP, [("CHAP_A", "5")]):
+        message = logins.request(pairs, SECURITY, None)
+        assert other.claimed_user(*message) == ""
+        ask(other, message)
+    header, first = logins.request(b"CHAP_N=ho", SECURITY, None)
+    part = (bytes([header[0], header[1] | bhs.FLAG_CONTINUE]) + header[2:], first)
+    assert other.claimed_user(*part) == ""
+    ask(other, part)
+    rest = logins.request(b"st\0CHAP_R=0x00\0", SECURITY, OPERATIONAL)
+    for _ in range(2):
+        assert other.claimed_user(*rest) == "host"
+    assert other.claimed_user(*logins.request(b"st\0no pair\0", SECURITY, None)) == ""
+    assert status(ask(other, rest)) == 0x0201
+    assert logins.target().claimed_user(*rest) == ""

@@ -110,3 +110,13 @@ def test_captured_texts(name: str, direction: str) -> None:
     pairs = decode_untrusted(data)
     assert len(pairs) >= 17
     assert encode(pairs) == data
+
+
+def test_a_look_at_a_text_changes_nothing() -> None:
+    collector = Collector()
+    collector.add(b"A=1\0B=")
+    assert collector.look(b"2\0") == [("A", "1"), ("B", "2")]
+    with pytest.raises(RemoteProtocolError):
+        collector.look(bytes(MAXIMUM_TEXT))
+    collector.add(b"3\0")
+    assert collector.take() == [("A", "1"), ("B", "3")]

@@ -144,6 +144,11 @@ class TargetConnection:
         self.on_output: Callable[[], None] = lambda: None  # by the owner: output may be waiting
         self.on_unfinished: Callable[[], None] = lambda: None
         self.on_done: Callable[[], None] = lambda: None
+        # By the owner, for CHAP. The first says whether an attempt as a user has to wait; then the
+        # callback is called later. The second hears whether the user was proved.
+        self.hold_attempt: Callable[[str, Callable[[], None]], bool] = lambda _user, _resume: False
+        self.on_attempt: Callable[[str, bool], None] = lambda _user, _right: None
+        self._attempt: tuple[bytes, bytes, str] | None = None  # a Login Request that waits
         self.on_recovery: Callable[[], None] = lambda: None
         self.on_released: Callable[[], None] = lambda: None
         self.on_closed: list[Callable[[], None]] = []
@@ -558,8 +563,33 @@ class TargetConnection:
     def _login(self, message: memoryview, at: int, opcode: int) -> None:
         if opcode != bhs.LOGIN_REQUEST:
             raise RemoteProtocolError("iSCSI", f"opcode {opcode:#x} before the end of login")
+        if self._attempt is not None:
+            raise RemoteProtocolError("iSCSI", "a login request before the answer to the last one")
         header = bytes(message[at : at + bhs.BHS_LENGTH])
-        answers = self.login.receive(header, bhs.data_segment_untrusted(message, at))
+        data = bhs.data_segment_untrusted(message, at)
+        user = self.login.claimed_user(header, data)
+        if user and self.hold_attempt(user, self._resume_login):
+            self._attempt = (header, bytes(data), user)
+        else:
+            self._take_login(header, data, user)
+
+    def _resume_login(self) -> None:
+        """The attempt that was held has its turn."""
+        attempt, self._attempt = self._attempt, None
+        if attempt is None or self.done:
+            return
+        try:
+            self._take_login(*attempt)
+        except TransportError as error:
+            log.info("a login failed: %s", error)
+            self.abandon()
+        self.on_unfinished()  # ``progress`` sends the answer
+
+    def _take_login(self, header: bytes, data: bytes | memoryview, user: str) -> None:
+        """``user``: whom the initiator claims to be with a response of CHAP, or ""."""
+        answers = self.login.receive(header, data)
+        if user:
+            self.on_attempt(user, self.login.user == user)
         if self.login.done:
             try:
                 self._allocate()
@@ -568,8 +598,8 @@ class TargetConnection:
         if self.login.done:
             self._enter_full_feature_phase(*answers[0])
             return
-        for answer, data in answers:
-            self._answers.login(answer, data)
+        for answer, text in answers:
+            self._answers.login(answer, text)
         if self.login.failed:
             self.done = True
 

@@ -1,0 +1,175 @@
+"""Peers that flood a target that serves sockets, before they have logged in."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import logging
+
+import pytest
+import trio
+from trio.testing import MockClock, wait_all_tasks_blocked
+
+from iserblk.iscsi import pdu
+from iserblk.iscsi.chap import Accounts
+from iserblk.iscsi.login_target import AUTHENTICATION_FAILURE
+from iserblk.iscsi.text import decode_untrusted
+from iserblk.rcap.iwarp.mpa import MpaInitiator
+from iserblk.secret import Secret
+from iserblk.target.attempts import FREE
+from iserblk.url import Url, parse_url
+from tests.iscsi import logins
+from tests.target.test_server import IQN, log_in, serving
+from tests.target.test_server_users import answer
+
+SECRETS = {"alice": "the-one-of-alice", "bob": "the-one-of-bobby"}
+ACCOUNTS = Accounts({user: Secret(secret) for user, secret in SECRETS.items()})
+WHO = [("InitiatorName", "iqn.x:y"), ("TargetName", IQN), ("AuthMethod", "CHAP")]
+
+
+@pytest.fixture(autouse=True)
+def all_lines(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+
+
+refusals = pytest.mark.logs("authentication failed")
+
+
+async def said(words: str, caplog: pytest.LogCaptureFixture) -> None:
+    """Wait until it is in the log; the clock does not move."""
+    while words not in caplog.text:
+        await wait_all_tasks_blocked(0.01)
+
+
+async def connect(url: Url, address: str = "127.0.0.1") -> trio.SocketStream:
+    return await trio.open_tcp_stream(url.host, url.port, local_address=address)
+
+
+async def challenged(stream: trio.SocketStream) -> dict[str, str]:
+    await answer(stream, logins.request(WHO, pdu.SECURITY_STAGE, None))
+    _, data = await answer(stream, logins.request([("CHAP_A", "5")], pdu.SECURITY_STAGE, None))
+    return dict(decode_untrusted(data))
+
+
+def proof(asked: dict[str, str], user: str, secret: str) -> tuple[bytes, bytes]:
+    octets = bytes([int(asked["CHAP_I"])]) + secret.encode() + bytes.fromhex(asked["CHAP_C"][2:])
+    pairs = [("CHAP_N", user), ("CHAP_R", f"0x{hashlib.md5(octets).hexdigest()}")]
+    return logins.request(pairs, pdu.SECURITY_STAGE, pdu.OPERATIONAL_STAGE)
+
+
+async def attempt(url: Url, user: str, secret: str, address: str = "127.0.0.1") -> int:
+    """The status of the answer to a proof by CHAP."""
+    async with await connect(url, address) as stream:
+        head, _ = await answer(stream, proof(await challenged(stream), user, secret))
+    return pdu.LoginResponse.unpack_from(head).status
+
+
+@pytest.mark.parametrize("begins", [False, True])
+async def test_a_flood_of_another_address_does_not_end_a_login(
+    begins: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where the others begin a login, and the honest one has only connected."""
+    monkeypatch.setattr("iserblk.target.server.MAX_LOGINS", 4)
+    async with serving(accounts=ACCOUNTS) as text, contextlib.AsyncExitStack() as open_:
+        url = parse_url(text)
+        honest = await open_.enter_async_context(await connect(url, "127.0.0.2"))
+        await wait_all_tasks_blocked()
+        for _ in range(12):
+            flood = await open_.enter_async_context(await connect(url))
+            if begins:
+                await answer(flood, logins.request(WHO, pdu.SECURITY_STAGE, None))
+            await wait_all_tasks_blocked()
+        head, _ = await answer(honest, proof(await challenged(honest), "alice", SECRETS["alice"]))
+        assert pdu.LoginResponse.unpack_from(head).status == 0
+
+
+async def test_silent_peers_do_not_end_a_login_of_their_own_address(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("iserblk.target.server.MAX_LOGINS", 4)
+    async with serving(accounts=ACCOUNTS) as text, contextlib.AsyncExitStack() as open_:
+        url = parse_url(text)
+        honest = await open_.enter_async_context(await connect(url))
+        asked = await challenged(honest)
+        for _ in range(12):
+            await open_.enter_async_context(await connect(url))
+            await wait_all_tasks_blocked()
+        head, _ = await answer(honest, proof(asked, "alice", SECRETS["alice"]))
+        assert pdu.LoginResponse.unpack_from(head).status == 0
+
+
+async def test_sessions_leave_less_room_to_half_logins(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where most places are those of sessions, peers that do not log in take none of the last."""
+    monkeypatch.setattr("iserblk.target.server.MAX_CONNECTIONS", 6)
+    monkeypatch.setattr("iserblk.target.server.SPARE", 1, raising=False)
+    async with serving() as text, contextlib.AsyncExitStack() as open_:
+        url = parse_url(text)
+        for number in range(3):
+            session = await open_.enter_async_context(await connect(url))
+            await log_in(session, f"iqn.x:{number}")
+        for _ in range(10):
+            await open_.enter_async_context(await connect(url))
+            await wait_all_tasks_blocked()
+        last = await open_.enter_async_context(await connect(url, "127.0.0.2"))
+        with trio.fail_after(5):
+            await log_in(last, "iqn.x:last")
+
+
+async def test_a_login_has_one_time_limit(mock_clock: MockClock) -> None:
+    """MPA start-up, which takes its time, leaves less to the login behind it."""
+    async with serving() as text:
+        url = parse_url(text)
+        async with await connect(url) as stream:
+            await wait_all_tasks_blocked()
+            mock_clock.jump(14)
+            await stream.send_all(MpaInitiator().data_to_send())
+            assert await stream.receive_some()
+            await wait_all_tasks_blocked()
+            mock_clock.jump(2)
+            assert not await stream.receive_some()
+
+
+@refusals
+async def test_failed_attempts_delay_the_next_of_that_address_and_user(
+    mock_clock: MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    """And no others. An attempt that waits is looked at in its turn, and its answer comes then."""
+    async with serving(accounts=ACCOUNTS) as text:
+        url = parse_url(text)
+        for _ in range(FREE):
+            assert await attempt(url, "alice", "a-wrong-secret") == AUTHENTICATION_FAILURE
+        statuses: list[int] = []
+
+        async def later() -> None:
+            statuses.append(await attempt(url, "alice", SECRETS["alice"]))
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(later)
+            await said("CHAP waits for 1 s", caplog)
+            assert await attempt(url, "bob", SECRETS["bob"]) == 0
+            assert await attempt(url, "alice", SECRETS["alice"], "127.0.0.2") == 0
+            await wait_all_tasks_blocked()
+            assert not statuses
+            mock_clock.jump(1.5)
+        assert statuses == [0]
+        # That was the right secret: nothing is left.
+        assert await attempt(url, "alice", SECRETS["alice"]) == 0
+
+
+@refusals
+async def test_an_attempt_whose_connection_ends_is_not_looked_at(
+    mock_clock: MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with serving(accounts=ACCOUNTS) as text:
+        url = parse_url(text)
+        for _ in range(FREE):
+            await attempt(url, "alice", "a-wrong-secret")
+        async with await connect(url) as stream:
+            message = proof(await challenged(stream), "alice", "a-wrong-secret")
+            await stream.send_all(message[0] + message[1] + bytes(-len(message[1]) & 3))
+            await said("CHAP waits for 1 s", caplog)
+        await wait_all_tasks_blocked()
+        refused = caplog.text.count("authentication failed")
+        mock_clock.jump(3)
+        await wait_all_tasks_blocked()
+        assert caplog.text.count("authentication failed") == refused
