@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ipaddress
 import logging
-from collections import Counter
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -28,8 +27,20 @@ def origin_of(peer: str) -> str:
 
 class _Newcomer(NamedTuple):
     origin: str
-    begun: Callable[[], bool]
     give_up: Callable[[], None]
+
+
+class _Origin:
+    """Newcomers of one origin, oldest first. ``begun``: those that have sent a Login Request."""
+
+    __slots__ = ("begun", "silent")
+
+    def __init__(self) -> None:
+        self.silent: dict[object, None] = {}
+        self.begun: dict[object, None] = {}
+
+    def __len__(self) -> int:
+        return len(self.silent) + len(self.begun)
 
 
 class Newcomers:
@@ -43,56 +54,48 @@ class Newcomers:
     not keep it from beginning."""
 
     def __init__(self) -> None:
-        self._all: dict[object, _Newcomer] = {}  # oldest first
-        self._of_origin: Counter[str] = Counter()
+        self._all: dict[object, _Newcomer] = {}
+        self._origins: dict[str, _Origin] = {}
 
     def __len__(self) -> int:
         return len(self._all)
 
-    def add(
-        self,
-        who: object,
-        origin: str,
-        begun: Callable[[], bool],
-        give_up: Callable[[], None],
-        most: int,
-    ) -> None:
-        """``begun()``: whether a Login Request has come. ``give_up``: called when there is no more
-        room for ``who``, perhaps at once; then ``who`` does not count any more. ``most``: how many
-        there may be, from now on."""
-        self._all[who] = _Newcomer(origin, begun, give_up)
-        self._of_origin[origin] += 1
+    def add(self, who: object, origin: str, give_up: Callable[[], None], most: int) -> None:
+        """``give_up``: called when there is no more room for ``who``, perhaps at once; then ``who``
+        does not count any more. ``most``: how many there may be, from now on."""
+        self._all[who] = _Newcomer(origin, give_up)
+        self._origins.setdefault(origin, _Origin()).silent[who] = None
         while len(self._all) > most:
             self._give_up_one()
+
+    def begins(self, who: object) -> None:
+        """A Login Request has come. Does nothing if ``who`` does not count."""
+        newcomer = self._all.get(who)
+        if newcomer is not None:
+            origin = self._origins[newcomer.origin]
+            origin.silent.pop(who, None)
+            origin.begun[who] = None
 
     def remove(self, who: object) -> None:
         """It has logged in, or has ended. Does nothing if it does not count."""
         newcomer = self._all.pop(who, None)
         if newcomer is None:
             return
-        self._of_origin[newcomer.origin] -= 1
-        if not self._of_origin[newcomer.origin]:
-            del self._of_origin[newcomer.origin]
+        origin = self._origins[newcomer.origin]
+        origin.silent.pop(who, None)
+        origin.begun.pop(who, None)
+        if not len(origin):
+            del self._origins[newcomer.origin]
 
     def give_up_all(self) -> None:
         for who in list(self._all):
             self._give_up(who)
 
     def _give_up_one(self) -> None:
-        most = max(self._of_origin.values())
-        # Of origins that have as many, whose connection is older.
-        mine = [each for each, it in self._all.items() if self._of_origin[it.origin] == most]
-        begun = [each for each in mine if self._all[each].begun()]
-        if len(begun) > len(mine) // 2:
-            who = begun[0]
-        else:
-            who = next(each for each in mine if not self._all[each].begun())
-        log.info(
-            "%s: an unfinished login is given up: %d others wait",
-            self._all[who].origin,
-            len(self._all) - 1,
-        )
-        self._give_up(who)
+        name, origin = max(self._origins.items(), key=lambda each: len(each[1]))
+        there = origin.begun if len(origin.begun) > len(origin.silent) else origin.silent
+        log.info("%s: an unfinished login is given up: too many", name)
+        self._give_up(next(iter(there)))
 
     def _give_up(self, who: object) -> None:
         give_up = self._all[who].give_up

@@ -181,7 +181,7 @@ class TargetServer:
             until = trio.current_time() + LOGIN_TIMEOUT_S
             with _contained(peer):
                 with trio.move_on_at(until) as scope:
-                    self._login_begins(sock, peer, lambda: False, scope)
+                    self._login_begins(sock, peer, scope)
                     try:
                         accepted = await accept(sock, IWARP in port.transports)
                     finally:
@@ -309,7 +309,8 @@ class TargetServer:
             )
             try:
                 async with trio.open_nursery() as nursery:
-                    self._login_begins(connection, peer, lambda: login.begun, nursery.cancel_scope)
+                    self._login_begins(connection, peer, nursery.cancel_scope)
+                    connection.on_begun = partial(self._newcomers.begins, connection)
                     self._watch_attempts(connection, peer, nursery)
                     try:
                         await _pump(connection, self._busy_poll_us, nursery, peer, until)
@@ -396,14 +397,12 @@ class TargetServer:
         _finish(slot)
         connection.wake()
 
-    def _login_begins(
-        self, who: object, peer: str, begun: Callable[[], bool], scope: trio.CancelScope
-    ) -> None:
+    def _login_begins(self, who: object, peer: str, scope: trio.CancelScope) -> None:
         """Note a connection before its login. If there are too many, one of them is cancelled:
         peers that connect and do not log in keep no initiator out."""
         others = self.places - len(self._newcomers) - 1
         most = min(MAX_LOGINS, max(1, MAX_CONNECTIONS - SPARE - others))
-        self._newcomers.add(who, origin_of(peer), begun, scope.cancel, most)
+        self._newcomers.add(who, origin_of(peer), scope.cancel, most)
 
     def _watch_attempts(
         self, connection: TargetConnection, peer: str, nursery: trio.Nursery

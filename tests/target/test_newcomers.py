@@ -8,18 +8,17 @@ from iserblk.target.newcomers import Newcomers, origin_of
 
 
 class Given:
-    """Newcomers that note who was given up. ``begun``: who has sent a Login Request."""
+    """Newcomers that note who was given up."""
 
     def __init__(self, most: int) -> None:
         self.newcomers = Newcomers()
         self.most = most
         self.up: list[str] = []
-        self.begun: set[str] = set()
 
-    def add(self, who: str, origin: str) -> None:
-        self.newcomers.add(
-            who, origin, lambda: who in self.begun, lambda: self.up.append(who), self.most
-        )
+    def add(self, who: str, origin: str, begins: bool = False) -> None:
+        self.newcomers.add(who, origin, lambda: self.up.append(who), self.most)
+        if begins:
+            self.newcomers.begins(who)
 
 
 def test_a_flood_gives_up_its_own() -> None:
@@ -34,8 +33,7 @@ def test_a_flood_gives_up_its_own() -> None:
 def test_who_has_sent_a_login_request_stays_longer() -> None:
     """Also where all are of one origin."""
     given = Given(3)
-    given.add("honest", "a")
-    given.begun.add("honest")
+    given.add("honest", "a", begins=True)
     for number in range(20):
         given.add(f"flood {number}", "a")
     assert given.up == [f"flood {number}" for number in range(18)]
@@ -45,8 +43,7 @@ def test_who_stops_in_the_middle_of_a_login_leaves_half_of_the_room() -> None:
     """To those of the same origin that have not begun theirs yet."""
     given = Given(4)
     for number in range(20):
-        given.add(f"flood {number}", "a")
-        given.begun.add(f"flood {number}")
+        given.add(f"flood {number}", "a", begins=True)
     assert given.up == [f"flood {number}" for number in range(16)]
     given.up.clear()
     for number in range(2):
@@ -60,6 +57,7 @@ def test_who_has_ended_does_not_count() -> None:
     given.add("2", "a")
     given.newcomers.remove("1")
     given.newcomers.remove("1")
+    given.newcomers.begins("1")
     given.add("3", "b")
     assert not given.up
     given.newcomers.give_up_all()

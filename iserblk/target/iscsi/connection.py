@@ -144,6 +144,7 @@ class TargetConnection:
         self.on_output: Callable[[], None] = lambda: None  # by the owner: output may be waiting
         self.on_unfinished: Callable[[], None] = lambda: None
         self.on_done: Callable[[], None] = lambda: None
+        self.on_begun: Callable[[], None] = lambda: None  # by the owner: a Login Request has come
         # By the owner, for CHAP. The first says whether an attempt as a user has to wait; then the
         # callback is called later. The second hears whether the user was proved.
         self.hold_attempt: Callable[[str, Callable[[], None]], bool] = lambda _user, _resume: False
@@ -565,6 +566,8 @@ class TargetConnection:
             raise RemoteProtocolError("iSCSI", f"opcode {opcode:#x} before the end of login")
         if self._attempt is not None:
             raise RemoteProtocolError("iSCSI", "a login request before the answer to the last one")
+        if not self.login.begun:
+            self.on_begun()
         header = bytes(message[at : at + bhs.BHS_LENGTH])
         data = bhs.data_segment_untrusted(message, at)
         user = self.login.claimed_user(header, data)
