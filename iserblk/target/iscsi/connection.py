@@ -873,10 +873,7 @@ class TargetConnection:
         """Make the task known to SCSI: all commands before it are."""
         flags, edtl = slot.flags, slot.edtl
         task = slot.task = self._device.begin(self.session.nexus, slot.lun, cdb)
-        if task.direction == DATA_IN:
-            if not flags & bhs.FLAG_READ:
-                _check_direction(slot)
-        else:
+        if task.direction != DATA_IN:
             if not flags & bhs.FLAG_WRITE or task.direction == BIDIRECTIONAL:
                 _check_direction(slot)
             sends = edtl if flags & bhs.FLAG_WRITE else 0
@@ -1110,10 +1107,13 @@ class TargetConnection:
         moved = task.transferred if task.direction == DATA_IN or task.status else task.length
         if slot.acknowledged:
             pass  # its data is there, and not here any more
-        elif task.direction == DATA_IN and moved and slot.flags & bhs.FLAG_READ and edtl:
-            assert slot.buffer is not None
-            data = slot.buffer if moved == len(slot.buffer) else slot.buffer[:moved]
-            self._put(slot, data if moved <= edtl else data[:edtl])
+        elif task.direction == DATA_IN and moved and edtl:
+            if slot.flags & bhs.FLAG_READ:
+                assert slot.buffer is not None
+                data = slot.buffer if moved == len(slot.buffer) else slot.buffer[:moved]
+                self._put(slot, data if moved <= edtl else data[:edtl])
+            else:
+                moved = 0  # the PDU has not asked for data: the residual count tells that none came
         self._end(slot, moved)
 
     def _put(self, slot: TargetTask, data: memoryview) -> None:
@@ -1580,16 +1580,16 @@ def _set_aside_memory() -> mmap:
 
 
 def _check_direction(slot: TargetTask) -> None:
-    """Refuse a command whose PDU expects data, and lacks the R or W bit of the direction in which
-    the CDB moves data: none of it could move, and GOOD, with EDTL for a residual count of its own,
-    would say that it has. Where no data is expected (EDTL 0), the residual count tells all, but
-    there is none for the Data-In of a bidirectional CDB; its Data-Out is for ``fit``."""
+    """Refuse a command that writes, and whose PDU expects data to go the other way: none can come,
+    and GOOD would say that it was written. A bidirectional CDB needs the R bit: its Data-In could
+    not be sent, and no residual count could tell that; its Data-Out is for ``fit``. (What only
+    reads ends with GOOD, and EDTL as its residual count, as libiscsi's tests want it.)"""
     task, flags = slot.task, slot.flags
-    if task.direction & DATA_IN:
+    if task.direction == BIDIRECTIONAL:
         lacks = not flags & bhs.FLAG_READ
     else:
-        lacks = task.direction == DATA_OUT and not flags & bhs.FLAG_WRITE
-    if lacks and (slot.edtl or task.direction == BIDIRECTIONAL):
+        lacks = slot.edtl > 0 and task.direction == DATA_OUT and not flags & bhs.FLAG_WRITE
+    if lacks:
         _refuse(task, sense.INVALID_FIELD_IN_COMMAND_IU)
 
 

@@ -296,30 +296,31 @@ _R, _W = bhs.FLAG_READ, bhs.FLAG_WRITE
 
 
 @pytest.mark.parametrize(
-    ("command", "flags"),
+    ("command", "flags", "refused"),
     [
-        (cdb10(READ_10, 1), _W),
-        (cdb10(READ_10, 1), 0),
-        (bytes((0x12, 0, 0, 0, 255, 0)), _W),  # INQUIRY
-        (bytes((0xA0, *bytes(8), 255, 0, 0)), 0),  # REPORT LUNS
-        (cdb10(WRITE_10, 1), _R),
-        (cdb10(WRITE_10, 1), 0),
-        (bytes((0x15, 0x10, 0, 0, 24, 0)), _R),  # MODE SELECT(6)
+        (cdb10(READ_10, 1), _W, False),
+        (cdb10(READ_10, 1), 0, False),
+        (bytes((0x12, 0, 0, 0, 255, 0)), _W, False),  # INQUIRY
+        (bytes((0xA0, *bytes(8), 255, 0, 0)), 0, False),  # REPORT LUNS
+        (cdb10(WRITE_10, 1), _R, True),
+        (cdb10(WRITE_10, 1), 0, True),
+        (bytes((0x15, 0x10, 0, 0, 24, 0)), _R, True),  # MODE SELECT(6)
     ],
 )
 def test_data_that_the_pdu_says_goes_the_other_way(
-    client: Client, command: bytes, flags: int
+    client: Client, command: bytes, flags: int, refused: bool
 ) -> None:
-    """None moves, so none of it ends with GOOD: a host would take its buffer for what was read.
-    The residual count says that no byte has come."""
+    """None moves, and the residual count says so: a host would take its buffer for what was read.
+    GOOD would say of a write that it has been written."""
     client.store.content[:512] = b"a" * 512
     data = b"b" * 512 if flags == _W else b""
     client.command(command, bhs.FLAG_FINAL | flags, 512, data)
     assert client.opcodes() == [bhs.SCSI_RESPONSE]
     head, answer = client.heard[0]
     response = pdu.ScsiResponse.unpack_from(head)
-    assert response.status == sam.CHECK_CONDITION
-    assert (answer[4], answer[14], answer[15]) == (0x05, 0x0E, 0x03)
+    assert response.status == (sam.CHECK_CONDITION if refused else sam.GOOD)
+    if refused:
+        assert (answer[4], answer[14], answer[15]) == (0x05, 0x0E, 0x03)
     assert (response.flags, response.residual) == (0x82, 512)
     assert client.store.content[:512] == b"a" * 512
     client.heard.clear()
