@@ -60,7 +60,8 @@ def _collector(case: Case) -> None:
     collector = text.Collector()
     for _ in range(case.chance.randrange(3)):
         collector.add(case.data)
-    collector.take()
+    seen = collector.look(b"")
+    assert collector.take() == seen
 
 
 def _pdus(case: Case) -> None:
@@ -197,6 +198,8 @@ def _login_target(accounts: Accounts | None) -> Callable[[Case], None]:
             header, data = logins.request(case.data, stage, following)
             if case.chance.random() < 0.3:
                 header = case.mutated(header)
+            user = other.claimed_user(header, data)
+            assert accounts or not user
             for _, answer in other.receive(header, data):
                 assert len(answer) <= 8192
             assert not (other.done and accounts)
