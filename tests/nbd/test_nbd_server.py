@@ -446,6 +446,18 @@ class Corked(trio.abc.Stream):
         await self._stream.aclose()
 
 
+async def behind_tls(plain: RawClient, trust: ssl.SSLContext) -> tuple[RawClient, Corked]:
+    """A client that has chosen its export behind TLS, and what keeps back its records."""
+    await plain.greet()
+    await plain.send(option(nbd.Option.STARTTLS))
+    assert await plain.option_reply() == (nbd.REP_ACK, b"")
+    cork = Corked(plain.stream)
+    client = RawClient(trio.SSLStream(cork, trust, server_hostname="localhost"))
+    assert await client.choose() == 8 * MIB
+    cork.keeps = True
+    return client, cork
+
+
 async def test_tls_records_that_wait_for_memory_are_not_forgotten(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -458,13 +470,7 @@ async def test_tls_records_that_wait_for_memory_are_not_forgotten(
     disk = HeldDisk()
     length = 12 << 10
     async with serving(tmp_path, disk, context=context) as path, await connect(path) as plain:
-        await plain.greet()
-        await plain.send(option(nbd.Option.STARTTLS))
-        assert await plain.option_reply() == (nbd.REP_ACK, b"")
-        cork = Corked(plain.stream)
-        client = RawClient(trio.SSLStream(cork, trust, server_hostname="localhost"))
-        assert await client.choose() == 8 * MIB
-        cork.keeps = True
+        client, cork = await behind_tls(plain, trust)
         await client.send(request(nbd.READ, 0, length, 1) + request(nbd.READ, 0, length, 2))
         await client.send(request(nbd.READ, 0, 1, 3))
         await cork.pull()
@@ -501,13 +507,7 @@ async def test_tls_records_without_end_let_other_clients_go_on(
 
     monkeypatch.setattr(TlsStream, "receive", counted)
     async with serving(tmp_path, fake(), context=context) as path, await connect(path) as plain:
-        await plain.greet()
-        await plain.send(option(nbd.Option.STARTTLS))
-        assert await plain.option_reply() == (nbd.REP_ACK, b"")
-        cork = Corked(plain.stream)
-        client = RawClient(trio.SSLStream(cork, trust, server_hostname="localhost"))
-        assert await client.choose() == 8 * MIB
-        cork.keeps = True
+        client, cork = await behind_tls(plain, trust)
         count = 500
         for cookie in range(count):
             await client.send(request(nbd.READ, 0, nbd.MOST_PAYLOAD + 1, cookie))

@@ -21,14 +21,14 @@ def blocks_of(cdb: bytes) -> int:
 
 
 class Refusing(DeviceServer):
-    """``refusal`` says what is refused, and how. ``refused``: the CDBs that were. Unit attentions,
-    and all that our own target refuses, come first."""
+    """``refusal`` says what is refused, and how: nothing, until a profile says more. ``refused``:
+    the CDBs that were. Unit attentions, and all that our own target refuses, come first."""
 
     refused: tuple[bytes, ...] = ()
 
-    def refusal(self, cdb: bytes, unit: LogicalUnit) -> int:
+    def refusal(self, _cdb: bytes, _unit: LogicalUnit) -> int:
         """ASC << 8 | ASCQ of an ILLEGAL REQUEST; 0: the command is carried out."""
-        raise NotImplementedError
+        return 0
 
     def begin(self, nexus: Nexus, lun: int, cdb: bytes) -> ScsiTask:
         task = super().begin(nexus, lun, cdb)

@@ -12,13 +12,14 @@ from iserblk.target.scsi.unit import LogicalUnit
 
 
 class Renamed(DeviceServer):
-    """``serial`` and ``designators`` say what VPD pages 80h and 83h have for a LUN."""
+    """``serial`` and ``designators`` say what VPD pages 80h and 83h have for a LUN: our serial
+    number, and no identifier, until a profile says more."""
 
     def serial(self, _lun: int, unit: LogicalUnit) -> str:
         return unit.serial
 
-    def designators(self, lun: int, unit: LogicalUnit) -> Sequence[Designator]:
-        raise NotImplementedError
+    def designators(self, _lun: int, _unit: LogicalUnit) -> Sequence[Designator]:
+        return ()
 
     def _note_pages(self, lun: int, unit: LogicalUnit) -> None:
         super()._note_pages(lun, unit)

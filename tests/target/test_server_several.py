@@ -218,20 +218,26 @@ async def test_connections_cut_anywhere(seed: int) -> None:
         await good.aclose()
 
 
-async def test_what_a_session_keeps_counts_as_connections(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An initiator that never comes back takes one of the target's places for each connection that
-    is kept for it, and no more than a few for a session."""
-    places: list[object] = []  # one for each connection, until its ``serve_tcp`` has returned
+@pytest.fixture
+def places(monkeypatch: pytest.MonkeyPatch) -> list[object]:
+    """One for each connection, until its ``serve_tcp`` has returned."""
+    taken: list[object] = []
     serve_tcp = server_module.TargetServer.serve_tcp
 
     async def spy(
         self: server_module.TargetServer, sock: trio.socket.SocketType, port: TargetPort
     ) -> None:
-        places.append(sock)
+        taken.append(sock)
         await serve_tcp(self, sock, port)
-        places.remove(sock)
+        taken.remove(sock)
 
     monkeypatch.setattr(server_module.TargetServer, "serve_tcp", spy)
+    return taken
+
+
+async def test_what_a_session_keeps_counts_as_connections(places: list[object]) -> None:
+    """An initiator that never comes back takes one of the target's places for each connection that
+    is kept for it, and no more than a few for a session."""
     async with serving() as text:
         url = parse_url(text)
         first, _, tsih = await status_of(url, NEW)
@@ -244,19 +250,8 @@ async def test_what_a_session_keeps_counts_as_connections(monkeypatch: pytest.Mo
         await first.aclose()
 
 
-async def test_sessions_that_are_kept_are_few(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_sessions_that_are_kept_are_few(places: list[object]) -> None:
     """Sessions that are begun and left, one after the other, take a few of the places."""
-    served: list[object] = []
-    serve_tcp = server_module.TargetServer.serve_tcp
-
-    async def spy(
-        self: server_module.TargetServer, sock: trio.socket.SocketType, port: TargetPort
-    ) -> None:
-        served.append(sock)
-        await serve_tcp(self, sock, port)
-        served.remove(sock)
-
-    monkeypatch.setattr(server_module.TargetServer, "serve_tcp", spy)
     async with serving() as text:
         url = parse_url(text)
         tsihs = []
@@ -266,7 +261,7 @@ async def test_sessions_that_are_kept_are_few(monkeypatch: pytest.MonkeyPatch) -
             assert status == 0
             tsihs.append((tsih, isid))
             await stream.aclose()
-        await until(lambda: len(served) == keeping.MOST)
+        await until(lambda: len(places) == keeping.MOST)
         for index, expected in ((0, SESSION_DOES_NOT_EXIST), (-1, 0)):
             tsih, isid = tsihs[index]
             message = logins.request(WHO, tsih=tsih, isid=isid)

@@ -130,6 +130,24 @@ class Groups:
             (each / "alua_access_type").write_text(str(kind))
 
 
+def _export(storage: Path, number: int) -> tuple[Path, Path]:
+    """Make LUN ``number`` of a storage object, and let our initiator write to it. Returns both
+    directories, for ``_withdraw``."""
+    known = _group() / "acls" / os.environ["LAB_INITIATOR"]
+    luns = _group() / f"lun/lun_{number}", known / f"lun_{number}"
+    for lun, target in zip(luns, (storage, luns[0]), strict=True):
+        lun.mkdir()
+        (lun / "disk").symlink_to(target)
+    (luns[1] / "write_protect").write_text("0")
+    return luns
+
+
+def _withdraw(luns: tuple[Path, Path]) -> None:
+    for lun in reversed(luns):
+        (lun / "disk").unlink()
+        lun.rmdir()
+
+
 class Growing:
     """Another LUN, number ``LUN``, of a loop device on a file that may grow."""
 
@@ -143,17 +161,12 @@ class Growing:
         run("modprobe", "target_core_iblock")
         self._device = run("losetup", "--find", "--show", file).strip()
         self._store = store().parents[1] / "iblock_0/growing"
-        known = _group() / "acls" / os.environ["LAB_INITIATOR"]
-        self._luns = _group() / f"lun/lun_{self.LUN}", known / f"lun_{self.LUN}"
         self._store.mkdir(parents=True)
         (self._store / "control").write_text(f"udev_path={self._device}")
         (self._store / "enable").write_text("1")
         # As targetcli gives each LUN one: what has none must not change its size.
         (self._store / "wwn/vpd_unit_serial").write_text("7d1b8a52-growing")
-        for lun, target in zip(self._luns, (self._store, self._luns[0]), strict=True):
-            lun.mkdir()
-            (lun / "disk").symlink_to(target)
-        (self._luns[1] / "write_protect").write_text("0")
+        self._luns = _export(self._store, self.LUN)
 
     def _set(self, size: int) -> None:
         with self._file.open("ab") as file:
@@ -164,9 +177,7 @@ class Growing:
         run("losetup", "--set-capacity", self._device)
 
     def remove(self) -> None:
-        for lun in reversed(self._luns):
-            (lun / "disk").unlink()
-            lun.rmdir()
+        _withdraw(self._luns)
         self._store.rmdir()
         self._store.parent.rmdir()
         run("losetup", "--detach", self._device)
@@ -190,23 +201,16 @@ class Failing:
         run("modprobe", "loop")
         self._device = run("losetup", "--find", "--show", place / "medium").strip()
         self._store = store().parents[1] / "fileio_8/failing"
-        known = _group() / "acls" / os.environ["LAB_INITIATOR"]
-        self._luns = _group() / f"lun/lun_{self.LUN}", known / f"lun_{self.LUN}"
         self._store.mkdir(parents=True)
         for word in (f"fd_dev_name={self._device}", f"fd_dev_size={self.SIZE}", "fd_buffered_io=1"):
             (self._store / "control").write_text(word)
         (self._store / "enable").write_text("1")
         (self._store / "attrib/emulate_write_cache").write_text("1")
         (self._store / "wwn/vpd_unit_serial").write_text("lab-failing")
-        for lun, target in zip(self._luns, (self._store, self._luns[0]), strict=True):
-            lun.mkdir()
-            (lun / "disk").symlink_to(target)
-        (self._luns[1] / "write_protect").write_text("0")
+        self._luns = _export(self._store, self.LUN)
 
     def remove(self) -> None:
-        for lun in reversed(self._luns):
-            (lun / "disk").unlink()
-            lun.rmdir()
+        _withdraw(self._luns)
         self._store.rmdir()
         self._store.parent.rmdir()
         run("losetup", "--detach", self._device)
@@ -227,8 +231,6 @@ class Persistent:
             content.truncate(size)
         self.url = os.environ["LAB_URL"].removesuffix("0") + str(self.LUN)
         self._store = store().parents[1] / "fileio_9/persistent"
-        known = _group() / "acls" / os.environ["LAB_INITIATOR"]
-        self._luns = _group() / f"lun/lun_{self.LUN}", known / f"lun_{self.LUN}"
         self._make([])
 
     def _make(self, saved: list[str]) -> None:
@@ -238,10 +240,7 @@ class Persistent:
         (self._store / "wwn/vpd_unit_serial").write_text(self.SERIAL)
         for registration in saved:  # LIO takes them as long as nothing exports the device
             (self._store / "pr/res_aptpl_metadata").write_text(registration)
-        for lun, target in zip(self._luns, (self._store, self._luns[0]), strict=True):
-            lun.mkdir()
-            (lun / "disk").symlink_to(target)
-        (self._luns[1] / "write_protect").write_text("0")
+        self._luns = _export(self._store, self.LUN)
 
     def holder(self) -> str:
         """The holder of the reservation, in LIO's words."""
@@ -264,9 +263,7 @@ class Persistent:
         return saved
 
     def _unmake(self) -> None:
-        for lun in reversed(self._luns):
-            (lun / "disk").unlink()
-            lun.rmdir()
+        _withdraw(self._luns)
         self._store.rmdir()
 
     def remove(self) -> None:
