@@ -9,7 +9,7 @@ environment, because nbdkit and a daemonised mount run in other processes:
     FAKE_CLOSE_S how long the logout of a mount takes, and a line "closing" before it
     FAKE_LOCALS  reads and writes leave a note in thread-local storage, and log what they found
     FAKE_LOG     file that gets one line per call; reads and writes only where there are faults
-    FAKE_HOLD    file: flushes wait while it is there
+    FAKE_HOLD    file: flushes wait while it is there, and log that they do
     FAKE_LOSE    file: when a request finds it, it goes, and writes of that disk are lost
     FAKE_SIZE    file with the size that the disks have grown to, when they are asked for it
 """
@@ -24,7 +24,7 @@ import sys
 import threading
 import time
 import types
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -93,13 +93,17 @@ def note(text: str) -> None:
             file.write(f"{text}\n")
 
 
-def held() -> bool:
-    return os.path.exists(os.environ.get("FAKE_HOLD", ""))
+def looks_at_hold() -> Iterator[None]:
+    """One look after another at FAKE_HOLD, while it is there."""
+    if os.path.exists(hold := os.environ.get("FAKE_HOLD", "")):
+        note("a flush waits")
+    while os.path.exists(hold):
+        yield
 
 
 async def _not_held() -> None:
     await trio.lowlevel.checkpoint()
-    while held():  # noqa: ASYNC110 - by another process
+    for _ in looks_at_hold():
         await trio.sleep(_LOOK_S)
 
 
@@ -234,7 +238,7 @@ class BlockingFake:
     @staticmethod
     def _locked(lock: threading.Lock, method: Any) -> Any:
         def call(*args: Any, **kwargs: Any) -> Any:
-            while method.__name__ == "flush" and held():
+            for _ in looks_at_hold() if method.__name__ == "flush" else ():
                 time.sleep(_LOOK_S)
             with lock:
                 return method(*args, **kwargs)
