@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from typing import TypedDict
 
 from iserblk.datamover.seam import TargetDatamover
-from iserblk.errors import RemoteProtocolError
+from iserblk.errors import ConnectionLost, RemoteProtocolError
 from iserblk.iscsi import bhs, pdu
 from iserblk.iscsi.text_target import Declare, TextResponder
 from iserblk.iscsi.unexpected import FromTarget
@@ -37,7 +38,8 @@ class ControlAnswers:
 
     Control PDUs use the command window, too. So the number of answers is at most the width of the
     window, plus the number of unexpected PDUs. Memory for them is allocated when it is first
-    needed. A peer that asks for more answers without receiving them is cut off."""
+    needed. A peer that asks for more answers without receiving them is cut off; not one that has
+    sent many requests at once, and receives."""
 
     def __init__(
         self,
@@ -45,7 +47,10 @@ class ControlAnswers:
         numbers: Numbers,
         slots: list[TargetTask],
         declare: Declare,
+        hold: Callable[[int], bool] = lambda _: True,
     ) -> None:
+        """``hold``: has so many bytes more count, or returns False: there is no memory."""
+        self._hold = hold
         self._dm = datamover
         self._numbers = numbers
         self._free = slots
@@ -62,7 +67,10 @@ class ControlAnswers:
         self._more = most
 
     def _make(self) -> None:
+        """Make slots, if there may be more and there is memory for them."""
         count = min(_BATCH, self._more)
+        if not count or not self._hold(count * self._inline):
+            return
         self._more -= count
         self.held += count * self._inline
         slots = [TargetTask(index, True) for index in range(count)]
@@ -75,6 +83,11 @@ class ControlAnswers:
     def _take(self, data: bytes | memoryview = b"") -> TargetTask:
         if not self._free:
             self._make()
+        if not self._free:
+            # Of what has come at once not all is looked at yet, and answers may leave meanwhile.
+            self._dm.flush()
+        if not self._free and self._more:
+            raise ConnectionLost("there is no memory for answers")
         if not self._free:
             raise RemoteProtocolError(
                 "iSCSI", "too many control PDUs: the initiator does not take the answers"
@@ -159,7 +172,9 @@ class ControlAnswers:
         if self.unexpected.full:
             self.ping()
             return False
-        return bool(self._free or self._more)
+        if not self._free:
+            self._make()
+        return bool(self._free)
 
     def async_message(
         self,

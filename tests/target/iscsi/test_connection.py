@@ -603,6 +603,19 @@ def test_part_of_a_write_that_comes_with_its_command(
     other.close()
 
 
+def test_any_number_of_pings_at_once_is_answered(client: Client) -> None:
+    """With the I bit, so that no window limits them; the initiator takes the answers."""
+    ping = pdu.NopOut(
+        opcode=bhs.NOP_OUT | bhs.IMMEDIATE, lun=bytes(8), itt=5, cmd_sn=client.cmd_sn, exp_stat_sn=1
+    )
+    count = 65536 // bhs.BHS_LENGTH
+    client.socket.sendall(ping.pack() * count)
+    while len(client.heard) < count and not client.connection.done:
+        client.run()
+    assert client.opcodes() == [bhs.NOP_IN] * count
+    client.close()
+
+
 def test_a_connection_that_ends_waits_for_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("iserblk.target.iscsi.session.GUARANTEED", 0)
     budget = DataBudget(4096)

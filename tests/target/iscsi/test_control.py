@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import pytest
 
 from iserblk.datamover.seam import TargetSlot
-from iserblk.errors import RemoteProtocolError
+from iserblk.errors import ConnectionLost, RemoteProtocolError
 from iserblk.iscsi import bhs, pdu
 from iserblk.iscsi.text import encode
 from iserblk.iscsi.text_target import understand_nothing
@@ -20,11 +20,16 @@ TARGETS = {"iqn.2026-11.example:disk": ["192.0.2.1:3260,1"]}
 
 
 class Datamover:
-    """Keeps what is queued. ``made``: slots that were given memory later, by call."""
+    """Keeps what is queued. ``made``: slots that were given memory later, by call. ``on_flush``:
+    called when what is queued is to leave."""
 
     def __init__(self) -> None:
         self.sent: list[TargetTask] = []
         self.made: list[int] = []
+        self.on_flush: Callable[[], None] = lambda: None
+
+    def flush(self) -> None:
+        self.on_flush()
 
     def add_resources(self, slots: Sequence[TargetSlot], inline_size: int, receives: int) -> None:
         assert receives == 0
@@ -38,9 +43,10 @@ class Datamover:
 
 
 class Bench:
-    """Answers with ``first`` slots at the beginning; the window is CmdSN 7 to 10."""
+    """Answers with ``first`` slots at the beginning; the window is CmdSN 7 to 10. ``room``: bytes
+    of memory for more slots."""
 
-    def __init__(self, first: int = 4) -> None:
+    def __init__(self, first: int = 4, room: int = 1 << 30) -> None:
         window = CommandWindow()
         window.exp_cmd_sn, window.max_cmd_sn = 7, 10
         self.numbers = Numbers(window)
@@ -55,7 +61,15 @@ class Bench:
             self.numbers,
             slots,
             understand_nothing,
+            self._hold,
         )
+        self._room = room
+
+    def _hold(self, length: int) -> bool:
+        if length > self._room:
+            return False
+        self._room -= length
+        return True
 
     @property
     def window(self) -> tuple[int, int, int]:
@@ -308,3 +322,29 @@ def test_memory_is_made_when_it_is_needed_and_a_flood_is_cut_off() -> None:
         bench.answers.logout(logout(0), CLOSED)
     bench.answers.give_back(bench.datamover.sent.pop())
     bench.answers.logout(logout(0), CLOSED)
+
+
+def test_who_takes_the_answers_is_not_cut_off() -> None:
+    """However many requests have come at once: where no slot is free, answers leave first."""
+    bench = Bench(2)
+
+    def leave() -> None:
+        while bench.datamover.sent:
+            bench.answers.give_back(bench.datamover.sent.pop())
+
+    bench.datamover.on_flush = leave
+    for _ in range(100):
+        bench.answers.logout(logout(0), CLOSED)
+    assert not bench.datamover.made
+
+
+def test_without_memory_there_are_no_more_slots() -> None:
+    """What has to be answered ends the connection; what tells something by itself is not told."""
+    bench = Bench(1, room=20 * INLINE)
+    bench.answers.enlarge(INLINE, 40)
+    for _ in range(17):
+        bench.answers.logout(logout(0), CLOSED)
+    assert bench.answers.held == 16 * INLINE
+    assert not bench.answers.async_message(pdu.ASYNC_LOGOUT_REQUEST)
+    with pytest.raises(ConnectionLost, match="no memory for answers"):
+        bench.answers.logout(logout(0), CLOSED)
