@@ -20,6 +20,7 @@ from iserblk.iscsi.serial import serial_lt
 
 MOST_PDUS: Final = 1024
 MOST_INLINE: Final = 1 << 20
+LEAST_INLINE: Final = 64 << 10  # bytes of the same that are kept where memory is wanted
 MOST_DATA: Final = 32 << 20
 MOST_READS: Final = 128
 _MASK: Final = 0xFFFFFFFF
@@ -118,11 +119,11 @@ class Kept:
             kept.data = None
         return slot
 
-    def surplus(self) -> KeptPdu | None:
+    def surplus(self, most: int = MOST_INLINE) -> KeptPdu | None:
         """Remove a PDU that finds no place: the youngest that was there before the last, and
-        where there are too many bytes, that has any. None: there is place."""
+        where there are too many bytes, more than ``most``, that has any. None: there is place."""
         full = len(self._pdus) > MOST_PDUS
-        if not full and self.inline <= MOST_INLINE:
+        if not full and self.inline <= most:
             return None
         last = True
         for stat_sn, kept in reversed(self._pdus.items()):

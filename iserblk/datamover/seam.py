@@ -482,8 +482,8 @@ class TargetDatamover(Protocol):
         ...
 
     def forget_kept(self) -> None:
-        """The memory of Data-In that is kept for retransmission is wanted: keep it no longer. Each
-        of its slots is notified as sent."""
+        """The memory of what is kept for retransmission is wanted: keep Data-In no longer, and of
+        other PDUs few bytes. Each of its slots is notified as sent."""
         ...
 
     @property

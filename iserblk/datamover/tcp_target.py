@@ -18,7 +18,7 @@ from struct import Struct
 from typing import Final
 
 from iserblk.datamover.allocation import Allocation, Event
-from iserblk.datamover.kept import Kept, KeptPdu, pieces
+from iserblk.datamover.kept import LEAST_INLINE, Kept, KeptPdu, pieces
 from iserblk.datamover.seam import (
     ACKNOWLEDGE,
     NOTIFY,
@@ -41,6 +41,7 @@ _TTT_MASK: Final = 0x7FFFFFFF  # never 0xFFFFFFFF, which means unsolicited data
 _PATIENCE: Final = 3  # ticks without a Data-Out, after which an R2T or the data counts as lost
 _MOST_RECOVERIES: Final = 32  # of one burst
 _MOST_ANSWERS: Final = 64  # SNACKs whose answers have not left
+_COPIED: Final = 512  # bytes of a PDU in its slot, up to which it is copied
 _MOST_AGAIN: Final = 1 << 16  # PDUs of such answers; one more answer may be begun before
 
 # A Data-In: opcode, flags, status, DataSegmentLength, ITT, TTT, StatSN, ExpCmdSN, MaxCmdSN, DataSN,
@@ -332,7 +333,8 @@ class TcpTarget:
         ahs = header[bhs.LENGTHS_OFFSET] * 4
         header += slot.inline[:ahs]
         inline = slot.inline[ahs : slot.inline_length]
-        self._tx.queued.append(self._tx.frame(header, inline, None, slot))
+        owner = slot if len(inline) > _COPIED else None
+        self._tx.queued.append(self._tx.frame(header, inline, owner, slot))
 
     def _data_in(self, slot: TargetSlot, task: _Task, data: memoryview, response: bytes) -> bool:
         """Queue the Data-In of a task. True when its last PDU carries the status."""
@@ -599,11 +601,15 @@ class TcpTarget:
         return kept_pdus.inline if kept_pdus is not None else 0
 
     def forget_kept(self) -> None:
-        """See the seam. A SNACK for that data is rejected from now on."""
-        if self._kept is not None:
-            for kept in self._kept.all():
-                if not kept.tell:
-                    self._let_go(kept)
+        """See the seam. A SNACK for that is rejected from now on."""
+        kept_pdus = self._kept
+        if kept_pdus is None:
+            return
+        for kept in kept_pdus.all():
+            if not kept.tell:
+                self._let_go(kept)
+        while (surplus := kept_pdus.surplus(LEAST_INLINE)) is not None:
+            self._let_go(surplus)
 
     @property
     def unacknowledged(self) -> int | None:

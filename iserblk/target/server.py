@@ -293,7 +293,7 @@ class TargetServer:
                 port=port,
                 budget=self._budget,
                 at_once=at_once,
-                address=peer.rpartition(":")[0],
+                address=origin_of(peer),
             )
         except BaseException:
             # No memory for a login, or a peer that has already left.
@@ -376,8 +376,7 @@ class TargetServer:
 
                 connection.on_recovery = begin_anew
                 connection.on_released = scope.cancel
-                address = peer.rpartition(":")[0]
-                self._kept.add(connection, address, connection.kept_data, scope.cancel)
+                self._kept.add(connection, origin_of(peer), connection.kept_data, scope.cancel)
                 await trio.sleep_forever()
         finally:
             self._kept.remove(connection)

@@ -14,11 +14,16 @@ from iserblk.iscsi import pdu
 from iserblk.iscsi.chap import Accounts
 from iserblk.iscsi.login_target import AUTHENTICATION_FAILURE
 from iserblk.iscsi.text import decode_untrusted
+from iserblk.rcap.inprocess import memory_pair
 from iserblk.rcap.iwarp.mpa import MpaInitiator
 from iserblk.secret import Secret
 from iserblk.target.attempts import FREE
+from iserblk.target.iscsi.buffers import BufferPool, DataBudget
+from iserblk.target.scsi.device import LogicalUnit
+from iserblk.target.server import TargetServer
 from iserblk.url import Url, parse_url
 from tests.iscsi import logins
+from tests.target.fake_store import FakeStore
 from tests.target.test_server import IQN, log_in, serving
 from tests.target.test_server_users import answer
 
@@ -113,6 +118,29 @@ async def test_sessions_leave_less_room_to_half_logins(monkeypatch: pytest.Monke
         last = await open_.enter_async_context(await connect(url, "127.0.0.2"))
         with trio.fail_after(5):
             await log_in(last, "iqn.x:last")
+
+
+async def test_addresses_of_one_network_have_one_share_of_the_memory(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """One machine may use all of its 2^64 addresses."""
+    shares: list[str] = []
+
+    class Pool(BufferPool):
+        def __init__(self, budget: DataBudget, address: str = "") -> None:
+            super().__init__(budget, address)
+            shares.append(address)
+
+    monkeypatch.setattr("iserblk.target.iscsi.session.BufferPool", Pool)
+    server = TargetServer(IQN, {0: LogicalUnit(FakeStore(1 << 20), serial="S", block=512)})
+    peers = ["[2001:db8::1]:1000", "[2001:db8::2]:1000", "[2001:db8:0:1::1]:1000"]
+    async with trio.open_nursery() as nursery:
+        for peer in peers:
+            ours, theirs = memory_pair()
+            nursery.start_soon(server.serve_queue_pair, theirs, "10.0.0.1:3260", peer)
+            await wait_all_tasks_blocked()
+            ours.close()
+    assert shares == ["2001:db8::/64", "2001:db8::/64", "2001:db8:0:1::/64"]
 
 
 async def test_a_login_has_one_time_limit(mock_clock: MockClock) -> None:

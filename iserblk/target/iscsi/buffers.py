@@ -23,45 +23,90 @@ GUARANTEED = 2 << 20  # bytes that each session may have whatever the others hav
 # As GUARANTEED, for data that comes unasked. It is less: whoever floods has many sessions, and a
 # command that finds no memory is repeated.
 UNASKED: Final = 512 << 10
+BESIDE: Final = 128 << 10  # as GUARANTEED, for what is no data buffer: the first slots for answers
 TOTAL: Final = 1 << 30  # bytes of all sessions together
+# Of the limit: what all sessions may have of what is guaranteed to each of them, beyond the limit.
+SET_ASIDE: Final = 4
+
+
+def size_of(length: int) -> int:
+    """Bytes of the buffer that ``BufferPool.take`` hands out for so many."""
+    return 1 << max(_SMALLEST, (length - 1).bit_length())
+
+
+class _Share:
+    """What the sessions of one address have together, in bytes. ``pools``: how many they are."""
+
+    __slots__ = ("held", "pools")
+
+    def __init__(self) -> None:
+        self.held = 0
+        self.pools = 0
 
 
 class DataBudget:
-    """The limit on the data buffers of all sessions of a target together. So peers that ask for
+    """The limit on the memory that all sessions of a target have together. So peers that ask for
     much data and do not receive it cannot use up the machine's memory. Not thread-safe.
 
     ``used``: bytes that the pools have handed out. ``free``: bytes that they keep to be used again.
-    ``beside``: bytes that connections hold otherwise: answers that are not acknowledged, slots for
-    answers. ``waiting``: callbacks of the connections that wait for room, and their addresses.
-    ``keepers``: called when there is none: they let go of what is only kept for retransmission.
+    ``beside``: bytes that connections hold otherwise: PDUs that came before their turn, answers
+    that are not acknowledged, slots for answers. ``waiting``: callbacks of the connections that
+    wait for room, and their addresses. ``keepers``: called when there is none: they let go of what
+    is only kept for retransmission.
 
     The sessions of one address ("": not known) have no more than half of the limit, so that they
-    leave as much to the others.
+    leave as much to the others. Data that comes unasked has no more than three quarters of either:
+    commands that hold some and wait for the rest of their memory do not wait for each other alone.
+
+    What is guaranteed to each session may lie beyond the limit, by a quarter of it (SET_ASIDE) for
+    all together: where there are many sessions, each is guaranteed less.
     """
 
     def __init__(self, most: int = TOTAL) -> None:
         self._most = most
         self._share = most // 2
+        self._aside = most // SET_ASIDE
         self.used = 0
         self.free = 0
         self.beside = 0
         self.waiting: dict[Callable[[], None], str] = {}  # oldest first
         self.keepers: dict[Callable[[], None], None] = {}
         self._pools: dict[BufferPool, None] = {}
+        self._shares: dict[str, _Share] = {}
         self._waking = False
+        self._woken: Callable[[], None] | None = None  # whom ``wake`` is calling
+        self._waits_on = False  # and that one waits again
 
     def fits(self, length: int, address: str = "") -> bool:
         total = self.used + self.beside + length
         if total <= self._share:
             return True  # whoever holds it leaves half
-        return total <= self._most and self._has_share(length, address)
+        return total <= self._most and self._has_share(length, address, self._share)
 
-    def _has_share(self, length: int, address: str) -> bool:
-        return not address or self.used_by(address) + length <= self._share
+    def fits_unasked(self, length: int, address: str = "") -> bool:
+        """As ``fits``, for data that comes unasked."""
+        total = self.used + self.beside + length
+        share = self._share - self._share // 4
+        if total <= share:
+            return True
+        return total <= self._most - self._most // 4 and self._has_share(length, address, share)
+
+    def guarantees(self, held: int, length: int, most: int) -> bool:
+        """Whether a session that holds ``held`` bytes may have ``length`` more, because up to
+        ``most`` are guaranteed to each."""
+        of_each = self._aside // max(1, len(self._pools))
+        return (
+            held + length <= min(most, of_each)
+            and self.used + self.beside + length <= self._most + self._aside
+        )
+
+    def _has_share(self, length: int, address: str, share: int) -> bool:
+        return not address or self.used_by(address) + length <= share
 
     def used_by(self, address: str) -> int:
-        """Bytes that the pools of the sessions of an address have handed out."""
-        return sum(pool.used for pool in self._pools if pool.address == address)
+        """Bytes that the sessions of an address have."""
+        share = self._shares.get(address)
+        return share.held if share is not None else 0
 
     def admits(self, length: int, address: str) -> bool:
         """As ``fits``; where that helps, what is kept for retransmission gives way."""
@@ -77,11 +122,22 @@ class DataBudget:
         for let_go in list(self.keepers):
             let_go()
 
-    def open(self, pool: BufferPool) -> None:
+    def open(self, pool: BufferPool) -> _Share:
+        """Returns what is known of its address."""
         self._pools[pool] = None
+        share = self._shares.setdefault(pool.address, _Share())
+        share.pools += 1
+        return share
 
     def close(self, pool: BufferPool) -> None:
-        self._pools.pop(pool, None)
+        """Does nothing for a pool that is closed."""
+        if pool not in self._pools:
+            return
+        del self._pools[pool]
+        share = self._shares[pool.address]
+        share.pools -= 1
+        if not share.pools:
+            del self._shares[pool.address]
 
     def allocate(self, size: int) -> None:
         """A pool is about to take ``size`` bytes from the system: if there is too much in all, free
@@ -91,29 +147,38 @@ class DataBudget:
                 pool.trim()
 
     def wait(self, wake: Callable[[], None], address: str = "") -> None:
-        """Have ``wake`` called once, when there may be room for a session of ``address``."""
-        self.waiting[wake] = address
+        """Have ``wake`` called once, when there may be room for a session of ``address``. Whoever
+        waits already keeps its place."""
+        if wake == self._woken:
+            self._waits_on = True
+        else:
+            self.waiting[wake] = address
 
     def forget(self, wake: Callable[[], None]) -> None:
         self.waiting.pop(wake, None)
 
     def wake(self) -> None:
-        """Call the callbacks that wait, oldest first, while there is room."""
+        """Call the callbacks that wait, oldest first, while there is room. If one finds too little,
+        the others of its address are not called: many that wait make no call of this long."""
         if self._waking:
             return
         self._waking = True
         try:
-            blocked: set[str] = set()  # addresses that have their share
+            blocked: set[str] = set()
             for wake, address in list(self.waiting.items()):
                 if self.used + self.beside >= self._most:
                     return
-                if wake in self.waiting and address not in blocked:
-                    del self.waiting[wake]
-                    wake()
-                    if wake in self.waiting and not self._has_share(1 << _SMALLEST, address):
-                        blocked.add(address)
+                if wake not in self.waiting or address in blocked:
+                    continue
+                self._woken, self._waits_on = wake, False
+                wake()
+                if self._waits_on:
+                    blocked.add(address)
+                else:
+                    self.forget(wake)
         finally:
             self._waking = False
+            self._woken = None
 
 
 def _large_buffers(size: int) -> list[memoryview]:
@@ -139,8 +204,8 @@ def _large_buffers(size: int) -> list[memoryview]:
 class BufferPool:
     """Hands out memoryviews of exact length over reused memory. Not thread-safe.
 
-    ``used``: bytes handed out and not given back. A buffer still holds what its last user left:
-    fill it before you send it.
+    ``used``: bytes handed out and not given back. ``beside``: bytes that the session holds
+    otherwise. A buffer still holds what its last user left: fill it before you send it.
     """
 
     def __init__(self, budget: DataBudget, address: str = "") -> None:
@@ -150,7 +215,8 @@ class BufferPool:
         self._free: list[list[memoryview]] = [[] for _ in range(40)]
         self._kept = 0
         self.used = 0
-        budget.open(self)
+        self.beside = 0
+        self._share = budget.open(self)
 
     def take(self, length: int) -> memoryview:
         """Hand out a writable memoryview of ``length`` bytes (at least 1)."""
@@ -165,6 +231,7 @@ class BufferPool:
                 self._kept += size * len(free)
                 budget.free += size * len(free)
         self.used += size
+        self._share.held += size
         budget.used += size
         if free:
             self._kept -= size
@@ -182,6 +249,7 @@ class BufferPool:
         if len(buffer) != size:
             whole = memoryview(memory).cast("B")
         self.used -= size
+        self._share.held -= size
         self._budget.used -= size
         if self._kept + size <= _KEPT_BYTES:
             self._kept += size
@@ -205,9 +273,22 @@ class BufferPool:
         self._budget.free -= self._kept
         self._kept = 0
 
+    def may_hold(self, length: int) -> bool:
+        """Whether the session may hold so many bytes more beside data buffers."""
+        return self._budget.guarantees(self.beside, length, BESIDE) or self._budget.admits(
+            length, self.address
+        )
+
+    def hold(self, length: int) -> None:
+        """The session holds so many bytes more beside data buffers; less, if it is negative."""
+        self.beside += length
+        self._share.held += length
+        self._budget.beside += length
+
     def close(self) -> None:
         """Give all buffers back to the budget. No thread may use any of them any more."""
         self._budget.used -= self.used
+        self._share.held -= self.used
         self.used = 0
         self.trim()
         self._budget.close(self)

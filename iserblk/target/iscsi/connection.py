@@ -191,11 +191,11 @@ class TargetConnection:
         self._keeps = False  # responses until they are acknowledged
         self._acknowledged = 0  # its ExpStatSN
         self._kept: deque[TargetTask] = deque()  # in the order of their StatSN
-        self._beside = 0  # bytes that the budget has been told of
+        self._beside = 0  # bytes that ``_pool`` has been told of
         self._awaited: list[tuple[int, Callable[[], None]]] = []  # StatSN, and what waits for it
         self._numbers = Numbers(session.window)
         slots = [TargetTask(index, True) for index in range(LOGIN_SLOTS)]
-        self._answers = ControlAnswers(datamover, self._numbers, slots, self._declare)
+        self._answers = ControlAnswers(datamover, self._numbers, slots, self._declare, self._hold)
         self._data_limit = CONTROL_INLINE
         datamover.user = self
         datamover.on_unfinished = self._unfinished
@@ -257,8 +257,22 @@ class TargetConnection:
     def _count_beside(self) -> None:
         """Tell the budget what this connection holds beside data buffers."""
         held = 0 if self._closed else self._dm.kept_bytes + self._answers.held
-        self._budget.beside += held - self._beside
+        self._pool.hold(held - self._beside)
         self._beside = held
+
+    def _hold(self, length: int) -> bool:
+        """Have so many bytes more count that are held beside data buffers. False: there is no
+        memory."""
+        if not self._pool.may_hold(length):
+            return False
+        self._pool.hold(length)
+        self._beside += length
+        return True
+
+    def _forget_kept(self) -> None:
+        """Memory is wanted: nothing is kept for retransmission any more, as far as may be."""
+        self._dm.forget_kept()
+        self._count_beside()
 
     @property
     def recovers(self) -> bool:
@@ -340,7 +354,7 @@ class TargetConnection:
         if not self.done:
             self.abandon()
         self._dm.connection_terminate()
-        self._budget.keepers.pop(self._dm.forget_kept, None)
+        self._budget.keepers.pop(self._forget_kept, None)
         self._give_up_reserve()
         self._closed = True
         self._count_beside()
@@ -457,7 +471,8 @@ class TargetConnection:
         copy of it waits for its turn: a Text Request whole, as a part of a question is another one,
         any other with no more data than an answer could have. A connection has one Text Request
         outstanding (RFC 7143 section 11.10), so a second one that would wait is rejected, and does
-        not count as received. Raises RemoteProtocolError as for a text that is too long in turn."""
+        not count as received. Raises RemoteProtocolError as for a text that is too long in turn,
+        and ConnectionLost where there is no memory."""
         (cmd_sn, _) = bhs.CMD_SN_EXP_STAT_SN.unpack_from(message, at + bhs.CMD_SN_OFFSET)
         if (
             message[at] & bhs.IMMEDIATE
@@ -475,6 +490,8 @@ class TargetConnection:
             return True
         else:
             self._early_text = True
+        if not self._pool.may_hold(bhs.BHS_LENGTH + len(data)):
+            raise ConnectionLost("there is no memory for what comes before its turn")
         copy = bytearray(message[at : at + bhs.BHS_LENGTH])
         bhs.LENGTHS.pack_into(copy, bhs.LENGTHS_OFFSET, len(data))
         whole = memoryview(copy + data)
@@ -711,12 +728,14 @@ class TargetConnection:
         self._dm = self._answers.enable_datamover(header, data)
         if login.parameters.error_recovery_level and not login.parameters.rdma_extensions:
             self._recovers = True
-            self._budget.keepers[self._dm.forget_kept] = None
+            self._budget.keepers[self._forget_kept] = None
         self._on_login(self)
 
     def _join(self, joined: Joinable) -> None:
         """Become a connection of a session that there is."""
         assert isinstance(joined, TargetSession)
+        self._pool.hold(-self._beside)
+        self._beside = 0
         self.session.leave(self)
         self.session = joined
         self._window = joined.window

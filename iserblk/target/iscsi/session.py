@@ -20,7 +20,13 @@ from iserblk.iscsi.keys import SessionParameters
 from iserblk.iscsi.login_target import time2retain_beside
 from iserblk.iscsi.serial import serial_lt
 from iserblk.scsi import status as sam
-from iserblk.target.iscsi.buffers import GUARANTEED, UNASKED, BufferPool, DataBudget
+from iserblk.target.iscsi.buffers import (
+    GUARANTEED,
+    UNASKED,
+    BufferPool,
+    DataBudget,
+    size_of,
+)
 from iserblk.target.iscsi.numbers import CommandWindow
 from iserblk.target.iscsi.slot import (
     COMPLETED,
@@ -355,7 +361,7 @@ class TargetSession:
         their descriptors."""
         self.done = True
         for waiting in self._waiting.values():
-            self._budget.beside -= waiting.held
+            self.pool.hold(-waiting.held)
         self._waiting.clear()
         self.window.waiting = 0
         self._fences.clear()
@@ -410,7 +416,7 @@ class TargetSession:
         accept it then. ``held``: bytes of memory, beside data buffers, that it takes meanwhile."""
         self.window.note(cmd_sn)
         self._waiting[cmd_sn] = _Waiting(connection, slot, run, held)
-        self._budget.beside += held
+        self.pool.hold(held)
 
     def fence(self, cmd_sn: int, connection: Allegiance, run: Callable[[], None]) -> bool:
         """Call ``run`` when all commands before ``cmd_sn`` have come. False: too many requests
@@ -434,7 +440,7 @@ class TargetSession:
                 progress = False
                 waiting = self._waiting.pop(self.window.exp_cmd_sn, None)
                 if waiting is not None:
-                    self._budget.beside -= waiting.held
+                    self.pool.hold(-waiting.held)
                     self.window.forget(self.window.exp_cmd_sn)
                     progress = True
                     self._deliver(waiting.connection, waiting.run, others)
@@ -479,7 +485,7 @@ class TargetSession:
         for cmd_sn, waiting in list(self._waiting.items()):
             if waiting.connection is connection:
                 del self._waiting[cmd_sn]
-                self._budget.beside -= waiting.held
+                self.pool.hold(-waiting.held)
                 self.window.forget(cmd_sn)
                 if waiting.slot is not None:
                     self.tasks.pop(waiting.slot.itt, None)
@@ -527,19 +533,23 @@ class TargetSession:
         """Whether a task may have its buffer now, or has it. If not, ``resume`` tries again when
         buffers of this session, or of others, are given back."""
         length = slot.task.length
-        if slot.buffer is not None and len(slot.buffer) >= length:
+        if not length or (slot.buffer is not None and len(slot.buffer) >= length):
             return True
         used = self.pool.used
-        if used + length <= GUARANTEED:
+        size = size_of(length)
+        if self._budget.guarantees(used, size, GUARANTEED):
             return True
-        if not self._budget.admits(length, self.pool.address):
+        if not self._budget.admits(size, self.pool.address):
             self._budget.wait(self._wake, self.pool.address)
             return False
-        return not used or used + length <= DATA_BUDGET
+        return not used or used + size <= DATA_BUDGET
 
     def may_take(self, length: int) -> bool:
         """Whether ``length`` bytes may be taken for data that comes unasked, which cannot wait."""
-        return self.pool.used + length <= UNASKED or self._budget.admits(length, self.pool.address)
+        size = size_of(length)
+        return self._budget.guarantees(self.pool.used, size, UNASKED) or self._budget.fits_unasked(
+            size, self.pool.address
+        )
 
     def _wake(self) -> None:
         """Start deferred tasks: other sessions have given buffers back. Tasks of those sessions

@@ -4,12 +4,21 @@ from __future__ import annotations
 
 import gc
 import weakref
+from collections.abc import Callable
 from ctypes import addressof, c_ubyte
 from pathlib import Path
 
 import pytest
 
-from iserblk.target.iscsi.buffers import BufferPool, DataBudget
+from iserblk.target.iscsi.buffers import (
+    BESIDE,
+    GUARANTEED,
+    SET_ASIDE,
+    TOTAL,
+    BufferPool,
+    DataBudget,
+    size_of,
+)
 
 MIB = 1 << 20
 
@@ -244,3 +253,74 @@ def test_what_is_held_beside_buffers_counts() -> None:
     budget = DataBudget(most=8192)
     budget.beside = 4096
     assert budget.fits(4096) and not budget.fits(4097)
+
+
+@pytest.mark.parametrize("at_once", [True, False])
+@pytest.mark.parametrize("sessions", [1, 100, 1024])
+def test_what_is_guaranteed_to_all_has_a_bound_as_well(sessions: int, at_once: bool) -> None:
+    """However many there are, and whether they are there before the first takes anything: the
+    limit, and a quarter of it. (Memory that nothing touches is only counted.)"""
+    budget = DataBudget()
+    holder = BufferPool(budget)
+    while budget.fits(MIB):
+        holder.take(MIB)
+    assert budget.used == TOTAL
+    pools = [BufferPool(budget) for _ in range(sessions)] if at_once else []
+    piece = 128 << 10
+    for number in range(sessions):
+        pool = pools[number] if at_once else BufferPool(budget)
+        while budget.guarantees(pool.used, piece, GUARANTEED):
+            pool.take(piece)
+        if at_once:
+            assert pool.used >= piece  # each has its part
+    assert budget.used <= TOTAL + TOTAL // SET_ASIDE
+    if sessions == 1:
+        assert budget.used == TOTAL + GUARANTEED
+
+
+def test_what_is_held_beside_buffers_counts_for_the_address() -> None:
+    budget = DataBudget(most=16 * MIB)
+    pool, other = BufferPool(budget, "10.0.0.1"), BufferPool(budget, "10.0.0.2")
+    pool.hold(8 * MIB)
+    assert (pool.beside, budget.beside, budget.used_by("10.0.0.1")) == (8 * MIB, 8 * MIB, 8 * MIB)
+    assert not budget.fits(4096, "10.0.0.1") and budget.fits(4096, "10.0.0.2")
+    assert not pool.may_hold(4096) and other.may_hold(4096)
+    pool.hold(-8 * MIB)
+    assert not budget.beside and not budget.used_by("10.0.0.1")
+    full = BufferPool(budget, "10.0.0.3")
+    full.take(8 * MIB)
+    other.take(8 * MIB)
+    assert pool.may_hold(BESIDE) and not pool.may_hold(BESIDE + 1)
+
+
+def test_of_many_that_wait_for_much_one_is_woken() -> None:
+    """The first of each address; and all keep their places."""
+    budget = DataBudget(most=16 * MIB)
+    pool = BufferPool(budget, "10.0.0.1")
+    held = [pool.take(4096) for _ in range(2048)]
+    woken: list[tuple[str, int]] = []
+
+    def waiter(address: str, number: int) -> Callable[[], None]:
+        def wake() -> None:
+            woken.append((address, number))
+            if not budget.fits(8 * MIB, address):
+                budget.wait(wake, address)
+
+        return wake
+
+    for number in range(100):
+        for address in ("10.0.0.1", "10.0.0.2"):
+            budget.wait(waiter(address, number), address)
+    BufferPool(budget, "10.0.0.2").take(MIB)
+    for _ in range(2):
+        pool.give(held.pop())
+        budget.wake()
+    assert woken == [("10.0.0.1", 0), ("10.0.0.2", 0)] * 2
+    assert len(budget.waiting) == 200
+
+
+@pytest.mark.parametrize("length", [1, 4096, 4097, 65536, MIB + 1])
+def test_the_size_of_a_buffer_is_known_before(length: int) -> None:
+    pool = BufferPool(DataBudget())
+    pool.take(length)
+    assert pool.used == size_of(length)

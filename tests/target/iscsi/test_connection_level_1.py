@@ -7,7 +7,7 @@ import contextlib
 import pytest
 
 from iserblk.crc import crc32c
-from iserblk.datamover.kept import MOST_INLINE, MOST_READS
+from iserblk.datamover.kept import LEAST_INLINE, MOST_INLINE, MOST_READS
 from iserblk.iscsi import bhs, pdu
 from iserblk.target.iscsi.buffers import DataBudget
 from iserblk.target.iscsi.connection import PATIENCE
@@ -333,6 +333,13 @@ def test_answers_that_are_never_acknowledged_are_bounded_and_counted() -> None:
     peer.snack(pdu.SNACK_STATUS, beg_run=stat_sn, run_length=1)
     assert peer.answer(bhs.NOP_IN)[1] == b"p" * 8192
     peer.snack(pdu.SNACK_STATUS, beg_run=stat_sn + MOST_INLINE // 8192 + 2, run_length=1)
+    assert peer.rejected()[0] == pdu.REJECT_SNACK
+    # Where others want memory, hardly any of it is kept; the oldest again.
+    peer.host.budget.press()
+    assert peer.host.budget.beside < MOST_INLINE // 2
+    peer.snack(pdu.SNACK_STATUS, beg_run=stat_sn, run_length=1)
+    assert peer.answer(bhs.NOP_IN)[1] == b"p" * 8192
+    peer.snack(pdu.SNACK_STATUS, beg_run=stat_sn + LEAST_INLINE // 8192 + 2, run_length=1)
     assert peer.rejected()[0] == pdu.REJECT_SNACK
     peer.lose()
     assert peer.host.budget.beside == 0

@@ -11,9 +11,10 @@ from iserblk.errors import RemoteProtocolError
 from iserblk.iscsi import bhs, pdu
 from iserblk.rcap import seam
 from iserblk.scsi import status as sam
-from iserblk.target.iscsi.buffers import UNASKED, DataBudget
+from iserblk.target.iscsi.buffers import SET_ASIDE, UNASKED, BufferPool, DataBudget
 from iserblk.target.iscsi.connection import LOGIN_SLOTS, PINGS, QUEUE_DEPTH, UNEXPECTED
 from tests.target.iscsi.several import (
+    SIZE,
     WRITE_10,
     WRITES,
     Host,
@@ -316,7 +317,10 @@ def test_golden_bytes() -> None:
 def test_without_memory_a_command_is_to_be_repeated(kind: Kind, early: bool) -> None:
     """A session may have 512 KiB whatever the others have. Beyond that, unsolicited data finds
     memory, or its command ends with TASK SET FULL, also one that came before its turn."""
-    host = Host(budget=DataBudget(UNASKED))
+    most = 2 * SET_ASIDE * UNASKED  # of which 512 KiB are guaranteed to each of two sessions
+    host = Host(budget=DataBudget(most))
+    other = BufferPool(host.budget)
+    other.take(most)
     peer = kind(host, 0)
     assert peer.log_in(("InitialR2T", "No"), ("ImmediateData", "Yes")) == 0
     peer.ready()
@@ -325,7 +329,7 @@ def test_without_memory_a_command_is_to_be_repeated(kind: Kind, early: bool) -> 
     first = host.cmd_sn + early
     for itt in range(begun + 3):
         peer.command(cdb10(WRITE_10, 128), flags, 65536, DATA[:512], itt=itt, cmd_sn=first + itt)
-    assert host.budget.used == UNASKED and not peer.heard
+    assert host.budget.used == most + UNASKED and not peer.heard
     if early:
         peer.command(bytes(16), cmd_sn=first - 1, itt=99)
         assert peer.heard.pop()[0][3] == 0 and not peer.heard
@@ -337,9 +341,45 @@ def test_without_memory_a_command_is_to_be_repeated(kind: Kind, early: bool) -> 
     answers = {int.from_bytes(head[16:20]): head[3] for head, _ in peer.heard}
     full = {itt: sam.TASK_SET_FULL for itt in range(begun, begun + 3)}
     assert answers == dict.fromkeys(range(begun), 0) | full
-    assert peer.error is None and not host.budget.used
+    assert peer.error is None and host.budget.used == most
     peer.heard.clear()
     host.cmd_sn = first + begun + 3
     peer.command(cdb10(WRITE_10, 1), WRITES, 512, b"n" * 512, itt=1)
     assert peer.answer(bhs.SCSI_RESPONSE)[0][3] == 0
     assert bytes(host.store.content[:65536]) == b"n" * 512 + DATA[512:65536]
+    other.close()
+
+
+def test_commands_that_hold_unsolicited_data_do_not_wait_for_each_other(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """They may have no more memory than leaves some to those that need more than they have."""
+    monkeypatch.setattr("iserblk.target.iscsi.session.GUARANTEED", 0)
+    monkeypatch.setattr("iserblk.target.iscsi.session.UNASKED", 0)
+    host = Host(level=0, budget=DataBudget(SIZE))
+    peer = TcpPeer(host)
+    assert peer.log_in(("InitialR2T", "No"), ("ImmediateData", "Yes")) == 0
+    peer.ready()
+    commands = range(16)  # of 128 KiB each, of which 64 KiB come unasked: they fill the budget
+    first = host.cmd_sn
+    for itt in commands:
+        flags = WRITES & ~bhs.FLAG_FINAL
+        peer.command(cdb10(WRITE_10, 256), flags, 131072, DATA[:512], itt=itt, cmd_sn=first + itt)
+    for itt in commands:
+        for at in range(512, 65536, 7224):
+            end = at + 7224 >= 65536
+            data = DATA[at : min(at + 7224, 65536)]
+            peer.say_data_out(data, at, bhs.NO_TAG, at // 7224, end, itt)
+    statuses: dict[int, int] = {}
+    while peer.heard:
+        head, _ = peer.heard.pop(0)
+        if head[0] == bhs.SCSI_RESPONSE:
+            statuses[int.from_bytes(head[16:20])] = head[3]
+            continue
+        r2t = pdu.ReadyToTransfer.unpack_from(head)
+        for sn in range(8):
+            at = 65536 + sn * 8192
+            peer.say_data_out(DATA[at : at + 8192], at, r2t.ttt, sn, sn == 7, r2t.itt)
+    assert set(statuses) == set(commands)
+    assert set(statuses.values()) == {0, sam.TASK_SET_FULL}
+    assert not host.budget.used

@@ -11,6 +11,7 @@ from iserblk.iscsi.login_target import (
     TOO_MANY_CONNECTIONS,
 )
 from iserblk.iscsi.text import MAXIMUM_TEXT, encode
+from iserblk.target.iscsi.buffers import BESIDE, SET_ASIDE, BufferPool, DataBudget
 from tests.support import logs
 from tests.target.iscsi.several import (
     IQN,
@@ -381,6 +382,31 @@ def test_an_error_of_a_command_that_waited_ends_its_connection_only() -> None:
     second.command(bytes(16), itt=1, cmd_sn=start)
     assert first.connection.done and not second.connection.done
     assert second.opcodes() == [bhs.SCSI_RESPONSE]
+
+
+def test_without_memory_nothing_waits_for_its_turn() -> None:
+    """Beyond what is guaranteed to each session; the connection ends, as the PDU would be lost."""
+    host = Host(level=0, budget=DataBudget(SET_ASIDE << 20))
+    others = BufferPool(host.budget)
+    others.take(SET_ASIDE << 20)
+    _, second = two(TcpPeer, host)
+    for number in range(1, 127):
+        ping = pdu.NopOut(
+            opcode=bhs.NOP_OUT,
+            data_length=8192,
+            lun=bytes(8),
+            itt=number,
+            cmd_sn=host.cmd_sn + number,
+            exp_stat_sn=second.exp_stat_sn,
+        )
+        second.say(ping, bytes(8192))
+        host.run()
+        assert host.budget.beside <= BESIDE
+        if second.connection.done:
+            break
+    assert str(second.error) == "there is no memory for what comes before its turn"
+    assert not host.budget.beside
+    others.close()
 
 
 @pytest.mark.parametrize("end", ["turn", "loss", "session"])
