@@ -771,13 +771,18 @@ async def _pump(
 
 async def _look_after(connection: TargetConnection, peer: str) -> None:
     """End a session whose initiator has vanished without closing the connection. Neither TCP nor
-    the network reports that, and the session would keep its memory and its name for ever."""
+    the network reports that, and the session would keep its memory and its name for ever. And end
+    one whose initiator is there, and owes what others wait for."""
     asked = False
     while not connection.done:
         connection.silent |= _WATCH
         await trio.sleep(PING_S)
         connection.trim()
-        if not connection.silent & _WATCH:
+        owed = connection.overdue(trio.current_time())
+        if owed:
+            log.warning("%s: session ended: %s", peer, owed)
+            connection.give_up()
+        elif not connection.silent & _WATCH:
             asked = False
         elif not connection.greeted:
             log.warning("%s: session ended: the initiator sent no Hello", peer)

@@ -10,7 +10,7 @@ import pytest
 import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
-from iserblk.iscsi import pdu
+from iserblk.iscsi import bhs, pdu
 from iserblk.iscsi.chap import Accounts
 from iserblk.iscsi.login_target import AUTHENTICATION_FAILURE
 from iserblk.iscsi.text import decode_untrusted
@@ -20,11 +20,11 @@ from iserblk.secret import Secret
 from iserblk.target.attempts import FREE
 from iserblk.target.iscsi.buffers import BufferPool, DataBudget
 from iserblk.target.scsi.device import LogicalUnit
-from iserblk.target.server import TargetServer
+from iserblk.target.server import PING_S, TargetServer
 from iserblk.url import Url, parse_url
 from tests.iscsi import logins
 from tests.target.fake_store import FakeStore
-from tests.target.test_server import IQN, log_in, serving
+from tests.target.test_server import IQN, block_write, log_in, pdus, serving
 from tests.target.test_server_users import answer
 
 SECRETS = {"alice": "the-one-of-alice", "bob": "the-one-of-bobby"}
@@ -201,3 +201,60 @@ async def test_an_attempt_whose_connection_ends_is_not_looked_at(
         mock_clock.jump(3)
         await wait_all_tasks_blocked()
         assert caplog.text.count("authentication failed") == refused
+
+
+async def log_in_and_be_ready(stream: trio.SocketStream, name: str) -> int:
+    """As ``log_in``, behind the unit attention of a new session."""
+    cmd_sn = await log_in(stream, name)
+    await stream.send_all(
+        pdu.ScsiCommand(
+            flags=bhs.FLAG_FINAL,
+            lun=bytes(8),
+            itt=1,
+            edtl=0,
+            cmd_sn=cmd_sn,
+            exp_stat_sn=0,
+            cdb=bytes(16),
+        ).pack()
+    )
+    assert (await pdus(stream, 1))[0][0] == bhs.SCSI_RESPONSE
+    return cmd_sn + 1
+
+
+@pytest.mark.logs("session ended: the data of a command did not come")
+async def test_a_live_initiator_that_owes_data_blocks_a_lun_for_a_while(
+    mock_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It answers every ping."""
+    monkeypatch.setattr("tests.target.test_server.PATIENCE_S", 1000)  # by the clock that jumps
+    async with serving() as text:
+        url = parse_url(text)
+        async with await connect(url) as stalls, await connect(url, "127.0.0.2") as waits:
+            cmd_sn = await log_in_and_be_ready(stalls, "iqn.x:stalls")
+            write = bytes([0x2A, 0, 0, 0, 0, 0, 0, 0, 1]).ljust(16, b"\0")
+            flags = bhs.FLAG_FINAL | bhs.FLAG_WRITE | bhs.ATTR_HEAD_OF_QUEUE
+            command = pdu.ScsiCommand(
+                flags=flags, lun=bytes(8), itt=7, edtl=512, cmd_sn=cmd_sn, exp_stat_sn=0, cdb=write
+            )
+            await stalls.send_all(command.pack())
+            assert (await pdus(stalls, 1))[0][0] == bhs.R2T
+            cmd_sn = await log_in_and_be_ready(waits, "iqn.x:waits")
+            await waits.send_all(block_write(cmd_sn, b"w" * 512, durable=False))
+            answered = trio.Event()
+
+            async def wait() -> None:
+                assert (await pdus(waits, 1))[0][3] == 0
+                answered.set()
+
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(wait)
+                alive = pdu.NopOut(itt=bhs.NO_TAG, cmd_sn=cmd_sn, exp_stat_sn=0).pack()
+                for _ in range(16):
+                    for stream in (stalls, waits):
+                        with contextlib.suppress(trio.BrokenResourceError):
+                            await stream.send_all(alive)
+                    await wait_all_tasks_blocked(0.01)
+                    if answered.is_set():
+                        break
+                    mock_clock.jump(PING_S / 2)
+                assert answered.is_set()

@@ -32,6 +32,7 @@ from iserblk.target.iscsi.control import (
     ControlAnswers,
 )
 from iserblk.target.iscsi.numbers import Numbers
+from iserblk.target.iscsi.owing import Owed
 from iserblk.target.iscsi.session import RECOVERY, TargetSession
 from iserblk.target.iscsi.slot import (
     AT_ONCE,
@@ -186,6 +187,8 @@ class TargetConnection:
         self._at_once = at_once
         self._reserve: mmap | None = None
         self._looked = 0  # ExpCmdSN at the last ``trim``
+        # At the last look: data of a command, room for answers, commands before others.
+        self._owed_data, self._owed_room, self._owed_command = Owed(True), Owed(), Owed()
         # What the initiator has acknowledged, where that matters.
         self._notes = False
         self._keeps = False  # responses until they are acknowledged
@@ -253,6 +256,39 @@ class TargetConnection:
         self._waited = waits
         self.flush()
         self.on_output()
+
+    def overdue(self, now: float) -> str:
+        """Call it about twice a minute. What the initiator has owed for too long, for the log: then
+        the connection is to be given up, also if the initiator answers pings, as tasks of others
+        wait for it, or for the memory that it holds. "": nothing. ``now``: seconds of any clock."""
+        fetching = [
+            slot
+            for slot in self._tasks.values()
+            if slot.connection is self and slot.state in (FETCHING, UNSOLICITED)
+        ]
+        length = fetching[0].task.length if fetching else 0
+        # Tasks of SCSI, as slots are used again.
+        if self._owed_data.overdue([slot.task for slot in fetching], length, now):
+            for slot in fetching:
+                self._end_owed(slot)
+            return "the data of a command did not come"
+        leaving: list[ScsiTask] = []
+        if not self._recovers or self._dm.wants_write():  # else they may be kept
+            leaving = [slot.task for slot in self._slots if slot.state == ENDED and slot.busy]
+        length = max((each.length for each in leaving), default=0)
+        if self._owed_room.overdue(leaving, length, now):
+            return "its answers were not taken"
+        if self._owed_command.overdue(self.session.missing_for(self), 0, now):
+            return "a command before others did not come"
+        return ""
+
+    def _end_owed(self, slot: TargetTask) -> None:
+        """End a task whose data has not come, even where the tasks of a lost connection are kept:
+        it holds up no others any more."""
+        slot.task.cancel()
+        slot.task.status = sam.TASK_ABORTED
+        slot.task.transferred = 0
+        self._task_sets.leave(slot.lun, slot)
 
     def _count_beside(self) -> None:
         """Tell the budget what this connection holds beside data buffers."""
@@ -323,6 +359,7 @@ class TargetConnection:
             ):
                 break
         self.abandon()
+        self._task_sets.enable_ready()
 
     def tell_of_drop(self, cid: int, time2wait: int, time2retain: int) -> bool:
         """Implements Allegiance."""

@@ -63,6 +63,15 @@ class _Waiting(NamedTuple):
     held: int
 
 
+class _Missing:
+    """A command that has not come, at a look."""
+
+    __slots__ = ("cmd_sn",)
+
+    def __init__(self, cmd_sn: int) -> None:
+        self.cmd_sn = cmd_sn
+
+
 class _Fence(NamedTuple):
     """A request that waits until all commands before ``cmd_sn`` have come."""
 
@@ -99,6 +108,7 @@ class TargetSession:
         self.lost: list[Allegiance] = []
         self._waiting: dict[int, _Waiting] = {}  # by CmdSN
         self._fences: list[_Fence] = []
+        self._missing: _Missing | None = None
         self._orphans: set[TargetTask] = set()  # in threads, of LUNs that are gone
         self._draining = False
         self.nexus: Nexus  # while ``attached``, and afterwards
@@ -417,6 +427,17 @@ class TargetSession:
         self.window.note(cmd_sn)
         self._waiting[cmd_sn] = _Waiting(connection, slot, run, held)
         self.pool.hold(held)
+
+    def missing_for(self, connection: Allegiance) -> list[object]:
+        """What PDUs and requests of the connection wait for: nothing, or one object, the same as
+        long as it is the same command."""
+        if not any(each.connection is connection for each in self._waiting.values()) and not any(
+            fence.connection is connection for fence in self._fences
+        ):
+            return []
+        if self._missing is None or self._missing.cmd_sn != self.window.exp_cmd_sn:
+            self._missing = _Missing(self.window.exp_cmd_sn)
+        return [self._missing]
 
     def fence(self, cmd_sn: int, connection: Allegiance, run: Callable[[], None]) -> bool:
         """Call ``run`` when all commands before ``cmd_sn`` have come. False: too many requests
