@@ -29,6 +29,7 @@ from iserblk.iscsi.chap import Accounts
 from iserblk.iscsi.login_target import LoginTarget, LoginTargetConfig
 from iserblk.iscsi.send_targets import Portal
 from iserblk.limited_log import tell_left_out
+from iserblk.newcomers import Newcomers, origin_of
 from iserblk.rcap.seam import QueuePair
 from iserblk.sockets.stream import SocketStream
 from iserblk.target.access import Access
@@ -56,7 +57,6 @@ from iserblk.target.iscsi.slot import Allegiance, TargetTask
 from iserblk.target.keeping import KeptConnections
 from iserblk.target.lunlist import LunList, Served, targets_of
 from iserblk.target.lunspec import LunSpec
-from iserblk.target.newcomers import Newcomers, origin_of
 from iserblk.target.ports import (
     ISER,
     IWARP,

@@ -1,4 +1,5 @@
-"""Connections of the target whose initiators have not logged in yet: how many there are."""
+"""Connections of a server whose peers have not logged in yet, or not agreed on anything: how many
+there are."""
 
 from __future__ import annotations
 
@@ -31,7 +32,8 @@ class _Newcomer(NamedTuple):
 
 
 class _Origin:
-    """Newcomers of one origin, oldest first. ``begun``: those that have sent a Login Request."""
+    """Newcomers of one origin, oldest first. ``begun``: those that have sent something that makes
+    sense (a Login Request)."""
 
     __slots__ = ("begun", "silent")
 
@@ -44,14 +46,14 @@ class _Origin:
 
 
 class Newcomers:
-    """Whoever may connect can hold such connections, before a secret has to be known. Where there
-    are too many, one of the origin that has most is given up. So a flood pushes itself out, and
-    initiators of other origins do not notice it.
+    """Every peer that may connect can hold such connections, before a secret has to be known. Where
+    there are too many, one of the origin that has most is given up. So a flood pushes itself out,
+    and peers of other origins do not notice it.
 
-    Of that origin it is the oldest that has sent no Login Request; but if those that have sent one
-    are more than half, the oldest of them. So an initiator of the same origin has its login, too:
-    peers that send nothing do not end it when it has begun, and peers that stop in the middle do
-    not keep it from beginning."""
+    Of that origin it is the oldest that has not begun; but if those that have begun are more than
+    half, the oldest of them. So an honest peer of the same origin has its login, too: peers that
+    send nothing do not end it when it has begun, and peers that stop in the middle do not keep it
+    from beginning."""
 
     def __init__(self) -> None:
         self._all: dict[object, _Newcomer] = {}
@@ -69,7 +71,7 @@ class Newcomers:
             self._give_up_one()
 
     def begins(self, who: object) -> None:
-        """A Login Request has come. Does nothing if ``who`` does not count."""
+        """Its first message has come (a Login Request). Does nothing if ``who`` does not count."""
         newcomer = self._all.get(who)
         if newcomer is not None:
             origin = self._origins[newcomer.origin]
@@ -94,7 +96,7 @@ class Newcomers:
     def _give_up_one(self) -> None:
         name, origin = max(self._origins.items(), key=lambda each: len(each[1]))
         there = origin.begun if len(origin.begun) > len(origin.silent) else origin.silent
-        log.info("%s: an unfinished login is given up: too many", name)
+        log.info("%s: an unfinished login or handshake is given up: too many", name)
         self._give_up(next(iter(there)))
 
     def _give_up(self, who: object) -> None:

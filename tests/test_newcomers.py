@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from iserblk.target.newcomers import Newcomers, origin_of
+from iserblk.newcomers import Newcomers, origin_of
 
 
 class Given:
