@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from mmap import MAP_ANONYMOUS, MAP_PRIVATE, mmap
 from typing import Final
 
 from mypy_extensions import mypyc_attr
 
-GUARANTEED: Final = 1 << 20  # bytes that each client may have whatever the others have
+GUARANTEED: Final = 1 << 20  # bytes that each client may have whatever the others have; less where
+GUARANTEED_ALL: Final = 256 << 20  # bytes of all clients would be more than this
+GUARANTEED_REQUESTS: Final = 16  # that each client may have open whatever the others have
+TOTAL_REQUESTS: Final = 16 << 10  # open, of all clients: each takes up to 5 KiB beside its data
 CLIENT_BYTES = 5 << 20  # bytes of the requests of one client; a single one may be larger
 TOTAL_BYTES: Final = 64 << 20  # bytes of all clients
 KEPT_BYTES: Final = 16 << 20  # of buffers that no request uses
@@ -28,29 +32,36 @@ def size_of(length: int) -> int:
 
 class Chunk:
     """Memory that bytes of a client are received into, as they come. ``users``: requests whose data
-    is in it."""
+    is in it. It occupies no more than what has been received: most clients use little of it."""
 
     __slots__ = ("data", "users", "view")
 
     def __init__(self) -> None:
-        self.data = bytearray(CHUNK)
+        self.data = mmap(-1, CHUNK, MAP_PRIVATE | MAP_ANONYMOUS)
         self.view = memoryview(self.data)
         self.users = 0
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)  # of tests: a memory that is exhausted
 class Memory:
-    """Of one server, used by one thread. ``used``: bytes of requests of all clients. ``kept``:
+    """Of one server, used by one thread. ``used``: bytes of requests of all clients. ``open``: how
+    many requests these are. ``guaranteed``: bytes that each client may have in any case. ``kept``:
     bytes that are kept for requests to come, those that clients keep included."""
 
     def __init__(self, total: int = TOTAL_BYTES) -> None:
         self.total = total
         self.used = 0
+        self.open = 0
+        self.guaranteed = GUARANTEED
         self._given_back = False
         self._waiting: dict[Callable[[], None], None] = {}  # oldest first
         self._buffers: dict[int, list[bytearray]] = {}
         self.kept = 0
         self._chunks: list[Chunk] = []
+
+    def guarantee(self, clients: int) -> None:
+        """There are so many clients now."""
+        self.guaranteed = min(GUARANTEED, GUARANTEED_ALL // max(1, clients))
 
     def fits(self, length: int) -> bool:
         return self.used + length <= self.total
@@ -70,6 +81,12 @@ class Memory:
     def give_back(self, length: int) -> None:
         """So many bytes of ``used`` are free again; ``share_out`` is to follow."""
         self.used -= length
+        self._given_back = True
+
+    def end(self, cost: int) -> None:
+        """As ``give_back``, of a request that is not open any more."""
+        self.open -= 1
+        self.used -= cost
         self._given_back = True
 
     def share_out(self) -> None:

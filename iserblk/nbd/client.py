@@ -21,7 +21,7 @@ import socket
 import ssl
 import termios
 from array import array
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from math import inf
 from typing import Final, NamedTuple, Protocol
 
@@ -139,8 +139,10 @@ class Client:
         default: str,
         tls: Tls,
         context: ssl.SSLContext | None,
+        begun: Callable[[], None] = lambda: None,
     ) -> tuple[Export, Transmission] | None:
-        """None: the client has ended it. Raises RemoteProtocolError, OSError, trio.TooSlowError."""
+        """``begun`` is called when the client has said something that makes sense. None: the client
+        has ended it. Raises RemoteProtocolError, OSError, trio.TooSlowError."""
         handshake = Handshake(exports, default, tls)
         buffer = memoryview(bytearray(_STEP))
         asked: set[str] = set()
@@ -158,6 +160,8 @@ class Client:
                 if not count:
                     return None
                 event = handshake.receive_data(bytes(buffer[:count]))
+                if handshake.state is not State.GREETED:
+                    begun()
                 while event is not None:
                     if isinstance(event, Look):
                         left = limit.deadline - trio.current_time()
@@ -293,8 +297,7 @@ class Client:
     def hurry(self) -> None:
         """After ``stop``, some time later: if the client takes no replies, give it up."""
         if self._blocked:
-            self._lose()
-            self._nap.wake()
+            self.give_up()
 
     def give_way(self, starved: bool) -> None:
         """Called from time to time. ``starved``: others wait for memory. A client that has much of
@@ -304,8 +307,17 @@ class Client:
             self._logs.conduct.warning(
                 "%s: let go: others need the memory that it keeps waiting", self.name
             )
-            self._lose()
-            self._nap.wake()
+            self.give_up()
+
+    @property
+    def has_begun(self) -> bool:
+        """It has sent a request, or a part of one."""
+        return self._transmission.has_begun
+
+    def give_up(self) -> None:
+        """Another client needs the place. ``serve`` ends."""
+        self._lose()
+        self._nap.wake()
 
     # -- a pause ----------------------------------------------------------------------------------
 
@@ -469,6 +481,8 @@ class Client:
                 self._receive()
             if transmission.out_size and not self._blocked:
                 self._send()  # refusals
+                if transmission.held and not self._blocked:
+                    self._receive_soon()  # perhaps it was for their number
             self._memory.share_out()
             if transmission.starved:
                 self._memory.wait(self._wake)

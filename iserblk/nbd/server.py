@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 import logging
+import resource
 import socket
 import ssl
+import struct
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 
 import trio
 
@@ -18,11 +22,20 @@ from iserblk.nbd.exports import Export
 from iserblk.nbd.handshake import Tls
 from iserblk.nbd.limited_log import ClientLogs
 from iserblk.nbd.transmission import Transmission
+from iserblk.newcomers import Newcomers, origin_of
 from iserblk.waiting.strands import Strands, open_strands
 
 log = logging.getLogger(__name__)
 
-MOST_CLIENTS = 256
+_CLIENT = "NBD client"  # in front of its address, in logs
+_CREDENTIALS = struct.Struct("iII")  # ucred, unix(7): pid, uid, gid
+MOST_CLIENTS = 1024  # that have chosen an export, and
+SPARE = 128  # more, of origins that have
+SPARE_EACH = 8  # clients at most: so no origin takes all places
+MOST_HANDSHAKES = 256
+# Descriptors of all that is no client: the targets' connections, and what Python opens by itself.
+OTHER_DESCRIPTORS = 128
+_DESCRIPTORS = MOST_CLIENTS + SPARE + MOST_HANDSHAKES + OTHER_DESCRIPTORS
 LAST_WORDS_S = 5.0  # that a client has for taking replies, when the server ends
 KEEPALIVE_S = 60  # of silence, after which a client's machine is asked for a sign of life
 # Replies that the kernel takes of a client on a Unix socket, in bytes. It doubles the number, for
@@ -56,7 +69,9 @@ class NbdServer:
         self._busy_poll_us = busy_poll_us
         self._logs = ClientLogs(log)
         self._clients: set[Client] = set()
-        self._handshakes: dict[Client, trio.CancelScope] = {}  # oldest first
+        self._origins: dict[str, dict[Client, None]] = {}  # of the clients, oldest first
+        self._handshakes = Newcomers()
+        self.most_clients, self.spare, self.most_handshakes = room(_limit())
         self._ending = False
         self._open = trio.Event()  # unset while the server is paused: no connection is taken
         self._open.set()
@@ -81,8 +96,7 @@ class NbdServer:
                     async with self.listening(sockets):
                         yield
                     self._ending = True
-                    for scope in list(self._handshakes.values()):
-                        scope.cancel()
+                    self._handshakes.give_up_all()
                     for client in self._clients:
                         client.stop()
                     nursery.start_soon(self._hurry)
@@ -109,7 +123,8 @@ class NbdServer:
             )
             found.append((client, client.continued(each), each.sock))
         # All of them before the first can have gone: it is not the last one then.
-        self._clients.update(client for client, _, _ in found)
+        for client, _, sock in found:
+            self._enter(client, _origin(sock, ""))
         for client, transmission, sock in found:
             await self._nursery.start(self._serve_on, client, transmission, sock)
 
@@ -122,7 +137,8 @@ class NbdServer:
     ) -> None:
         task_status.started()
         with sock:
-            await self._transmit(client, self._exports[self._default], transmission)
+            origin = _origin(sock, client.name)
+            await self._transmit(client, origin, self._exports[self._default], transmission)
 
     # -- a pause ----------------------------------------------------------------------------------
 
@@ -131,11 +147,15 @@ class NbdServer:
         is answered. ``go_on`` or ``leave`` is to follow, also when this is cancelled. Not for
         clients with TLS."""
         self._open = trio.Event()
-        for scope in list(self._handshakes.values()):
-            scope.cancel()
+        self._handshakes.give_up_all()
         async with trio.open_nursery() as nursery:
             for client in self._clients:
                 nursery.start_soon(client.pause)
+
+    @property
+    def clients(self) -> int:
+        """How many there are that have chosen an export."""
+        return len(self._clients)
 
     @property
     def open_requests(self) -> int:
@@ -156,6 +176,7 @@ class NbdServer:
         """After ``pause``: another process has the ``connections`` now. Their clients end here, and
         do not notice. The server stays paused."""
         leaving, self._clients = self._clients, set()  # nothing here acts on them any more
+        self._origins.clear()
         for client in leaving:
             client.leave()
 
@@ -192,7 +213,9 @@ class NbdServer:
             except BlockingIOError:
                 continue
             except OSError as error:
-                self._logs.conduct.warning("a connection could not be accepted: %s", error.strerror)
+                self._logs.conduct.warning(
+                    "a connection could not be accepted: %s%s", error.strerror, _remedy(error)
+                )
                 await trio.sleep(_ACCEPT_PAUSE_S)
                 continue
             nursery.start_soon(self._serve, sock, _name(address), group)
@@ -209,16 +232,24 @@ class NbdServer:
                 # A client that vanished without a word does not stay for ever.
                 sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
                 sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, KEEPALIVE_S)
+            origin = _origin(sock, name)
+            if not self._has_room(origin) and self._idle() is None:
+                self._refuse(name)
+                return
             client = Client(sock, name, group, self.memory, self._busy_poll_us, self._logs)
             try:
                 with trio.CancelScope() as scope:
-                    self._make_room(client, scope)
+                    self._handshakes.add(client, origin, scope.cancel, self.most_handshakes)
                     try:
                         agreed = await client.shake_hands(
-                            self._exports, self._default, self._tls, self._context
+                            self._exports,
+                            self._default,
+                            self._tls,
+                            self._context,
+                            partial(self._handshakes.begins, client),
                         )
                     finally:
-                        self._handshakes.pop(client, None)
+                        self._handshakes.remove(client)
             except trio.TooSlowError:
                 self._logs.conduct.warning("%s: no end of the handshake in time", name)
                 return
@@ -234,36 +265,141 @@ class NbdServer:
             except Exception:  # a bug; it ends this client only
                 log.exception("%s: internal error", name)
                 return
-            if scope.cancelled_caught or agreed is None or not self._open.is_set():
+            if scope.cancelled_caught:
+                if not self._ending and self._open.is_set():
+                    self._logs.conduct.warning(
+                        "%s: let go: too many handshakes at once (%d)", name, self.most_handshakes
+                    )
+                return
+            if agreed is None or not self._open.is_set():
                 return
             export, transmission = agreed
+            if not self._make_room(origin):  # others were faster
+                transmission.close()
+                self._refuse(name)
+                return
             log.info("%s: uses %s", name, export.name)
-            self._clients.add(client)
-            await self._transmit(client, export, transmission)
+            self._enter(client, origin)
+            await self._transmit(client, origin, export, transmission)
 
-    async def _transmit(self, client: Client, export: Export, transmission: Transmission) -> None:
+    async def _transmit(
+        self, client: Client, origin: str, export: Export, transmission: Transmission
+    ) -> None:
         try:
             await client.serve(export, transmission)
         finally:
-            self._clients.discard(client)
+            self._leave(client, origin)
             if not self._clients:
                 self._left.set()
 
-    def _make_room(self, client: Client, scope: trio.CancelScope) -> None:
-        """With too many clients the oldest one that is no further than the handshake is let go; or
-        the new one."""
-        self._handshakes[client] = scope
-        if len(self._clients) + len(self._handshakes) > MOST_CLIENTS:
-            oldest = next(iter(self._handshakes))
-            self._logs.conduct.warning(
-                "%s: let go: there are %d clients", oldest.name, MOST_CLIENTS
-            )
-            self._handshakes.pop(oldest).cancel()
+    # -- room -------------------------------------------------------------------------------------
+
+    def _enter(self, client: Client, origin: str) -> None:
+        """It has chosen an export."""
+        self._clients.add(client)
+        self._origins.setdefault(origin, {})[client] = None
+        self.memory.guarantee(len(self._clients))
+
+    def _leave(self, client: Client, origin: str) -> None:
+        """Its place is free. Does nothing if it has left already."""
+        self._clients.discard(client)
+        clients = self._origins.get(origin, {})
+        if client in clients:
+            del clients[client]
+            if not clients:
+                del self._origins[origin]
+        self.memory.guarantee(len(self._clients))
+
+    def _has_room(self, origin: str) -> bool:
+        count = len(self._clients)
+        return count < self.most_clients or (
+            count < self.most_clients + self.spare
+            and len(self._origins.get(origin, ())) < SPARE_EACH
+        )
+
+    def _idle(self) -> tuple[Client, str] | None:
+        """A client that has chosen an export, and sent no request since, and its origin: that which
+        has most clients."""
+        origin, clients = max(self._origins.items(), key=lambda each: len(each[1]))
+        return next(((each, origin) for each in clients if not each.has_begun), None)
+
+    def _make_room(self, origin: str) -> bool:
+        """Whether there is a place for one more client of ``origin``. If there is none, an idle
+        client is let go; one that is at work never is."""
+        if self._has_room(origin):
+            return True
+        found = self._idle()
+        if found is None:
+            return False
+        idle, its_origin = found
+        self._logs.conduct.warning(
+            "%s: let go without a request: there are %d clients", idle.name, len(self._clients)
+        )
+        self._leave(idle, its_origin)
+        idle.give_up()
+        return True
+
+    def _refuse(self, name: str) -> None:
+        self._logs.conduct.warning(
+            "%s: refused: there are %d clients, all at work", name, len(self._clients)
+        )
+
+
+def room(limit: int) -> tuple[int, int, int]:
+    """Places for clients, spare ones, and places for handshakes, where the process may have
+    ``limit`` descriptors."""
+    share = min(1.0, max(0, limit - OTHER_DESCRIPTORS) / (_DESCRIPTORS - OTHER_DESCRIPTORS))
+    return (
+        max(8, int(MOST_CLIENTS * share)),
+        max(2, int(SPARE * share)),
+        max(4, int(MOST_HANDSHAKES * share)),
+    )
+
+
+def allow_descriptors() -> None:
+    """Let this process have the descriptors of as many clients as a server has room for. Where the
+    system allows fewer, there is less room, and the log says so."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if 0 <= soft < _DESCRIPTORS:
+        most = _DESCRIPTORS if hard < 0 else min(_DESCRIPTORS, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+    limit = _limit()
+    if limit < _DESCRIPTORS:
+        log.warning(
+            "room for %d clients, not %d: the limit of descriptors is %d; raise it to %d"
+            " (LimitNOFILE=, ulimit -n)",
+            room(limit)[0],
+            MOST_CLIENTS,
+            limit,
+            _DESCRIPTORS,
+        )
+
+
+def _limit() -> int:
+    """Of descriptors of this process; _DESCRIPTORS is as good as more."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return soft if 0 <= soft < _DESCRIPTORS else _DESCRIPTORS  # below 0: there is no limit
+
+
+def _remedy(error: OSError) -> str:
+    if error.errno in (errno.EMFILE, errno.ENFILE):
+        return "; raise the limit of descriptors (ulimit -n, LimitNOFILE=)"
+    return ""
+
+
+def _origin(sock: socket.socket, name: str) -> str:
+    """Whose connections count together: of TCP the address, of a Unix socket the user."""
+    if sock.family == socket.AF_UNIX:
+        _, uid, _ = _CREDENTIALS.unpack(
+            sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+        )
+        return f"user {uid}"
+    return origin_of(name.removeprefix(_CLIENT).lstrip())
 
 
 def _name(address: object) -> str:
     """Of a peer, for logs."""
     if isinstance(address, tuple):
         host, port = address[:2]
-        return f"NBD client [{host}]:{port}" if ":" in host else f"NBD client {host}:{port}"
-    return "NBD client"
+        return f"{_CLIENT} [{host}]:{port}" if ":" in host else f"{_CLIENT} {host}:{port}"
+    return _CLIENT

@@ -18,7 +18,7 @@ from iserblk.errors import IserblkError, WritesLost, first_error
 from iserblk.nbd.client import Connection
 from iserblk.nbd.exports import Export
 from iserblk.nbd.handshake import Tls
-from iserblk.nbd.server import NbdServer
+from iserblk.nbd.server import NbdServer, allow_descriptors
 from iserblk.waiting.until_told import UntilTold, until_told
 
 log = logging.getLogger(__name__)
@@ -91,6 +91,7 @@ def serve(
     ``patient``: see ``Export``. Raises IserblkError when the LUNs cannot be opened, or the last
     flush failed.
     """
+    allow_descriptors()
     busy_poll_us = max(each.options.busy_poll_us for each in settle(urls, options))
     failed: list[str] = []
 

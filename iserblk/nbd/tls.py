@@ -19,6 +19,7 @@ from iserblk.sockets.wire import WOULD_BLOCK, Wire
 _CA, _REVOKED = "ca-cert.pem", "ca-crl.pem"
 _CERTIFICATE, _KEY = "server-cert.pem", "server-key.pem"
 _STEP = 64 << 10  # bytes of TLS records that are read, or made, at once
+_MOST_READS = 4  # of that, for the first byte of data: a client could send records without any
 
 
 def by_certificates(directory: str, verify_peer: bool) -> ssl.SSLContext:
@@ -149,13 +150,16 @@ class TlsStream:
 
     def receive(self, buffers: list[memoryview]) -> int:
         buffer: Any = buffers[0]  # the types of older mypy know bytearray only
+        reads = 0
         while True:
             try:
                 count = int(self._tls.read(len(buffer), buffer))
             except ssl.SSLWantReadError:
                 self._decrypted = False
-                if not self._read_records():
+                # Records need not have data. What is left in the socket is still to be seen there.
+                if reads == _MOST_READS or not self._read_records():
                     return WOULD_BLOCK
+                reads += 1
             except (ssl.SSLZeroReturnError, ssl.SSLEOFError):
                 return 0
             else:

@@ -12,9 +12,9 @@ header is packed directly in front of the data.
 The memory that requests take is bounded, by ``buffers``. Where there is none for the next one,
 ``get_buffers`` answers with none, and the client waits; ``resume`` goes on. What is counted is the
 memory itself: the buffers of reads and large writes, whole chunks in which small writes lie, and
-room for the answer of a BLOCK_STATUS. A request is counted until its reply has been sent. Answers
-to what is refused at once are bounded by what one chunk can hold, as long as the caller receives
-nothing while it cannot send.
+room for the answer of a BLOCK_STATUS; and how many requests there are, as each has a command, or a
+strand. A request is counted until its reply has been sent. Answers to what is refused at once are
+MOST_REFUSALS at most; ``resume`` is to be called when they have been sent.
 
 What comes is untrusted: ``received`` and ``resume`` raise RemoteProtocolError and nothing else.
 """
@@ -31,9 +31,10 @@ from iserblk.nbd import messages as nbd
 from iserblk.nbd.buffers import (
     CHUNK,
     CLIENT_BYTES,
-    GUARANTEED,
+    GUARANTEED_REQUESTS,
     HEADROOM,
     LEAST,
+    TOTAL_REQUESTS,
     Chunk,
     Memory,
     size_of,
@@ -42,6 +43,8 @@ from iserblk.nbd.messages import Negotiated
 
 SMALL: Final = 64 << 10  # bytes of a write's data that stays where it was received
 MOST_REQUESTS: Final = 1024  # of a client, not answered
+MOST_REFUSALS: Final = 256  # of a client, not sent
+_MOST_IDLE: Final = 128  # requests that a client keeps to use them again
 LEAST_MOVED: Final = 1 << 20  # bytes, from one call of ``hoards`` to the next
 _STEP: Final = 4096  # bytes received behind the data of a large write: all of them are copied
 _ROOM: Final = 8192  # with less room in a chunk the next one is taken
@@ -157,6 +160,7 @@ class Transmission:
         self._memory = memory
         self._used = 0  # bytes
         self._leaving: deque[Request | None] = deque()  # whose memory the buffers of ``out`` are
+        self._refusals = 0  # answers in ``out`` that belong to no request
         self._lost = False  # nothing is sent any more
         self._moved = self._moved_before = 0  # bytes, now and at the last call of ``hoards``
         self._slow = 0  # calls in a row
@@ -303,6 +307,8 @@ class Transmission:
                 continue
             if command == nbd.READ:
                 if length > nbd.MOST_PAYLOAD:
+                    if not self._may_refuse():
+                        break
                     error = nbd.EOVERFLOW if self.negotiated.structured else nbd.EINVAL
                     self._start += size
                     self._answer_error(cookie, offset, error, f"at most {nbd.MOST_PAYLOAD} bytes")
@@ -316,10 +322,12 @@ class Transmission:
                     request.flags = flags
                     request.cookie = cookie
                     request.offset = offset
-                    self._memory.kept -= cost
+                    memory = self._memory
+                    memory.kept -= cost
+                    memory.open += 1
+                    memory.used += cost
                     self.open += 1
                     self._used += cost
-                    self._memory.used += cost
                 else:
                     buffer = self._memory.buffer(cost)  # it may fail: first
                     request = self._take(command, flags, cookie, offset, length, cost)
@@ -372,10 +380,20 @@ class Transmission:
     def _fits(self, cost: int) -> bool:
         """There is memory for a request of that cost; else ``held`` is set."""
         used = self._used + cost
+        memory = self._memory
         if (used > CLIENT_BYTES and self._used) or self.open >= MOST_REQUESTS:
             self.held = True
-        elif used > GUARANTEED and not self._memory.fits(cost):
+        elif (used > memory.guaranteed and not memory.fits(cost)) or (
+            memory.open >= TOTAL_REQUESTS and self.open >= GUARANTEED_REQUESTS
+        ):
             self.held = self.starved = True
+        return not self.held
+
+    def _may_refuse(self) -> bool:
+        """There is room for the answer to a request that is not carried out; else ``held`` is
+        set."""
+        if self._refusals >= MOST_REFUSALS:
+            self.held = True
         return not self.held
 
     def _take(
@@ -390,7 +408,9 @@ class Transmission:
         request.cost = cost
         self.open += 1
         self._used += cost
-        self._memory.used += cost
+        memory = self._memory
+        memory.open += 1
+        memory.used += cost
         return request
 
     def _begin_large(self, request: Request, buffer: bytearray) -> bool:
@@ -415,7 +435,7 @@ class Transmission:
     ) -> bool:
         """Pass over the data of a request that cannot be carried out, and answer it. False: no more
         may be answered now."""
-        if not self._fits(0):
+        if not self._may_refuse():
             return False
         read_only = command in _CHANGES and self.negotiated.flags & nbd.READ_ONLY
         if read_only:
@@ -553,6 +573,8 @@ class Transmission:
             if request is not None:
                 self._release(request)
             return
+        if request is None:
+            self._refusals += 1
         self.out.append(message)
         self.out_size += len(message)
         self._leaving.append(request)
@@ -568,17 +590,25 @@ class Transmission:
                 if request is not None:
                     self._release(request)
             leaving.clear()
+            self._refusals = 0
             return
         whole = 0
         while count >= len(self.out[whole]):
             count -= len(self.out[whole])
             whole += 1
             request = leaving.popleft()
-            if request is not None:
+            if request is None:
+                self._refusals -= 1
+            else:
                 self._release(request)
         del self.out[:whole]
         if count:
             self.out[0] = memoryview(self.out[0])[count:]
+
+    @property
+    def has_begun(self) -> bool:
+        """The client has sent something since the handshake."""
+        return self._moved > 0 or self._end > 0
 
     def hoards(self) -> bool:
         """Between the last two calls, and before, less than LEAST_MOVED has moved, though it was
@@ -586,7 +616,7 @@ class Transmission:
         memory than it is guaranteed."""
         moved, self._moved_before = self._moved - self._moved_before, self._moved
         its_turn = self._large is not None or self.out_size > 0
-        if moved < LEAST_MOVED and its_turn and self._used > GUARANTEED:
+        if moved < LEAST_MOVED and its_turn and self._used > self._memory.guaranteed:
             self._slow += 1  # the first time its turn may have come a moment ago
         else:
             self._slow = 0
@@ -616,9 +646,8 @@ class Transmission:
         memory = self._memory
         self.open -= 1
         cost = request.cost
-        if cost:
-            self._used -= cost
-            memory.give_back(cost)
+        self._used -= cost
+        memory.end(cost)
         if request.command == nbd.READ:
             length = request.length
             if memory.keeps(cost) or self._forget_others(length, cost):
@@ -643,7 +672,8 @@ class Transmission:
             if not self._lost:
                 self._owner.told(request.losses)
             request.losses = 0
-        self._idle.append(request)
+        if len(self._idle) < _MOST_IDLE:
+            self._idle.append(request)
 
     def _forget_others(self, length: int, cost: int) -> bool:
         """Keep no memory for reads of other lengths. Whether there is room for this one now."""

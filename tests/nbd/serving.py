@@ -107,10 +107,17 @@ async def serving(
     place: Path, *disks: AsyncFake, context: ssl.SSLContext | None = None
 ) -> AsyncIterator[Path]:
     """Yields the Unix socket's path."""
+    async with at(place, server_of(*disks, context=context)) as path:
+        yield path
+
+
+@asynccontextmanager
+async def at(place: Path, server: NbdServer) -> AsyncIterator[Path]:
+    """As ``serving``."""
     path = place / "nbd"
     with socket.socket(socket.AF_UNIX) as listening:
         listening.bind(str(path))
         listening.listen(100)
-        async with server_of(*disks, context=context).serving([listening]):
+        async with server.serving([listening]):
             yield path
     path.unlink()

@@ -24,6 +24,15 @@ def test_a_quarter_more_at_most(length: int) -> None:
     assert size_of(size) == size
 
 
+@pytest.mark.parametrize(
+    ("clients", "guaranteed"), [(0, 1 << 20), (256, 1 << 20), (257, 1044495), (1024, 256 << 10)]
+)
+def test_many_clients_are_guaranteed_less_each(clients: int, guaranteed: int) -> None:
+    memory = Memory()
+    memory.guarantee(clients)
+    assert memory.guaranteed == guaranteed
+
+
 def test_a_buffer_is_used_again() -> None:
     memory = Memory()
     buffer = memory.buffer(8192)

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import fcntl
 import json
+import resource
 import socket
 import ssl
 import termios
 from array import array
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
 import pytest
@@ -21,11 +24,13 @@ from iserblk.nbd import client as client_module
 from iserblk.nbd import limited_log, transmission
 from iserblk.nbd import messages as nbd
 from iserblk.nbd import server as server_module
+from iserblk.nbd.server import NbdServer
 from iserblk.nbd.tls import TlsStream, by_certificates
-from tests.nbd.serving import DirectFake, HeldDisk, fake, server_of, serving
+from tests.nbd.serving import DirectFake, HeldDisk, at, fake, server_of, serving
 from tests.support.certificates import Authority
 from tests.support.fake_disk import AsyncFake
 from tests.support.nbd_client import (
+    WHOLE,
     RawClient,
     Reply,
     connect,
@@ -181,30 +186,122 @@ async def test_the_limit_of_a_handshake_is_not_for_the_target(
         assert (await client.option_reply())[0] == nbd.REP_INFO
 
 
-async def test_too_many_clients(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Those that say nothing make room, the oldest first; those that are at work stay."""
-    monkeypatch.setattr(server_module, "MOST_CLIENTS", 3)
-    async with serving(tmp_path, fake()) as path, await connected(path) as worker:
-        silent = [await connect(path) for _ in range(2)]
-        for each in silent:
-            await each.receive(nbd.GREETING.size)
-        async with await connected(path) as second, await connected(path) as third:
-            for each in silent:
-                assert await is_let_go(each)
-            async with await connect(path) as fourth:
-                assert await is_let_go(fourth)
-            for each in (worker, second, third):
+@asynccontextmanager
+async def over_tcp(server: NbdServer) -> AsyncIterator[Callable[[str], Awaitable[RawClient]]]:
+    """Yields what connects from an address of this machine."""
+    with socket.create_server(("127.0.0.1", 0), backlog=100) as listening:
+
+        async def connect_from(address: str) -> RawClient:
+            sock = trio.socket.socket()
+            await sock.bind((address, 0))
+            await sock.connect(listening.getsockname())
+            return RawClient(trio.SocketStream(sock))
+
+        async with server.serving([listening]):
+            yield connect_from
+
+
+async def test_a_flood_of_handshakes_ends_its_own(caplog: pytest.LogCaptureFixture) -> None:
+    """Not that of another address, however long it takes; and not what is at work."""
+    server = server_of(fake())
+    server.most_handshakes = 4
+    async with AsyncExitStack() as stack, over_tcp(server) as connect_from:
+
+        async def come(address: str) -> RawClient:
+            return await stack.enter_async_context(await connect_from(address))
+
+        worker = await come("127.0.0.1")
+        await worker.shake_hands()
+        honest = await come("127.0.0.2")
+        await honest.receive(nbd.GREETING.size)
+        flood = [await come("127.0.0.1") for _ in range(20)]
+        for each in flood[:17]:
+            assert await is_let_go(each)
+        await honest.send(nbd.CLIENT_FLAGS.pack(WHOLE))
+        assert await honest.choose() == 8 * MIB
+        same = await come("127.0.0.1")  # as the flood
+        assert await same.shake_hands() == 8 * MIB
+        for each in (worker, honest, same):
+            await each.send(request(nbd.READ, 0, 1, 7))
+            assert await each.reply(1) == Reply(0, 7, b"\0")
+    assert {each.partition(": ")[2] for each in caplog.messages} == {
+        "let go: too many handshakes at once (4)"
+    }
+
+
+async def test_too_many_clients(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Those that have chosen an export and ask for nothing make room, the oldest first; those that
+    are at work stay, and so does who comes to a place that is free."""
+    server = server_of(fake())
+    server.most_clients, server.spare = 3, 0
+    async with at(tmp_path, server) as path, AsyncExitStack() as stack:
+
+        async def come() -> RawClient:
+            return await stack.enter_async_context(await connect(path))
+
+        async def work(*clients: RawClient) -> None:
+            for each in clients:
                 await each.send(request(nbd.READ, 0, 1, 7))
                 assert await each.reply(1) == Reply(0, 7, b"\0")
-        # Where one has gone there is room again.
-        async with await connect(path) as fifth:
-            assert await fifth.shake_hands() == 8 * MIB
-        for each in silent:
-            await each.stream.aclose()
-    texts = [record.getMessage() for record in caplog.records]
-    assert texts == ["NBD client: let go: there are 3 clients"] * 3
+
+        first, idle, second, third = [await come() for _ in range(4)]
+        for each in (first, idle, second):
+            await each.shake_hands()
+        await work(first, second)
+        await third.greet()
+        await work(first)  # a handshake ends no client: only its end does
+        await third.choose()
+        assert await is_let_go(idle)
+        await work(first, second, third)
+        assert await is_let_go(await come())
+        await second.stream.aclose()
+        await until(lambda: server.clients == 2)
+        assert await (await come()).shake_hands() == 8 * MIB
+    assert caplog.messages == [
+        "NBD client: let go without a request: there are 3 clients",
+        "NBD client: refused: there are 3 clients, all at work",
+    ]
+
+
+async def test_one_address_does_not_take_all_places(caplog: pytest.LogCaptureFixture) -> None:
+    server = server_of(fake())
+    server.most_clients, server.spare = 10, 2
+    async with AsyncExitStack() as stack, over_tcp(server) as connect_from:
+
+        async def work(address: str) -> bool:
+            client = await stack.enter_async_context(await connect_from(address))
+            try:
+                await client.shake_hands()
+                await client.send(request(nbd.READ, 0, 1, 7))
+                return await client.reply(1) == Reply(0, 7, b"\0")
+            except EOFError:
+                return False
+
+        assert [await work("127.0.0.1") for _ in range(12)] == [True] * 10 + [False] * 2
+        assert [await work("127.0.0.2") for _ in range(3)] == [True] * 2 + [False]
+    assert len(caplog.messages) == 3
+
+
+@pytest.mark.parametrize(
+    ("limit", "places"),
+    [(1536, (1024, 128, 256)), (20000, (1024, 128, 256)), (832, (512, 64, 128)), (64, (8, 2, 4))],
+)
+def test_room_goes_by_the_limit_of_descriptors(limit: int, places: tuple[int, ...]) -> None:
+    assert server_module.room(limit) == places
+
+
+def test_too_few_descriptors_are_told(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    limits = [(256, 832)]
+    monkeypatch.setattr(resource, "getrlimit", lambda _: limits[-1])
+    monkeypatch.setattr(resource, "setrlimit", lambda _, both: limits.append(both))
+    server_module.allow_descriptors()
+    assert limits[-1] == (832, 832)
+    assert caplog.messages == [
+        "room for 512 clients, not 1024: the limit of descriptors is 832; raise it to 1536"
+        " (LimitNOFILE=, ulimit -n)"
+    ]
 
 
 async def test_clients_that_stall_do_not_keep_memory_from_others(

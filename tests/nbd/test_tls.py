@@ -180,6 +180,43 @@ def test_there_and_back(directory: Path, authority: Authority) -> None:
         assert peer.read() == b"to the client"
 
 
+def test_records_without_data_end_a_turn(directory: Path, authority: Authority) -> None:
+    """A client could keep the socket full of them for ever. Here it is a record that is long in
+    coming; the socket shows what is left."""
+
+    class Drops:
+        """Implements what TlsStream needs of Wire: a byte at a time."""
+
+        end_of_record = False
+
+        def __init__(self, sock: socket.socket) -> None:
+            self.whole = wire(sock, end_of_record=False)
+            self.send = self.whole.send
+            self.count = 0
+
+        def receive(self, buffers: list[memoryview]) -> int:
+            self.count += 1
+            return self.whole.receive([buffers[0][:1]])
+
+    here, there = socket.socketpair()
+    with here, there:
+        here.setblocking(False)
+        there.setblocking(False)
+        drops = Drops(here)
+        stream = tls.TlsStream(drops, tls.by_certificates(str(directory), False))
+        peer = Peer(client_context(authority))
+        agree(stream, peer, there)
+        peer.tls.write(bytes(1000))
+        carry(peer, there)
+        drops.count = 0
+        buffer = memoryview(bytearray(2000))
+        assert stream.receive([buffer]) == WOULD_BLOCK and not stream.pending()
+        assert drops.count < 10
+        while (count := stream.receive([buffer])) == WOULD_BLOCK:
+            pass
+        assert count == 1000
+
+
 def test_more_than_the_socket_takes(directory: Path, authority: Authority) -> None:
     """What ``send`` has taken is sent by ``flush``, piece by piece."""
     data = os.urandom(MIB)

@@ -15,10 +15,20 @@ from hypothesis import strategies as st
 from iserblk.disk.seam import EXTENT_DATA, EXTENT_HOLE, EXTENT_ZERO
 from iserblk.errors import RemoteProtocolError
 from iserblk.nbd import messages as nbd
-from iserblk.nbd.buffers import CHUNK, CLIENT_BYTES, GUARANTEED, LEAST, Memory, size_of
+from iserblk.nbd.buffers import (
+    CHUNK,
+    CLIENT_BYTES,
+    GUARANTEED,
+    GUARANTEED_REQUESTS,
+    LEAST,
+    TOTAL_REQUESTS,
+    Memory,
+    size_of,
+)
 from iserblk.nbd.messages import Negotiated
 from iserblk.nbd.transmission import (
     LEAST_MOVED,
+    MOST_REFUSALS,
     MOST_REQUESTS,
     SMALL,
     STATUS_COST,
@@ -878,6 +888,38 @@ def test_answers_of_block_status_are_counted(mode: str) -> None:
         server.transmission.reply_status(each, extents)
     assert server.transmission.out_size <= CLIENT_BYTES + 64 * len(found)
     assert server.transmission.resume() == [] and server.transmission.held  # not sent yet
+
+
+def test_answers_to_what_is_refused_are_bounded(server: Server) -> None:
+    """They belong to no request that is counted. The rest is refused when these have been sent."""
+    count = 3 * MOST_REFUSALS
+    junk = server.request(77) * (count // 2) + server.request(READ, length=1 << 31) * (count // 2)
+    assert server.receive(junk) == (len(junk), [])
+    transmission = server.transmission
+    assert len(transmission.out) == MOST_REFUSALS and transmission.held
+    answered = 0
+    while transmission.out:
+        answered += len(transmission.out)
+        transmission.sent(transmission.out_size)
+        assert transmission.resume() == []
+    assert answered == count and not transmission.held
+
+
+def test_requests_without_data_are_counted_too() -> None:
+    """Each has a strand. Clients that have few of them go on."""
+    memory = Memory()
+    memory.open = TOTAL_REQUESTS - 1
+    server, other = Server(memory=memory), Server(memory=memory)
+    found = fill(server, server.request(TRIM, length=512) * MOST_REQUESTS)
+    assert len(found) == GUARANTEED_REQUESTS and server.transmission.starved
+    assert len(fill(other, other.request(TRIM, length=512) * 30)) == GUARANTEED_REQUESTS
+    woken: list[bool] = []
+    memory.wait(lambda: woken.append(True))
+    for each in found[:2]:
+        server.transmission.reply(each)
+    server.transmission.sent(server.transmission.out_size)
+    memory.share_out()
+    assert woken and memory.open == TOTAL_REQUESTS - 1 + 2 * GUARANTEED_REQUESTS - 2
 
 
 def test_replies_that_are_not_read_are_bounded(server: Server) -> None:
