@@ -18,15 +18,31 @@ def run(*words: str) -> subprocess.CompletedProcess[str]:
 @pytest.mark.parametrize("begin", ["mixed", "login"])
 def test_a_small_flood(begin: str) -> None:
     """More connections than there is room for before a login."""
-    done = run("--connections", "600", "--begin", begin)
+    shows_what_is_promised("login", run("--connections", "600", "--begin", begin))
+
+
+@pytest.mark.parametrize("begin", ["mixed", "option"])
+def test_a_small_flood_of_nbd(begin: str) -> None:
+    """More connections than there is room for before the end of a handshake."""
+    done = run("--nbd", "--connections", "600", "--begin", begin)
+    shows_what_is_promised("client", done)
+    assert "the client from before the flood goes on" in done.stdout
+
+
+def shows_what_is_promised(what: str, done: subprocess.CompletedProcess[str]) -> None:
     assert not done.returncode, done.stdout + done.stderr
     logins = re.findall(
-        r"^honest login from 127\.0\.0\.[12], .*: logged in after", done.stdout, re.M
+        rf"^honest {what} from 127\.0\.0\.[12], .*: succeeded after", done.stdout, re.M
     )
     assert len(logins) == 6
     assert "connections made from 127.0.0.1: 600" in done.stdout
-    assert "resident memory of the target: " in done.stdout
+    assert "resident memory of the server: " in done.stdout
     assert done.stdout.endswith("\nas promised\n")
+
+
+def test_a_beginning_of_another_server() -> None:
+    done = run("--nbd", "--begin", "mpa")
+    assert done.returncode == 2 and "it is one of nothing, flags, option, idle" in done.stderr
 
 
 def test_help() -> None:
