@@ -40,7 +40,7 @@ command line: 0 done, 1 other, 4 transport, 5 login refused, 7 bad argument, 8 c
 from __future__ import annotations
 
 import errno as _errno
-from typing import ClassVar
+from typing import ClassVar, TypeVar
 
 
 class IserblkError(Exception):
@@ -52,6 +52,16 @@ class IserblkError(Exception):
     errno: int = _errno.EIO
     losses: int = 0
     exit_status: ClassVar[int] = 1
+
+
+E = TypeVar("E", bound=Exception)
+
+
+def without_frames(error: E) -> E:
+    """``error``, to be kept: it refers to no frame any more, nor does another error behind it, and
+    so not to the buffers that callers have there."""
+    error.__traceback__ = error.__cause__ = error.__context__ = None
+    return error
 
 
 class LocalProtocolError(IserblkError):

@@ -34,6 +34,7 @@ from iserblk.errors import (
     LocalProtocolError,
     LunChanged,
     ReservationLost,
+    without_frames,
 )
 from iserblk.initiator.drivers.tasks import TrioDriver
 from iserblk.initiator.session.connection import Connection
@@ -237,7 +238,7 @@ class Reconnector:
                 await self._taken()
                 return None
         except IserblkError as error:
-            return error.with_traceback(None)
+            return without_frames(error)
         except OSError as error:
             return ConnectionLost(str(error))
         except Exception as error:
@@ -314,7 +315,7 @@ class Reconnector:
             await self._look(self._fresh)
             return self._fresh
         except IserblkError as error:
-            problem = error.with_traceback(None)
+            problem = without_frames(error)
         except OSError as error:
             problem = ConnectionLost(str(error))
         except Exception as error:

@@ -16,7 +16,13 @@ from collections import deque
 from collections.abc import Callable
 from threading import Lock
 
-from iserblk.errors import ConnectionLost, LocalProtocolError, RemoteProtocolError, TransportError
+from iserblk.errors import (
+    ConnectionLost,
+    LocalProtocolError,
+    RemoteProtocolError,
+    TransportError,
+    without_frames,
+)
 from iserblk.rcap import seam
 from iserblk.rcap.iwarp import checks, rdmap
 from iserblk.rcap.iwarp.reads import OutstandingRead
@@ -153,13 +159,13 @@ class MemoryQueuePair:
                 while self.inbox and self._error is None and not (self._hold or self._closed):
                     self._take(self.inbox.popleft(), completions)
             except RemoteProtocolError as error:
-                self._error = error.with_traceback(None)  # which would keep the caller's frames
+                self._error = without_frames(error)  # which would keep the caller's frames
                 if error.terminate is not None:
                     goodbye = Message(TERMINATE)
                     goodbye.code = error.terminate
                     self._transmit(goodbye)
             except ConnectionLost as error:
-                self._error = error.with_traceback(None)
+                self._error = without_frames(error)
             if self._error is None and self._disconnected:
                 self._error = ConnectionLost("the connection was ended by this side")
         with self._tx_lock:

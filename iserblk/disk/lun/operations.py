@@ -43,6 +43,7 @@ from iserblk.errors import (
     UnusableLun,
     WriteProtected,
     WritesLost,
+    without_frames,
 )
 from iserblk.initiator.commands import (
     AGAIN_S,
@@ -685,7 +686,7 @@ class DiskCore:
             except NotSupported as error:  # it is no disk any more
                 self._another = LunChanged(f"{known.url}: {error}; {NEVER}")
             except LunChanged as error:
-                self._another = error.with_traceback(None)
+                self._another = without_frames(error)
             if self._another is not None:
                 log.error("%s", self._another)
                 raise LunChanged(str(self._another))

@@ -17,7 +17,7 @@ from contextlib import suppress
 from struct import Struct
 from typing import Final
 
-from iserblk.errors import ConnectionLost, NotSupported, RemoteProtocolError
+from iserblk.errors import ConnectionLost, NotSupported, RemoteProtocolError, without_frames
 from iserblk.rcap.iwarp import ddp, sctp
 from iserblk.rcap.iwarp.llp import drain, names, shut_down
 from iserblk.rcap.iwarp.mpa import MpaParameters
@@ -267,7 +267,7 @@ class Association:
         except (RemoteProtocolError, ConnectionLost, OSError) as error:
             if not total:
                 raise
-            self._problem = error.with_traceback(None)
+            self._problem = without_frames(error)
         if total:
             return total
         return 0 if self._over else WOULD_BLOCK
