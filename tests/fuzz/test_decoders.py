@@ -49,6 +49,8 @@ ELSEWHERE = {
     "rcap/verbs/queuepair.py:VerbsQueuePair._verdict": "tests/rcap/verbs/test_ending.py",
     "datamover/iser_initiator.py:IserInitiator.deallocate_task_resources":
         "tests/initiator/session/test_session_hostile.py",
+    "initiator/session/sending.py:SendQueue.send_again":
+        "tests/initiator/session/test_session_level_1.py",
     "initiator/connecting/login.py:Login.control_notify": "tests/faults/test_hostile_target.py",
     "target/iscsi/connection.py:TargetConnection._more_slots":
         "tests/target/iscsi/test_connection_resources.py",

@@ -134,7 +134,12 @@ class Ladder:
         session.queue.wake_takers()
         session.listeners.tick()
         perhaps, session.perhaps_ended = session.perhaps_ended, []
-        self._waiting += [(task, itt, True) for task, itt in perhaps]
+        waiting = set(self._waiting)
+        self._waiting += [
+            (task, itt, True)
+            for task, itt in perhaps
+            if (task, itt, True) not in waiting and not self._asks_about(task, itt)
+        ]
         self._abort_waiting(now)
         self._renew(now)
         if session.suspended is None:
@@ -205,6 +210,11 @@ class Ladder:
         task.state = ABORTING
         self._waiting.append((task, task.itt, False))
         self._abort_waiting(now)
+
+    def _asks_about(self, task: TaskSlot, itt: int) -> bool:
+        """Whether the target has been asked already whether this task has ended."""
+        step = self._steps.get(task)
+        return step is not None and step.itt == itt
 
     def _abort_waiting(self, now: float) -> None:
         """Send ABORT TASK for those that wait for it, as far as control slots go."""

@@ -48,6 +48,7 @@ TOGETHER: Final = 64 * 1024
 CONTROL_SLOTS: Final = 16  # for NOP, task management, logout: enough for a ladder on several tasks
 _STEP: Final = 1 << INDEX_BITS
 NO_ANSWER: Final = 0xFF  # the ``response`` of a control PDU that was rejected, or lost
+MOST_AGAIN: Final = 16  # how often one PDU is sent again on its connection
 
 
 class InDoubt(ScsiError):
@@ -99,6 +100,8 @@ class SendQueue:
         self._in_play = len(self.tasks)  # slots that are not withheld
         self._free_controls = slots[-CONTROL_SLOTS:]
         self._again: set[TaskSlot] = set()  # waiting, and sent before on a lost connection
+        # By the index of its slot: a PDU that was sent again (its ITT), and how often.
+        self._repeated: Final[dict[int, tuple[int, int]]] = {}
         self._doubted: Final[set[bytes]] = set()  # LUNs that nothing is sent to
         self._takers: Final[FairQueue[Waiter]] = FairQueue()  # of slots
         # Takers that were woken, each for a slot that was given back, and have not come yet.
@@ -669,10 +672,19 @@ class SendQueue:
 
     def send_again(self, slot: TaskSlot) -> None:
         """Send a command or a numbered ping once more, as it was: the target has discarded it, or
-        never had it (RFC 7143 section 7.2.1). At ErrorRecoveryLevel 1 or more, over TCP."""
+        never had it (RFC 7143 section 7.2.1). At ErrorRecoveryLevel 1 or more, over TCP. Raises
+        RemoteProtocolError when the target has had it too often: it need not take what we send to
+        go on like that."""
         connection = slot.connection
         cmd_sn = self.number_of(slot)
         assert cmd_sn is not None  # callers have looked
+        itt, count = self._repeated.get(slot.index, (slot.itt, 0))
+        count = count + 1 if itt == slot.itt else 1
+        if count > MOST_AGAIN:
+            raise RemoteProtocolError(
+                "iSCSI", f"the target has discarded the PDU with CmdSN {cmd_sn} {count} times"
+            )
+        self._repeated[slot.index] = slot.itt, count
         log.info("%s: PDU with CmdSN %d is sent again", connection.portal, cmd_sn)
         with self.lock:
             bhs.CMD_SN_EXP_STAT_SN.pack_into(

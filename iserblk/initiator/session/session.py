@@ -41,6 +41,7 @@ from iserblk.errors import (
     ConnectionLost,
     IserblkError,
     RemoteProtocolError,
+    without_frames,
 )
 from iserblk.initiator.session.connection import Connection
 from iserblk.initiator.session.departure import Departure
@@ -69,6 +70,7 @@ log = logging.getLogger(__name__)
 AS_ASKED: Final = "as the target had asked"
 UNEXPECTED: Final = 32  # receives for PDUs that answer nothing: NOP-In, Async Message, Reject
 STALLS: Final = 16  # times in which the process did not run, that are remembered
+MOST_TOLD: Final = 1024  # kinds of sense data that the log has, and that are remembered
 
 
 class Parting:
@@ -507,8 +509,11 @@ class Session:
         sense = sense_data.decode(slot.sense)
         told = (slot.lun, sense.code)
         # A disk that wears out says so with each command: once is enough for the log.
-        level = logging.DEBUG if told in self._recovered_told else logging.WARNING
-        self._recovered_told.add(told)
+        level = logging.WARNING
+        if told in self._recovered_told or len(self._recovered_told) >= MOST_TOLD:
+            level = logging.DEBUG
+        else:
+            self._recovered_told.add(told)
         log.log(
             level,
             "%s: LUN %d: command %#04x was carried out, and the LUN says: %s",
@@ -525,10 +530,14 @@ class Session:
         if not sense.is_unit_attention or sense.code not in sense_data.TASKS_ENDED:
             return
         everywhere = sense.code == sense_data.NEXUS_LOST
+        noted = set(self.perhaps_ended)  # by an earlier report: a target may send any number
         perhaps = [
             (task, task.itt)
             for task in self.queue.tasks
-            if task.state == SENT and task is not heard and (everywhere or task.lun == heard.lun)
+            if task.state == SENT
+            and task is not heard
+            and (everywhere or task.lun == heard.lun)
+            and (task, task.itt) not in noted
         ]
         if perhaps:
             log.info(
@@ -598,7 +607,8 @@ class Session:
         reject = pdu.Reject.unpack_from(message, at)
         words = reasons.reject_reason(reject.reason)
         header = bhs.data_segment_untrusted(message, at)
-        recovers = self.parameters.error_recovery_level and reject.reason in pdu.REJECTS_OF_RECOVERY
+        # (Over iSER no PDU is damaged: one that was sent again would advertise its buffer twice.)
+        recovers = self.loses_pdus and reject.reason in pdu.REJECTS_OF_RECOVERY
         snack = len(header) > 0 and header[0] & bhs.OPCODE_MASK == bhs.SNACK_REQUEST
         level = logging.INFO if recovers or snack else logging.WARNING
         log.log(level, "%s: target rejected a PDU: %s", self.portal, words)
@@ -725,7 +735,7 @@ class Session:
                 self._reinstate_by = now + connection.time2wait + connection.time2retain
                 self.suspended_at = monotonic()
                 self._stay_away(connection.time2wait)
-                self.life.enter(Event.LAST, error.with_traceback(None))
+                self.life.enter(Event.LAST, without_frames(error))
                 queue.hold()
             queue.lose(connection)
         self._end_one(connection)
@@ -866,7 +876,7 @@ class Session:
             if not self._over:  # nothing was announced
                 for connection in self.queue.connections:
                     self.give_respite(connection.time2wait)
-            self.life.enter(Event.LOSS, error.with_traceback(None))
+            self.life.enter(Event.LOSS, without_frames(error))
             self.queue.hold()
         self._clean_up()
 
@@ -1026,8 +1036,8 @@ class Session:
         with self.queue.lock:
             if self.error is None:
                 self._unfinished = True
-                # Without its traceback, which refers to buffers of the thread in ``progress``.
-                self.life.enter(Event.FAIL, error.with_traceback(None))
+                # Without its frames, which refer to buffers of the thread in ``progress``.
+                self.life.enter(Event.FAIL, without_frames(error))
         self.finish()
 
     def finish(self) -> bool:

@@ -8,10 +8,11 @@ import pytest
 
 from iserblk.errors import CommandTimeout, ConnectionLost, ScsiError
 from iserblk.initiator.session.deadlines import IDLE_S, OVERTAKEN_S, STEP_S, Ladder
+from iserblk.initiator.session.session import MOST_TOLD
 from iserblk.initiator.session.slots import ABORTING, ANYTHING, QUEUED, SENT, TAKEN
 from iserblk.iscsi import bhs, pdu
 from iserblk.scsi import status as sam
-from iserblk.scsi.sense import UNIT_ATTENTION, encode_fixed
+from iserblk.scsi.sense import RECOVERED_ERROR, UNIT_ATTENTION, encode_fixed
 from tests.initiator.fake import (
     CountingWaiter,
     FakeDatamover,
@@ -27,6 +28,7 @@ from tests.support import logs
 pytestmark = pytest.mark.logs(
     logs.DEADLINES,
     logs.ASYNC_MESSAGE,
+    logs.CARRIED_OUT,
     logs.RECONNECTED,
     "no answer to ABORT TASK",
 )
@@ -575,17 +577,44 @@ def test_other_luns_are_not_concerned_but_by_the_loss_of_the_nexus() -> None:
         assert len(ended.aborts) == count
 
 
+def scsi_event(sense: bytes, lun: bytes = bytes(8)) -> bytes:
+    """An Asynchronous Message with sense data."""
+    data = len(sense).to_bytes(2, "big") + sense
+    event = pdu.AsyncMessage(
+        data_length=len(data), lun=lun, event=pdu.ASYNC_SCSI, stat_sn=1, exp_cmd_sn=1, max_cmd_sn=32
+    )
+    return event.pack() + data
+
+
 def test_scsi_event_is_heard_as_sense_data() -> None:
     ended = Ended(b"", at_once=False)
-    event = pdu.AsyncMessage(
-        lun=bytes(8), event=pdu.ASYNC_SCSI, stat_sn=1, exp_cmd_sn=1, max_cmd_sn=32
-    ).pack()
-    data = len(RESET).to_bytes(2, "big") + RESET
-    raw = bytearray(event + data)
-    raw[5:8] = len(data).to_bytes(3, "big")
-    ended.receive(bytes(raw))
+    ended.receive(scsi_event(RESET))
     ended.tick()
     assert len(ended.aborts) == 3
+
+
+def test_reports_without_end_ask_about_each_command_once() -> None:
+    """What a target reports between two looks, and while it is asked, takes no memory."""
+    ended = Ended()
+    for _ in range(3):
+        for _ in range(100):
+            ended.receive(scsi_event(RESET))
+        assert len(ended.made.perhaps_ended) == 3
+        ended.tick()
+    assert len(ended.aborts) == 3
+
+
+def test_kinds_of_success_with_sense_that_are_remembered_have_a_bound(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Each is a warning once, and a target may name any LUN."""
+    made, dm = session()
+    recovered = encode_fixed(RECOVERED_ERROR, 0x17, 0x01)
+    for number in range(2 * MOST_TOLD):
+        dm.inbox.append(scsi_event(recovered, number.to_bytes(8, "big")))
+    made.progress(0.0)
+    told = [each for each in caplog.records if "was carried out" in each.getMessage()]
+    assert made.error is None and len(told) == MOST_TOLD
 
 
 # -- a process that does not run -------------------------------------------------------------------

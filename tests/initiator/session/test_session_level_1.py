@@ -11,7 +11,7 @@ import pytest
 from iserblk.datamover.seam import NO_DATA, READ, WRITE
 from iserblk.errors import CommandRejected, RemoteProtocolError
 from iserblk.initiator.session.deadlines import IDLE_S, SOON_S, STEP_S, Ladder
-from iserblk.initiator.session.sending import CONTROL_SLOTS
+from iserblk.initiator.session.sending import CONTROL_SLOTS, MOST_AGAIN
 from iserblk.initiator.session.session import Session
 from iserblk.initiator.session.slots import SENT, TAKEN, TaskSlot
 from iserblk.iscsi import bhs, pdu
@@ -108,6 +108,50 @@ def test_a_command_that_was_discarded_is_sent_again(bench: Bench) -> None:
     again.exp_stat_sn = first.exp_stat_sn
     assert again == first
     assert slot.state == SENT and bench.waiter.pending == 1
+
+
+def test_a_command_is_not_sent_again_for_ever(bench: Bench) -> None:
+    """The target need not take what we send to go on like that."""
+    slot = bench.submit(WRITE)
+    header = bytes(slot.bhs)
+    for _ in range(MOST_AGAIN):
+        bench.reject(header)
+    assert bench.session.error is None
+    bench.reject(header)
+    assert isinstance(bench.session.error, RemoteProtocolError)
+    assert len(bench.commands()) == 1 + MOST_AGAIN
+    assert bench.waiter.woken == 1
+
+
+def test_each_command_is_counted_anew(bench: Bench) -> None:
+    for _ in range(MOST_AGAIN + 1):
+        slot = bench.submit(WRITE)
+        bench.reject(bytes(slot.bhs))
+        bench.receive(pdu.ScsiResponse(itt=slot.itt, status=0, **bench.numbers()))
+        bench.session.queue.release(slot)
+    assert bench.session.error is None
+
+
+def test_answers_to_pings_do_not_have_it_sent_for_ever_either(bench: Bench) -> None:
+    """Tags can be guessed: such a target need not have taken the pings."""
+    bench.submit()
+    bench.tick(SOON_S)
+    for _ in range(MOST_AGAIN + 1):
+        bench.pong(bench.pings()[-1], 1)
+    assert isinstance(bench.session.error, RemoteProtocolError)
+    assert len(bench.commands()) == 1 + MOST_AGAIN
+
+
+@pytest.mark.parametrize("reason", [pdu.REJECT_PROTOCOL_ERROR, pdu.REJECT_DATA_DIGEST_ERROR])
+def test_over_iser_a_rejected_command_ends(reason: int) -> None:
+    """Sent again, it would advertise its buffer once more, and the end of the command would take
+    back one of the two STags."""
+    bench = Bench(rdma=True)
+    slot = bench.submit(READ)
+    bench.reject(bytes(slot.bhs), reason)
+    assert slot.state == TAKEN and isinstance(slot.error, CommandRejected)
+    assert len(bench.commands()) == 1
+    bench.session.fail(RemoteProtocolError("iSCSI", "closing"))
 
 
 @pytest.mark.parametrize("reason", [pdu.REJECT_PROTOCOL_ERROR, pdu.REJECT_DATA_DIGEST_ERROR])
