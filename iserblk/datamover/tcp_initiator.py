@@ -49,6 +49,7 @@ from iserblk.iscsi.keys import SessionParameters
 
 STATUS_FLAG: Final = 0x01  # S bit of a Data-In: it carries the status
 ACKNOWLEDGE_FLAG: Final = 0x40  # A bit of a Data-In
+_AT_ONCE: Final = 64  # Data-Outs of one sequence that are made; the others when these have left
 _MOST_SNACKS: Final = 2 * MOST_RUNS  # that have not left
 _MOST_RECOVERIES: Final = 8  # R2Ts beyond MaxOutstandingR2T, at ErrorRecoveryLevel 1 or more
 
@@ -116,6 +117,47 @@ class _Transfer:
             self.source = NOWHERE
         if self.sink is not None:
             self.sink = NOWHERE
+
+
+class _DataOuts:
+    """The rest of a sequence of Data-Outs. Implements Rest."""
+
+    __slots__ = (
+        "data_sn",
+        "datamover",
+        "end",
+        "lun",
+        "offset",
+        "source",
+        "token",
+        "transfer",
+        "ttt",
+    )
+
+    def __init__(
+        self,
+        datamover: TcpInitiator,
+        transfer: _Transfer,
+        source: memoryview,
+        ttt: int,
+        offset: int,
+        end: int,
+        lun: bytes,
+        token: object,
+    ) -> None:
+        """See ``TcpInitiator.data_outs``."""
+        self.datamover = datamover
+        self.transfer = transfer
+        self.source = source
+        self.ttt = ttt
+        self.offset = offset
+        self.end = end
+        self.lun = lun
+        self.token = token
+        self.data_sn = 0
+
+    def following(self) -> list[OutPdu]:
+        return self.datamover.data_outs(self)
 
 
 class TcpInitiator:
@@ -212,7 +254,10 @@ class TcpInitiator:
         if direction in (READ, WRITE) and data:
             (itt,) = bhs.ITT.unpack_from(header, bhs.ITT_OFFSET)
             if direction == WRITE:
-                self._tasks[itt] = transfer = _Transfer(data, None, itt)
+                transfer = _Transfer(data, None, itt)
+                if self._arrivals is not None:
+                    self._take_over(itt, transfer)
+                self._tasks[itt] = transfer
                 if self._unsolicited:
                     self._write_unsolicited(transfer, data, header)
                     return
@@ -220,7 +265,10 @@ class TcpInitiator:
                 self._tasks[itt] = _Transfer(None, data, itt)
         elif direction == BIDIRECTIONAL:
             (itt,) = bhs.ITT.unpack_from(header, bhs.ITT_OFFSET)
-            self._tasks[itt] = _Transfer(data or NOWHERE, slot.data_in or NOWHERE, itt)
+            transfer = _Transfer(data or NOWHERE, slot.data_in or NOWHERE, itt)
+            if self._arrivals is not None:
+                self._take_over(itt, transfer)
+            self._tasks[itt] = transfer
             header += slot.inline[: slot.inline_length]
         self._tx.queued.append(self._tx.frame(header, None))
 
@@ -248,6 +296,14 @@ class TcpInitiator:
             self._tasks[itt] = transfer
         self._tx.queued.append(self._tx.frame(bytes(control.bhs), None))
 
+    def _take_over(self, itt: int, transfer: _Transfer) -> None:
+        """Where the command is sent again, Data-Outs of its first time may not have left yet:
+        ``transfer`` owns them now, so that none refers to the buffer when the task has ended."""
+        before = self._tasks.get(itt)
+        if before is not None:
+            self._tx.hand_over(before, transfer)
+            before.forget()
+
     def _write_unsolicited(self, transfer: _Transfer, data: memoryview, header: bytes) -> None:
         """Queue the command of a write with its unsolicited data."""
         immediate = min(self._immediate, len(data))
@@ -274,27 +330,34 @@ class TcpInitiator:
         token: object = None,
     ) -> list[OutPdu]:
         """The Data-Outs of one sequence. ``token`` comes back when the last of them has left."""
-        pdus = []
+        return self.data_outs(_DataOuts(self, transfer, source, ttt, offset, end, lun, token))
+
+    def data_outs(self, left: _DataOuts) -> list[OutPdu]:
+        """The next Data-Outs of ``left``, a few at once."""
+        pdus: list[OutPdu] = []
         most = self._parameters.max_recv_data_segment_length
-        data_sn = 0
-        while offset < end:
+        offset, end = left.offset, left.end
+        while offset < end and len(pdus) < _AT_ONCE:
             size = min(most, end - offset)
             last = offset + size == end
             header = _DATA_OUT.pack(
                 bhs.DATA_OUT,
                 bhs.FLAG_FINAL if last else 0,
                 size,
-                lun,
-                transfer.itt,
-                ttt,
+                left.lun,
+                left.transfer.itt,
+                left.ttt,
                 self._exp_stat_sn,
-                data_sn,
+                left.data_sn,
                 offset,
             )
-            data = source[offset : offset + size]
-            pdus.append(self._tx.frame(header, data, transfer, token if last else None))
+            data = left.source[offset : offset + size]
+            pdus.append(self._tx.frame(header, data, left.transfer, left.token if last else None))
             offset += size
-            data_sn += 1
+            left.data_sn += 1
+        left.offset = offset
+        if offset < end:
+            pdus[-1].rest = left
         return pdus
 
     def flush(self) -> bool:
@@ -338,6 +401,8 @@ class TcpInitiator:
     def progress(self, now: float) -> int:
         count = self._rx.receive_from(self._stream, "the target")
         self._tx.resume()
+        if self._tx.orphaned:
+            raise RemoteProtocolError("iSCSI", "the target ends commands that it has not taken")
         return count
 
     def _place(self, message: memoryview, at: int) -> memoryview | None:
@@ -599,7 +664,9 @@ class TcpInitiator:
             beg_run=beg_run,
             run_length=run_length,
         ).pack()
-        self._tx.queued.append(self._tx.frame(header, None, None, snacks))
+        unit = self._tx.frame(header, None, None, snacks)
+        unit.owner = snacks  # they have a bound of their own
+        self._tx.queued.append(unit)
 
     def _discarded(self, head: memoryview) -> None:
         """A PDU with a wrong data digest was dropped (7.8). Its header has a digest of its own, or

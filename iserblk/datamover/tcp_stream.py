@@ -33,6 +33,8 @@ _SCRATCH: Final = 65536
 _MOST_BUFFERS: Final = 256  # of one send
 _MOST_BYTES: Final = 1 << 20
 _MOST_RECEIVED: Final = 1 << 20  # by one call
+_MOST_ORPHANS: Final = 1 << 12  # PDUs without an owner that wait: commands, of 1,024 slots
+_MOST_COPIED: Final = 16 << 20  # bytes of them that had one
 
 
 class ByteStream(Protocol):
@@ -320,11 +322,21 @@ class PduReceiver:
         self._where = NOWHERE
 
 
+class Rest(Protocol):
+    """What follows a PDU, and is made when that has left: so a peer that takes small PDUs only, and
+    does not take those, makes us hold few of them."""
+
+    def following(self) -> list[OutPdu]:
+        """The next PDUs, at least one; the last of them may have a rest, too."""
+        ...
+
+
 class OutPdu:
     """A PDU to send. ``owner``: the object whose memory is among the buffers; None: they are all
-    copies. ``token``: added to ``PduSender.sent`` when the PDU has left, unless it is None."""
+    copies. ``token``: added to ``PduSender.sent`` when the PDU has left, unless it is None.
+    ``rest``: what of its owner is to be sent right behind it."""
 
-    __slots__ = ("buffers", "owner", "size", "token")
+    __slots__ = ("buffers", "owner", "rest", "size", "token")
 
     def __init__(
         self,
@@ -337,16 +349,21 @@ class OutPdu:
         self.size = size
         self.owner = owner
         self.token = token
+        self.rest: Rest | None = None
 
 
 class PduSender:
     """Sends PDUs. Any thread may append to ``queued`` what ``frame`` returns; ``flush`` sends it.
 
     ``sent``: the tokens of PDUs that have left, for the owner to pop. ``blocked``: PDUs wait until
-    the socket takes more.
+    the socket takes more. ``orphaned``: so many wait whose owner has gone, or that have none, that
+    the peer cannot be one that takes what it answers.
     """
 
     def __init__(self, stream: ByteStream) -> None:
+        self.orphaned = False
+        self._copied = 0  # bytes whose owner had gone before they left, since none waited
+        self._begun = False  # part of the first PDU of ``_wire`` has left
         self._stream = stream
         self._lock = Lock()
         self._wire: deque[OutPdu] = deque()
@@ -414,17 +431,19 @@ class PduSender:
                     wire.append(queued.popleft())
                 if not wire:
                     self.blocked = False
+                    self._copied = 0
                     return
                 buffers: list[bytes | memoryview] = []
                 size = 0
                 for pdu in wire:
                     buffers += pdu.buffers
                     size += pdu.size
-                    if len(buffers) > _MOST_BUFFERS or size > _MOST_BYTES:
+                    if len(buffers) > _MOST_BUFFERS or size > _MOST_BYTES or pdu.rest is not None:
                         break
                 left = self._stream.send(buffers, size)
                 if left < 0:
                     self.blocked = True
+                    self._count_orphans()
                     return
                 self._took(left)
         except TransportError:
@@ -441,6 +460,12 @@ class PduSender:
             count -= pdu.size
             if pdu.token is not None:
                 self.sent.append(pdu.token)
+            if pdu.rest is not None:  # it was the last of what was sent at once
+                following = pdu.rest.following()
+                for each in following:
+                    each.owner = pdu.owner
+                wire.extendleft(reversed(following))
+        self._begun = count > 0
         if not count:
             return
         pdu = wire[0]
@@ -449,6 +474,14 @@ class PduSender:
             count -= len(pdu.buffers.pop(0))
         if count:
             pdu.buffers[0] = memoryview(pdu.buffers[0])[count:]
+
+    def _count_orphans(self) -> None:
+        """The socket is full. (Honest peers answer what they have taken: so what waits belongs to
+        what is not answered.)"""
+        if self._copied > _MOST_COPIED:
+            self.orphaned = True
+        elif len(self._wire) > _MOST_ORPHANS:
+            self.orphaned = sum(pdu.owner is None for pdu in self._wire) > _MOST_ORPHANS
 
     def take_unsent(self) -> bytes:
         """Take away what is still to be sent, for the caller to send: it counts as sent."""
@@ -466,14 +499,32 @@ class PduSender:
             pass
 
     def disown(self, owner: object) -> None:
-        """Copy what is still to be sent from memory of ``owner``: on return that memory is not
-        touched."""
+        """On return the memory of ``owner`` is not touched: of what is still to be sent from it,
+        data PDUs that have not begun to leave are dropped, as no peer waits for them any more, and
+        the rest is copied."""
+        with self._lock:
+            begun = self._wire[0] if self._begun and self._wire else None
+            for pdus in (self._wire, self.queued):
+                for pdu in list(pdus):
+                    if pdu.owner is not owner:
+                        continue
+                    pdu.rest = None
+                    if pdu is not begun and pdu.buffers[0][0] & bhs.OPCODE_MASK == bhs.DATA_OUT:
+                        pdus.remove(pdu)
+                        if pdu.token is not None:
+                            self.sent.append(pdu.token)
+                        continue
+                    pdu.buffers = [b"".join(pdu.buffers)]
+                    pdu.owner = None
+                    self._copied += pdu.size
+
+    def hand_over(self, owner: object, to: object) -> None:
+        """What is still to be sent from memory of ``owner`` is that of ``to`` from now on."""
         with self._lock:
             for pdus in (self._wire, self.queued):
                 for pdu in list(pdus):
                     if pdu.owner is owner:
-                        pdu.buffers = [b"".join(pdu.buffers)]
-                        pdu.owner = None
+                        pdu.owner = to
 
     def close(self) -> None:
         """Close the stream and drop all PDUs."""

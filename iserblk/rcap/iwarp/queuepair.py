@@ -20,7 +20,13 @@ from mmap import MAP_ANONYMOUS, MAP_PRIVATE, mmap
 from threading import Lock
 from typing import Final
 
-from iserblk.errors import ConnectionLost, LocalProtocolError, RemoteProtocolError, TransportError
+from iserblk.errors import (
+    ConnectionLost,
+    LocalProtocolError,
+    RemoteProtocolError,
+    TransportError,
+    without_frames,
+)
 from iserblk.rcap import seam
 from iserblk.rcap.iwarp import ddp, mpa
 from iserblk.rcap.iwarp.llp import Llp, MpaLlp
@@ -37,6 +43,7 @@ LARGE_READ: Final = 16 * 1024
 EMSS_PERIOD: Final = 65536  # bytes sent after which the LLP's segment size is looked up again
 TRIM_S: Final = 10.0  # staging that was not in use for so long gives its memory back
 SMALL_HEADERS: Final = 8192  # bytes of header slots that are allocated at once
+MOST_REQUESTS: Final = 1 << 16  # that wait: far more than the tasks of a connection have
 INLINE_SIZE: Final = 16384  # a copy of 1 µs saves a round trip: two thirds more 16 KiB writes
 
 
@@ -310,7 +317,7 @@ class IwarpQueuePair:
                     if rx.completions or count < LARGE_READ:
                         return
             except RemoteProtocolError as error:
-                self._error = error.with_traceback(None)  # which would keep the caller's frames
+                self._error = without_frames(error)  # which would keep the caller's frames
             except OSError as error:
                 self._error = ConnectionLost(f"the connection broke: {error.strerror}")
 
@@ -354,6 +361,8 @@ class IwarpQueuePair:
                 count = wire.send(tx.batch, tx.batch_left)
                 if count == WOULD_BLOCK:
                     self._blocked = True
+                    if len(tx.requests) > MOST_REQUESTS:
+                        self._give_up("the peer answers, and takes nothing of what is sent")
                     return
                 tx.sent(count)
                 self._since_emss += count
@@ -361,11 +370,15 @@ class IwarpQueuePair:
                     self._follow_emss()
             self._blocked = False
         except OSError as error:
-            # Bytes before the end are still to be read; ``progress`` then finds the end itself.
-            self._blocked = False
-            self._broken = ConnectionLost(f"the connection broke: {error.strerror}")
-            tx.abort(b"")
-            self._llp.sever()
+            self._give_up(f"the connection broke: {error.strerror}")
+
+    def _give_up(self, why: str) -> None:
+        """Send nothing more. Bytes before the end are still to be read; ``progress`` then finds the
+        end itself."""
+        self._blocked = False
+        self._broken = ConnectionLost(why)
+        self._tx.abort(b"")
+        self._llp.sever()
 
     def _follow_emss(self) -> None:
         """Ask the LLP for its segment size, which changes with the path, for the next batches."""

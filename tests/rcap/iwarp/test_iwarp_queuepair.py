@@ -15,7 +15,7 @@ from iserblk.errors import ConnectionLost, LocalProtocolError, RemoteProtocolErr
 from iserblk.rcap import seam
 from iserblk.rcap.iwarp import ddp, mpa
 from iserblk.rcap.iwarp.llp import MpaLlp
-from iserblk.rcap.iwarp.queuepair import IwarpQueuePair
+from iserblk.rcap.iwarp.queuepair import MOST_REQUESTS, IwarpQueuePair
 from iserblk.rcap.iwarp.transmit import SendCore
 from iserblk.sockets.wire import SocketWire
 from tests.rcap.fpdu import Fpdu, decode_fpdu
@@ -269,6 +269,18 @@ def test_terminate_waits_its_turn_behind_a_full_socket(benches: list[Bench]) -> 
     assert 0 < len(received) < len(data)
     decoded = decode_fpdu(received, crc=False)
     assert decoded is not None and decoded[0].payload == data[: len(decoded[0].payload)]
+
+
+def test_requests_that_no_peer_takes_have_a_bound(benches: list[Bench]) -> None:
+    """A peer that takes nothing, and answers all the same, ends what waits, and more comes."""
+    bench = make(benches, crc=False)
+    bench.pair.post([rdma_request(seam.RDMA_WRITE, pattern(32 << 20), 1, 0)])
+    assert bench.pair.wants_write()
+    request = send_request(bench.pair, b"data")
+    bench.pair.post([request] * MOST_REQUESTS)
+    with pytest.raises(ConnectionLost, match="takes nothing"):
+        bench.pair.post([request])
+    assert isinstance(bench.run_until_error(), ConnectionLost)
 
 
 # --- memory and threads ---
