@@ -79,8 +79,13 @@ class Peer:
         self.completed: list[object] = []  # tokens of signaled requests and Reads
         self.error: TransportError | None = None
         self.closed = False
+        self.sent = bytearray()  # in Data-Outs, over TCP
         self._stat_sn = 100
         pair.post_receive(1 << 16)
+
+    def next_stat_sn(self) -> int:
+        self._stat_sn += 1
+        return self._stat_sn
 
     def poll(self) -> None:
         try:
@@ -187,13 +192,19 @@ def linked(
     io_timeout: float = 30.0,
     window: int = 1 << 16,
     immediate: bool = False,
+    level: int = 0,
 ) -> tuple[Session, Peer]:
     """A session in full feature phase, still without a driver, and its far end."""
     ours, theirs = PAIRS[pair]()
     datamover = IserInitiator(ours, INLINE)
     slots = [TaskSlot(index) for index in range(depth + CONTROL_SLOTS)]
     datamover.allocate_connection_resources(list(slots), UNEXPECTED)
-    parameters = SessionParameters(immediate_data=immediate)
+    parameters = SessionParameters(
+        rdma_extensions=True,
+        max_outstanding_unexpected_pdus=0,
+        immediate_data=immediate,
+        error_recovery_level=level,
+    )
     session = Session(datamover, slots, parameters, "portal:3260", io_timeout)
     session.start(1, 1, window, 100)
     return session, Peer(theirs)

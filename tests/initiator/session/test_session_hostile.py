@@ -38,14 +38,17 @@ from iserblk.initiator.drivers import tasks, threads
 from iserblk.initiator.session import deadlines
 from iserblk.initiator.session.sending import CONTROL_SLOTS
 from iserblk.initiator.session.session import Session
+from iserblk.initiator.session.slots import TaskSlot
 from iserblk.iscsi import bhs, pdu
 from iserblk.rcap import seam
 from iserblk.rcap.iwarp import llp
 from iserblk.rcap.iwarp.queuepair import IwarpQueuePair
 from iserblk.scsi import sense as sense_data
+from iserblk.sockets import stream
 from iserblk.sockets.wire import wire
 from tests.initiator.fake import CountingWaiter, command, itt_of, response, session
 from tests.initiator.peer import CONTROL, PAIRS, Heard, Peer, disk_of, linked
+from tests.initiator.tcp_peer import linked_tcp
 
 PATIENCE_S = 30
 MARK = 0xA5
@@ -96,7 +99,7 @@ _ACTS = st.one_of(
               st.sampled_from([0, 1, 512, 5000])),
     st.tuples(st.just("read"), _WHICH, st.sampled_from([0, 512, 1 << 40]),
               st.sampled_from([0, 1, 512, 9000])),
-    st.tuples(st.just("reject"), _WHICH),
+    st.tuples(st.just("reject"), _WHICH, st.sampled_from([2, 3, 4])),
     st.tuples(st.just("bytes"), st.binary(min_size=1, max_size=100)),
     st.tuples(st.just("close")),
 )  # fmt: skip
@@ -162,10 +165,17 @@ class Hostile:
         self.sinks.append(bytearray(length))
         self.peer.read(self._stag(which), to, self.sinks[-1])
 
-    def _reject(self, which: int) -> None:
+    def _reject(self, which: int, reason: int) -> None:
         header = self._heard(which).bhs
         self.peer.say(
-            pdu.Reject(reason=4, data_length=48, stat_sn=1, exp_cmd_sn=1, max_cmd_sn=99), header
+            pdu.Reject(
+                reason=reason,
+                data_length=48,
+                stat_sn=self.peer.next_stat_sn(),
+                exp_cmd_sn=1,
+                max_cmd_sn=99,
+            ),
+            header,
         )
 
     def _bytes(self, data: bytes) -> None:
@@ -188,6 +198,7 @@ WRITTEN, GIVEN_BACK = 0x11, 0x77  # content of buffers: during a write, after an
 READS = [(4096, 0), (700, 300), (512 * KIB, 4096)]  # length, offset
 WRITES = [(4096, 0), (9 * KIB, 8192), (700, 300), (300 * KIB, 4096)]
 DEPTH = 6
+TCP = ["tcp", "tcp-level-1"]
 
 
 @pytest.fixture(autouse=True)
@@ -261,11 +272,19 @@ class Victims:
             assert buffer.count(GIVEN_BACK) == len(buffer)
             buffer.clear()  # BufferError while a view of it exists
         assert not any(GIVEN_BACK in sink for sink in hostile.sinks)
+        assert GIVEN_BACK not in hostile.peer.sent
         session = self.session
         error = session.error
         assert isinstance(error, RemoteProtocolError | ConnectionLost), error
         assert session.queue.busy == session.queue.in_flight == 0
         assert not session.queue.waiting.entries
+
+
+def _link(pair: str, immediate: bool) -> tuple[Session, Peer]:
+    if pair in TCP:
+        level = TCP.index(pair)
+        return linked_tcp(level, DEPTH, IO_TIMEOUT_S, immediate_data=immediate)
+    return linked(pair, depth=DEPTH, io_timeout=IO_TIMEOUT_S, immediate=immediate, level=1)
 
 
 def _start(pair: str, acts: list[Any], seed: int) -> tuple[Session, Hostile, Victims]:
@@ -280,7 +299,8 @@ def _start(pair: str, acts: list[Any], seed: int) -> tuple[Session, Hostile, Vic
     with pytest.MonkeyPatch.context() as patch:
         if seed & 2:
             patch.setattr(llp, "wire", sipping)
-        made, peer = linked(pair, depth=DEPTH, io_timeout=IO_TIMEOUT_S, immediate=bool(seed & 1))
+            patch.setattr(stream, "wire", sipping)
+        made, peer = _link(pair, bool(seed & 1))
     return made, Hostile(peer, acts), Victims(made)
 
 
@@ -314,12 +334,12 @@ def _in_threads(pair: str, acts: list[Any], seed: int) -> None:
         for buffer, (_, offset) in zip(victims.reads, READS, strict=True):
             yield threading.Thread(
                 target=client,
-                args=(buffer, partial(_read, disk, buffer, offset), False),
+                args=(buffer, partial(_read_into, disk, buffer, offset), False),
             )
         for buffer, (_, offset) in zip(victims.writes, WRITES, strict=True):
             yield threading.Thread(
                 target=client,
-                args=(buffer, partial(_write, disk, buffer, offset), True),
+                args=(buffer, partial(_write_from, disk, buffer, offset), True),
             )
         for call in (disk.flush, partial(disk.trim, 0, 8192), partial(disk.extents, 0, 8192)):
             yield threading.Thread(target=client, args=(None, call, False))
@@ -337,11 +357,11 @@ def _in_threads(pair: str, acts: list[Any], seed: int) -> None:
     peer.close()
 
 
-def _read(disk: blocking.ThreadDisk, buffer: bytearray, offset: int) -> None:
+def _read_into(disk: blocking.ThreadDisk, buffer: bytearray, offset: int) -> None:
     disk.read_into(memoryview(buffer), offset)
 
 
-def _write(disk: blocking.ThreadDisk, buffer: bytearray, offset: int) -> None:
+def _write_from(disk: blocking.ThreadDisk, buffer: bytearray, offset: int) -> None:
     disk.write(memoryview(buffer), offset)
 
 
@@ -393,6 +413,7 @@ EXAMPLES = settings(
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 SURVIVORS = [
+    *TCP,
     *(pair for pair in PAIRS if pair != "iwarp-nocrc"),
     pytest.param("iwarp-nocrc", marks=pytest.mark.long),  # the CRC hides no fault of a session
 ]
@@ -442,6 +463,14 @@ def test_violation_behind_a_good_answer(pair: str) -> None:
     peer.close()
 
 
+def _end(made: Session, slot: TaskSlot) -> None:
+    """Run ``progress`` until the command of ``slot`` has ended, and give it back."""
+    while slot.waiter.pending and made.error is None:
+        assert select.select([made.fileno()], [], [], PATIENCE_S)[0]
+        made.progress(monotonic())
+    made.queue.release(slot)
+
+
 def _until(peer: Peer, count: int) -> None:
     while len(peer.heard) < count:
         assert select.select([peer.pair.fileno()], [], [], PATIENCE_S)[0]
@@ -484,3 +513,145 @@ def test_answer_of_another_kind_than_the_question(opcode: int) -> None:
     made.progress(monotonic())
     assert isinstance(made.error, RemoteProtocolError)
     assert waiter.woken == 1 and isinstance(slot.error, RemoteProtocolError)
+
+
+# --- memory that is not the target's any more ---------------------------------------------------
+
+EVERY_PAIR = [*TCP, *PAIRS]
+
+
+def _read(made: Session, buffer: bytearray) -> TaskSlot:
+    """Submit a READ into ``buffer``."""
+    slot = made.queue.take_now()
+    assert slot is not None
+    slot.waiter = CountingWaiter()
+    slot.waiter.pending = 1
+    commands.fill_read(slot, bytes(8), memoryview(buffer))
+    made.queue.submit(slot)
+    return slot
+
+
+def _write(made: Session, buffer: bytearray) -> TaskSlot:
+    """Submit a WRITE from ``buffer``."""
+    slot = made.queue.take_now()
+    assert slot is not None
+    slot.waiter = CountingWaiter()
+    slot.waiter.pending = 1
+    commands.fill_write(slot, bytes(8), memoryview(buffer))
+    made.queue.submit(slot)
+    return slot
+
+
+def _reject(peer: Peer, heard: Heard) -> None:
+    """The target has discarded the command, it says, because its data was damaged."""
+    peer.say(
+        pdu.Reject(
+            reason=pdu.REJECT_DATA_DIGEST_ERROR,
+            data_length=bhs.BHS_LENGTH,
+            stat_sn=peer.next_stat_sn(),
+            exp_cmd_sn=1,
+            max_cmd_sn=99,
+        ),
+        heard.bhs,
+    )
+
+
+@pytest.mark.parametrize("pair", EVERY_PAIR)
+def test_what_was_advertised_to_a_command_that_was_rejected(pair: str) -> None:
+    """Whether the command ends or is sent again: when it has ended, no buffer can be written."""
+    made, peer = _link(pair, False)
+    buffer = bytearray(4096)
+    slot = _read(made, buffer)
+    _until(peer, 1)
+    _reject(peer, peer.heard[0])
+    _settle(made)
+    if slot.waiter.pending:
+        _until(peer, 2)
+        peer.respond(peer.heard[-1], flags=0x82, residual=len(buffer))
+        _settle(made)
+    assert not slot.waiter.pending
+    for heard in peer.heard:
+        if heard.head.read_stag:
+            peer.write(heard.head.read_stag, 0, bytes([MARK]) * 512)
+            _settle(made)
+    assert not any(buffer)
+    made.fail(ConnectionLost("end of test"))
+    peer.close()
+
+
+@pytest.mark.parametrize("pair", TCP)
+def test_what_was_asked_for_before_a_command_was_sent_again(pair: str) -> None:
+    """The target asks for data, takes none of it, and has the command sent again: when that has
+    ended, no data leaves from its buffer any more."""
+    made, peer = _link(pair, False)
+    buffer = bytearray([WRITTEN]) * made.parameters.max_burst_length
+    slot = _write(made, buffer)
+    _until(peer, 1)
+    peer.read(peer.heard[0].itt, 0, bytearray(len(buffer)))
+    _settle(made)
+    assert made.wants_write()  # not all has left
+    _reject(peer, peer.heard[0])
+    _settle(made)
+    if slot.waiter.pending:
+        peer.respond(peer.heard[0])
+        _settle(made)
+    assert not slot.waiter.pending
+    buffer[:] = bytes([GIVEN_BACK]) * len(buffer)
+    while made.wants_write() and made.error is None:
+        peer.poll()
+        made.progress(monotonic())
+    peer.poll()
+    assert peer.sent and GIVEN_BACK not in peer.sent
+    made.fail(ConnectionLost("end of test"))
+    buffer.clear()  # BufferError while a view of it exists
+    peer.close()
+
+
+@pytest.mark.parametrize("pair", TCP)
+def test_commands_that_the_target_answers_and_does_not_take(pair: str) -> None:
+    """Their tags can be guessed. What waits to be sent has a bound."""
+    made, peer = _link(pair, False)
+    buffer = bytearray(512)
+    for _ in range(10_000):
+        if made.error is not None:
+            break
+        slot = _read(made, buffer)
+        peer.say(
+            pdu.ScsiResponse(
+                itt=slot.itt,
+                status=0,
+                flags=0x82,
+                residual=512,
+                stat_sn=peer.next_stat_sn(),
+                exp_cmd_sn=1,
+                max_cmd_sn=0x7FFFFFF,
+            )
+        )
+        _end(made, slot)
+    assert isinstance(made.error, RemoteProtocolError)
+    peer.close()
+
+
+@pytest.mark.parametrize("pair", TCP)
+def test_writes_that_end_before_their_data_has_left(pair: str) -> None:
+    """The target asks for data by tags that it has guessed, ends the command, and takes nothing.
+    What of it is kept has a bound."""
+    made, peer = _link(pair, False)
+    buffer = bytearray(1 << 20)
+    for _ in range(10_000):
+        if made.error is not None:
+            break
+        slot = _write(made, buffer)
+        peer.read(slot.itt, 0, buffer)
+        peer.say(
+            pdu.ScsiResponse(
+                itt=slot.itt,
+                status=0,
+                stat_sn=peer.next_stat_sn(),
+                exp_cmd_sn=1,
+                max_cmd_sn=0x7FFFFFF,
+            )
+        )
+        _end(made, slot)
+    assert isinstance(made.error, RemoteProtocolError)
+    peer.close()
