@@ -133,7 +133,6 @@ def linked_tcp(
         "immediate_data": False,
         "max_recv_data_segment_length": MOST,
         "error_recovery_level": level,
-        "data_digest": "CRC32C" if level else "None",
         **keys,
     }
     parameters = SessionParameters(**values)  # type: ignore[arg-type]
