@@ -20,6 +20,7 @@ from importlib.machinery import EXTENSION_SUFFIXES, ModuleSpec
 
 MODULES = (
     "iserblk.datamover.arrivals",
+    "iserblk.datamover.data_in",
     "iserblk.datamover.iser",
     "iserblk.datamover.iser_initiator",
     "iserblk.datamover.iser_target",

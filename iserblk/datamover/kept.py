@@ -11,7 +11,6 @@ for its data is rejected.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Final
 
 from iserblk.datamover.seam import TargetSlot
@@ -186,14 +185,3 @@ class Kept:
                 return pdu.REJECT_SNACK
             found.append((stat_sn, kept))
         return found
-
-
-def pieces(size: int, most: int, burst: int) -> Iterator[tuple[int, int, bool]]:
-    """How ``size`` bytes of Data-In are cut: offset and length of each PDU, and whether it ends its
-    sequence. ``most``: bytes in one PDU. ``burst``: MaxBurstLength."""
-    at, left = 0, burst
-    while at < size:
-        count = min(most, left, size - at)
-        yield at, count, at + count == size or count == left
-        at += count
-        left = left - count or burst

@@ -31,6 +31,8 @@ _READ_AHEAD: Final = 65536  # bytes that are received before it is known where t
 _SHORT_AHEAD: Final = 1024  # the same behind large data: its end and the next header
 _SCRATCH: Final = 65536
 _MOST_BUFFERS: Final = 256  # of one send
+# PDUs of one turn: with short segments they cost more than the sending of their bytes.
+_MOST_SENT: Final = 1024
 _MOST_BYTES: Final = 1 << 20
 _MOST_RECEIVED: Final = 1 << 20  # by one call
 _MOST_ORPHANS: Final = 1 << 12  # PDUs without an owner that wait: commands, of 1,024 slots
@@ -356,8 +358,8 @@ class PduSender:
     """Sends PDUs. Any thread may append to ``queued`` what ``frame`` returns; ``flush`` sends it.
 
     ``sent``: the tokens of PDUs that have left, for the owner to pop. ``blocked``: PDUs wait until
-    the socket takes more. ``orphaned``: so many wait whose owner has gone, or that have none, that
-    the peer cannot be one that takes what it answers.
+    the socket takes more, or for the next turn. ``orphaned``: so many wait whose owner has gone,
+    or that have none, that the peer cannot be one that takes what it answers.
     """
 
     def __init__(self, stream: ByteStream) -> None:
@@ -421,9 +423,10 @@ class PduSender:
         self.flush()
 
     def _send(self) -> None:
-        """Send until the socket is full. Lock held. The caller looks at ``queued`` again after it
-        has released the lock."""
+        """Send until the socket is full, or for a turn. Lock held. The caller looks at ``queued``
+        again after it has released the lock."""
         wire, queued = self._wire, self.queued
+        sent = 0
         self._sending = True
         try:
             while True:
@@ -432,6 +435,9 @@ class PduSender:
                 if not wire:
                     self.blocked = False
                     self._copied = 0
+                    return
+                if sent > _MOST_SENT:
+                    self.blocked = True  # the socket takes more, which its descriptor shows
                     return
                 buffers: list[bytes | memoryview] = []
                 size = 0
@@ -445,19 +451,21 @@ class PduSender:
                     self.blocked = True
                     self._count_orphans()
                     return
-                self._took(left)
+                sent += self._took(left)
         except TransportError:
             wire.clear()  # none of it will leave; let go of the memory of all owners
             raise
         finally:
             self._sending = False
 
-    def _took(self, count: int) -> None:
-        """Remove ``count`` bytes that have left."""
+    def _took(self, count: int) -> int:
+        """Remove ``count`` bytes that have left. Returns how many PDUs have left whole."""
         wire = self._wire
+        whole = 0
         while wire and wire[0].size <= count:
             pdu = wire.popleft()
             count -= pdu.size
+            whole += 1
             if pdu.token is not None:
                 self.sent.append(pdu.token)
             if pdu.rest is not None:  # it was the last of what was sent at once
@@ -467,13 +475,14 @@ class PduSender:
                 wire.extendleft(reversed(following))
         self._begun = count > 0
         if not count:
-            return
+            return whole
         pdu = wire[0]
         pdu.size -= count
         while len(pdu.buffers[0]) <= count:
             count -= len(pdu.buffers.pop(0))
         if count:
             pdu.buffers[0] = memoryview(pdu.buffers[0])[count:]
+        return whole
 
     def _count_orphans(self) -> None:
         """The socket is full. (Honest peers answer what they have taken: so what waits belongs to

@@ -18,7 +18,15 @@ from struct import Struct
 from typing import Final
 
 from iserblk.datamover.allocation import Allocation, Event
-from iserblk.datamover.kept import LEAST_INLINE, Kept, KeptPdu, pieces
+from iserblk.datamover.data_in import (
+    DATA_IN_FIELDS,
+    NO_LUN,
+    STATUS_FLAG,
+    DataIns,
+    offset_of,
+    pdus_of,
+)
+from iserblk.datamover.kept import LEAST_INLINE, Kept, KeptPdu
 from iserblk.datamover.seam import (
     ACKNOWLEDGE,
     NOTIFY,
@@ -35,8 +43,6 @@ from iserblk.iscsi import bhs, pdu
 from iserblk.iscsi.keys import SessionParameters
 from iserblk.iscsi.serial import serial_lt
 
-STATUS_FLAG: Final = 0x01  # S bit of a Data-In: it carries the status
-ACKNOWLEDGE_FLAG: Final = 0x40  # A bit of a Data-In
 _TTT_MASK: Final = 0x7FFFFFFF  # never 0xFFFFFFFF, which means unsolicited data
 _PATIENCE: Final = 3  # ticks without a Data-Out, after which an R2T or the data counts as lost
 _MOST_RECOVERIES: Final = 32  # of one burst
@@ -44,9 +50,6 @@ _MOST_ANSWERS: Final = 64  # SNACKs whose answers have not left
 _COPIED: Final = 512  # bytes of a PDU in its slot, up to which it is copied
 _MOST_AGAIN: Final = 1 << 16  # PDUs of such answers; one more answer may be begun before
 
-# A Data-In: opcode, flags, status, DataSegmentLength, ITT, TTT, StatSN, ExpCmdSN, MaxCmdSN, DataSN,
-# Buffer Offset, residual count.
-_DATA_IN: Final = Struct(">BBxBI8xIIIIIIII")
 # Of a SCSI Response: StatSN, ExpCmdSN, MaxCmdSN, then ExpDataSN, and the residual count.
 _NUMBERS: Final = Struct(">III")
 _NUMBERS_OFFSET: Final = 24
@@ -55,7 +58,6 @@ _EXP_STAT_SN_OFFSET: Final = 28
 _EXP_DATA_SN_OFFSET: Final = 36
 _RESIDUAL_OFFSET: Final = 44
 _WORD: Final = Struct(">I")
-_NO_LUN: Final = bytes(8)
 
 
 class _Task:
@@ -123,19 +125,6 @@ class _Answer:
     def __init__(self, slot: TargetSlot | None, pdus: int) -> None:
         self.slot = slot
         self.pdus = pdus
-
-
-def _data_in_offsets(size: int, segment: int, burst: int) -> list[int]:
-    """Where each Data-In begins of ``size`` bytes: a PDU has ``segment`` bytes, or ends a burst."""
-    offsets = []
-    at = 0
-    left = burst
-    while at < size:
-        offsets.append(at)
-        count = min(segment, left, size - at)
-        at += count
-        left = left - count or burst
-    return offsets
 
 
 class TcpTarget:
@@ -232,12 +221,12 @@ class TcpTarget:
             slot.first_sn = task.sn
             return 0
         size = how.sent - how.sent_from
-        begins = _data_in_offsets(size, slot.segment, self._parameters.max_burst_length)
+        burst = self._parameters.max_burst_length
         number = how.exp_data_sn - slot.first_sn
         at = 0
-        if 0 < number <= len(begins):
+        if 0 < number <= pdus_of(size, slot.segment, burst):
             slot.first_sn = how.exp_data_sn
-            at = begins[number] if number < len(begins) else size
+            at = min(offset_of(number, slot.segment, burst), size)
         task.sn = slot.first_sn
         return how.sent_from + at
 
@@ -346,34 +335,42 @@ class TcpTarget:
         (residual,) = _WORD.unpack_from(response, _RESIDUAL_OFFSET)
         most = self._parameters.initiator_recv_data_segment_length
         burst = self._parameters.max_burst_length
-        at, size, left = 0, len(data), self._parameters.max_burst_length
-        while at < size:
-            count = min(most, left, size - at)
-            last = at + count == size
-            status = collapse and last
-            flags = bhs.FLAG_FINAL if last or count == left else 0
-            if status:
-                flags |= STATUS_FLAG | (response[1] & bhs.RESIDUAL_FLAGS)
-            header = _DATA_IN.pack(
-                bhs.DATA_IN,
-                flags,
-                0,
-                count,
-                task.itt,
-                bhs.NO_TAG,
-                stat_sn if status else 0,
-                exp_cmd_sn,
-                max_cmd_sn,
-                task.sn,
-                task.put_offset + at,
-                residual if status else 0,
-            )
-            piece = data[at : at + count]
-            self._tx.queued.append(self._tx.frame(header, piece, slot, slot if status else None))
-            task.sn += 1
-            at += count
-            left = left - count or burst
-        return collapse and size > 0
+        size = len(data)
+        if size > most or size > burst:
+            several = DataIns(self._tx, slot, data, most, burst)
+            several.offset = task.put_offset
+            several.first_sn = task.sn
+            several.itt = task.itt
+            several.exp_cmd_sn = exp_cmd_sn
+            several.max_cmd_sn = max_cmd_sn
+            if collapse:
+                several.status = STATUS_FLAG | (response[1] & bhs.RESIDUAL_FLAGS)
+                several.stat_sn = stat_sn
+                several.residual = residual
+                several.token = slot
+            task.sn = several.end_sn
+            self._tx.queued.extend(several.following())
+            return collapse
+        if not size:
+            return False
+        header = DATA_IN_FIELDS.pack(
+            bhs.DATA_IN,
+            bhs.FLAG_FINAL | (STATUS_FLAG | (response[1] & bhs.RESIDUAL_FLAGS) if collapse else 0),
+            0,
+            size,
+            NO_LUN,
+            task.itt,
+            bhs.NO_TAG,
+            stat_sn if collapse else 0,
+            exp_cmd_sn,
+            max_cmd_sn,
+            task.sn,
+            task.put_offset,
+            residual if collapse else 0,
+        )
+        self._tx.queued.append(self._tx.frame(header, data, slot, slot if collapse else None))
+        task.sn += 1
+        return collapse
 
     def flush(self) -> None:
         self._tx.flush()
@@ -551,35 +548,31 @@ class TcpTarget:
         (stat_sn, _, _) = _NUMBERS.unpack_from(response, _NUMBERS_OFFSET)
         (residual,) = _WORD.unpack_from(response, _RESIDUAL_OFFSET)
         numbers = self._numbers
-        size = len(data)
-        data_sn = kept.first_sn
-        last = None
-        for at, count, final in pieces(size, kept.most, self._parameters.max_burst_length):
-            if data_sn >= begin and (end < 0 or data_sn < end):
-                ends = at + count == size
-                flags = bhs.FLAG_FINAL if final else 0
-                if ends and status:
-                    flags |= STATUS_FLAG | (response[1] & bhs.RESIDUAL_FLAGS)
-                asks = ends and kept.ttt != bhs.NO_TAG
-                header = pdu.DataIn(
-                    flags=flags | (ACKNOWLEDGE_FLAG if asks else 0),
-                    data_length=count,
-                    lun=kept.lun if asks else _NO_LUN,
-                    itt=kept.itt,
-                    ttt=kept.ttt if asks else bhs.NO_TAG,
-                    stat_sn=stat_sn if ends and status else 0,
-                    exp_cmd_sn=numbers.exp_cmd_sn,
-                    max_cmd_sn=numbers.max_cmd_sn,
-                    data_sn=data_sn,
-                    buffer_offset=kept.offset + at,
-                    residual=residual if ends and status else 0,
-                ).pack()
-                last = self._tx.frame(header, data[at : at + count], owner)
-                self._tx.queued.append(last)
-            data_sn += 1
-        if last is not None:
-            last.token = token
-        return data_sn
+        first = kept.first_sn
+        several = DataIns(
+            self._tx,
+            owner,
+            data,
+            kept.most,
+            self._parameters.max_burst_length,
+            max(0, begin - first),
+            end if end < 0 else end - first,
+        )
+        several.offset = kept.offset
+        several.first_sn = first
+        several.itt = kept.itt
+        several.exp_cmd_sn = numbers.exp_cmd_sn
+        several.max_cmd_sn = numbers.max_cmd_sn
+        several.token = token
+        if kept.ttt != bhs.NO_TAG:
+            several.ttt = kept.ttt
+            several.lun = kept.lun
+        if status:
+            several.status = STATUS_FLAG | (response[1] & bhs.RESIDUAL_FLAGS)
+            several.stat_sn = stat_sn
+            several.residual = residual
+        self._tx.queued.extend(several.following())
+        return several.end_sn
 
     def _let_go(self, kept: KeptPdu) -> None:
         """Keep its Data-In no longer, and tell the layer above."""
@@ -747,7 +740,7 @@ class TcpTarget:
         if data is not None and slot is not None:
             kept.most = slot.segment = self._parameters.initiator_recv_data_segment_length
             burst = self._parameters.max_burst_length
-            answer = self._answer(slot, sum(1 for _ in pieces(len(data), kept.most, burst)))
+            answer = self._answer(slot, pdus_of(len(data), kept.most, burst))
             kept.end_sn = self._queue_data_in(kept, data, 0, -1, slot, answer, False)
         kept.collapsed = False
         _WORD.pack_into(header, _EXP_DATA_SN_OFFSET, kept.end_sn)

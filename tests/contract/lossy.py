@@ -170,7 +170,8 @@ class LossyEnds(Ends):
             self.initiator.flush()
             self.target.flush()
             count = self.target.progress(0.0) + self.initiator.progress(0.0)
-            quiet = 0 if count or self.initiator.queued else quiet + 1
+            busy = count or self.initiator.queued or self.target.wants_write()
+            quiet = 0 if busy else quiet + 1
 
     def tick(self, times: int = 1) -> None:
         for _ in range(times):

@@ -11,7 +11,6 @@ from iserblk.datamover.kept import (
     MOST_READS,
     Kept,
     KeptPdu,
-    pieces,
 )
 from iserblk.datamover.seam import TargetSlot
 from iserblk.iscsi import bhs, pdu
@@ -154,24 +153,6 @@ def test_a_snack_for_a_status_that_found_no_place() -> None:
     kept.add(MOST_PDUS + 1, made())
     kept.surplus()
     assert kept.statuses(MOST_PDUS, 1, MOST_PDUS + 2) == pdu.REJECT_SNACK
-
-
-@pytest.mark.parametrize(
-    "size, most, burst, cut",
-    [
-        (0, 4, 8, []),
-        (3, 4, 8, [(0, 3, True)]),
-        (8, 4, 8, [(0, 4, False), (4, 4, True)]),
-        (9, 4, 8, [(0, 4, False), (4, 4, True), (8, 1, True)]),
-        # A burst that is no multiple of a PDU ends with a shorter one.
-        (12, 4, 6, [(0, 4, False), (4, 2, True), (6, 4, False), (10, 2, True)]),
-        (5, 8, 2, [(0, 2, True), (2, 2, True), (4, 1, True)]),
-    ],
-)
-def test_how_data_in_is_cut(
-    size: int, most: int, burst: int, cut: list[tuple[int, int, bool]]
-) -> None:
-    assert list(pieces(size, most, burst)) == cut
 
 
 def test_bytes_of_answers_are_bounded() -> None:
