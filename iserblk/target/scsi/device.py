@@ -567,6 +567,8 @@ def _end(task: DeviceTask, sense_data: bytes, status: int = sam.CHECK_CONDITION)
 
 def _fail(task: DeviceTask, error: OSError) -> None:
     """End a task for an OSError of the store."""
+    # The error is kept as long as the task, and its traceback would keep the buffer.
+    task.failure = error.with_traceback(None)
     if isinstance(error, StatusError):
         log.info("%s: %s", opcodes.name(task.cdb), error)
         _end(task, error.sense, error.status)

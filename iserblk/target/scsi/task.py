@@ -33,7 +33,7 @@ class DeviceTask(ScsiTask):
     OSError. ``offset``: first byte of the LUN that the command uses. ``extent``: the number of
     those bytes, if it is not ``length``. ``durable``: write to stable storage before GOOD."""
 
-    __slots__ = ("answer", "durable", "execute", "extent", "nexus", "offset", "unit")
+    __slots__ = ("answer", "durable", "execute", "extent", "failure", "nexus", "offset", "unit")
 
     # Set by the device server, for commands that reach a unit.
     nexus: Nexus
@@ -42,6 +42,8 @@ class DeviceTask(ScsiTask):
     durable: bool
     extent: int
     unit: LogicalUnit
+    # Set where an error of the store is the reason for the status.
+    failure: OSError
 
     def __init__(self, cdb: bytes) -> None:
         # The fields of ScsiTask are set here: a call to its constructor costs more than that.
@@ -59,9 +61,9 @@ class DeviceTask(ScsiTask):
         self.offset = 0
 
     def was_answered(self) -> None:
-        unit: LogicalUnit | None = getattr(self, "unit", None)  # not every command reaches one
-        if unit is not None:
-            unit.unflushed.answered(self.nexus)
+        failure: OSError | None = getattr(self, "failure", None)
+        if failure is not None:
+            self.unit.unflushed.answered(self.nexus, failure)
 
     def respond(self, answer: bytes, allocation: int) -> None:
         """Return ``answer`` as Data-In, cut to ``allocation`` bytes."""

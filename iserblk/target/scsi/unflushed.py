@@ -6,10 +6,11 @@ one file. So each I_T nexus that has written since the last good flush gets the 
 otherwise its own flush would succeed although its writes are lost. A gateway, which is one client
 of a LUN of another target, hands on losses of that LUN in the same way.
 
-A nexus is told when the status of its flush was sent. (Not when it is acknowledged: an initiator
-may answer such a status by a new session, at once.) Where the session ends before, or the flush was
-aborted, the nexus is not told: it is the same one when the initiator logs in again. If it does not,
-every nexus that logs in later gets the error, until one of these has.
+A nexus is told when the status of its flush was sent, and by no other status. (Not when it is
+acknowledged: an initiator may answer such a status by a new session, at once.) Where the session
+ends before, or the flush was aborted, the nexus is not told: it is the same one when the initiator
+logs in again. If it does not, every nexus that logs in later gets the error, until one of these
+has.
 """
 
 from __future__ import annotations
@@ -53,7 +54,8 @@ class Unflushed:
         # A name that is certainly in ``_writers``. Not the Nexus, which would keep its connection.
         self._last: NexusName | None = None
         self._untold: set[NexusName] = set()
-        self._telling: set[NexusName] = set()  # the status has not been sent yet
+        # What each is told of, while the status that tells of it has not been sent yet.
+        self._telling: dict[NexusName, list[OSError]] = {}
         self._attached: set[NexusName] = set()  # those that have a session
         self._away: set[NexusName] = set()  # untold, and without one
         self._heirs: set[NexusName] = set()  # who hears in place of these
@@ -122,7 +124,7 @@ class Unflushed:
                 )
             if wanted:
                 self._untold.discard(name)
-                self._telling.add(name)
+                self._telling.setdefault(name, []).append(error)
             else:
                 self._expect({name})
             return error
@@ -146,11 +148,17 @@ class Unflushed:
 
     # -- who has heard ----------------------------------------------------------------------------
 
-    def answered(self, nexus: Nexus) -> None:
-        """A command of ``nexus`` was answered with a status other than GOOD."""
-        if nexus.name in self._telling:
-            with self._lock:
-                self._telling.discard(nexus.name)
+    def answered(self, nexus: Nexus, error: OSError) -> None:
+        """A command of ``nexus`` was answered with the status that tells of ``error``."""
+        if nexus.name not in self._telling:
+            return
+        with self._lock:
+            telling = self._telling.get(nexus.name, [])
+            left = [each for each in telling if each is not error]
+            if len(left) < len(telling):
+                self._telling[nexus.name] = left
+                if not left:
+                    del self._telling[nexus.name]
                 if nexus.name in self._heirs:
                     self._heirs.clear()
                     self._away.clear()
@@ -171,7 +179,7 @@ class Unflushed:
         with self._lock:
             self._attached.discard(name)
             if name in self._telling:
-                self._telling.discard(name)
+                del self._telling[name]
                 self._expect({name})
             if name in self._untold:
                 self._away.add(name)

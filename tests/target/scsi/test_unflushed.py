@@ -163,8 +163,8 @@ def hears(unflushed: Unflushed, who: Nexus) -> bool:
     """Its flush fails, and is answered so."""
     try:
         unflushed.flush(who, lambda: None)
-    except OSError:
-        unflushed.answered(who)
+    except OSError as error:
+        unflushed.answered(who, error)
         return True
     return False
 
@@ -204,23 +204,25 @@ def test_losses_that_are_those_of_writers() -> None:
     with pytest.raises(LostError):
         unflushed.flush(writer, flush)
     unflushed.detach(writer)  # before it was answered: another one hears in its place
-    with pytest.raises(LostError):
+    with pytest.raises(LostError) as told:
         unflushed.flush(reader, flush)
-    unflushed.answered(reader)
+    unflushed.answered(reader, told.value)
     assert not unflushed.owed
 
 
-@pytest.mark.parametrize("how", ["aborted", "gone", "answered"])
+@pytest.mark.parametrize("how", ["aborted", "gone", "answered", "another"])
 def test_the_answer_has_to_be_sent(how: str) -> None:
     """Else the initiator gets it again, when it has logged in anew."""
     unflushed = Unflushed()
     one = nexus("one")
     unflushed.attach(one)
     lose(unflushed, one)
-    with pytest.raises(OSError):
+    with pytest.raises(OSError) as told:
         unflushed.flush(one, lambda: None, lambda: how != "aborted")
     if how == "answered":
-        unflushed.answered(one)
+        unflushed.answered(one, told.value)
+    elif how == "another":  # command failed meanwhile, and its status was sent before
+        unflushed.answered(one, OSError(errno.EIO, "lost"))
     unflushed.detach(one)
     assert unflushed.owed == (how != "answered")
     unflushed.attach(one)
