@@ -11,6 +11,8 @@ back to a task in the connection's nursery.
 from __future__ import annotations
 
 import logging
+import resource
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -23,7 +25,7 @@ from iserblk.datamover.iser import HEADER_LENGTH, MINIMUM_LENGTH, ConnectionFlag
 from iserblk.datamover.iser_target import IserTarget, ZeroBasedTarget
 from iserblk.datamover.seam import TargetDatamover
 from iserblk.datamover.stream_target import StreamTarget
-from iserblk.errors import IserblkError, TransportError
+from iserblk.errors import Busy, IserblkError, TransportError
 from iserblk.iscsi import pdu
 from iserblk.iscsi.chap import Accounts
 from iserblk.iscsi.login_target import LoginTarget, LoginTargetConfig
@@ -76,11 +78,15 @@ from iserblk.target.store.store import OWNER
 log = logging.getLogger(__name__)
 
 LOGIN_TIMEOUT_S = 15.0  # from the connection to the end of the login
-MAX_CONNECTIONS = 1024
-MAX_LOGINS = MAX_CONNECTIONS // 2  # connections that have not logged in yet
-# Of MAX_CONNECTIONS, that those before their login leave: the sockets that listen take one each for
-# the connection that they wait for.
-SPARE = 16
+MAX_CONNECTIONS = 1024  # behind their login, those that are kept included
+MAX_LOGINS = 512  # connections that have not logged in yet, beside these
+# Places beside both: the sockets that listen take one each for the connection that they wait for,
+# a login that reinstates a session takes its place when that has ended, and some have only last
+# words to say.
+SPARE = 64
+OF_ONE = 7 / 8  # of the places behind the login that one address may take
+# Descriptors beside those of connections: LUNs, their state files, and what Python needs.
+OTHER_DESCRIPTORS = 512
 LAST_WORDS_S = 5.0
 DISK_THREADS = 16  # for each LUN
 PING_S = 30.0  # after so much silence the target sends a ping; the answer may take as long
@@ -150,7 +156,12 @@ class TargetServer:
         self._elders: dict[_SessionName, set[TargetSession]] = {}
         self._newcomers = Newcomers()
         self._attempts = Attempts()
-        self.places = 0  # that connections take, set by the owner; lost ones that are kept, too
+        # Places behind the login, and before it; set by the owner where there are fewer.
+        self.most_connections = MAX_CONNECTIONS
+        self.most_logins = MAX_LOGINS
+        # Connections behind their login, lost ones that are kept included, and their addresses.
+        self._seats: dict[TargetConnection, str] = {}
+        self._seats_of: Counter[str] = Counter()
         # Whose names other users claim, while their initiators are asked whether they are there.
         self._claimed: set[TargetSession] = set()
         self._next_tsih = 1
@@ -303,39 +314,43 @@ class TargetServer:
         self._connections[connection] = None
         in_loop: set[TargetTask] = set()  # tasks that neither a thread nor the initiator has
         error: IserblkError | None = None
-        async with trio.open_nursery() as threads:
-            connection.offload = lambda slot: self._offload(
-                slot, connection.session.nexus, threads, in_loop
-            )
-            try:
-                async with trio.open_nursery() as nursery:
-                    self._login_begins(connection, peer, nursery.cancel_scope)
-                    connection.on_begun = partial(self._newcomers.begins, connection)
-                    self._watch_attempts(connection, peer, nursery)
-                    try:
-                        await _pump(connection, self._busy_poll_us, nursery, peer, until)
-                        if login.problem:
-                            log.warning("%s: login refused: %s", peer, login.problem)
-                        log.info("%s: session ended", peer)
-                    except IserblkError as problem:
-                        error = problem
-                    connection.abandon()
-                    nursery.cancel_scope.cancel()
-            finally:
-                # Not earlier: now no task waits for the descriptor. Threads use buffers of the
-                # session.
-                self._forget(connection)
-                self._newcomers.remove(connection)
-                connection.close()
-            if error is not None:
-                log.info("%s: %s", peer, error)
-            try:
-                await self._keep(connection, peer)
-            finally:
-                if in_loop:
-                    with trio.CancelScope(shield=True):
-                        while in_loop:
-                            await self._loop_tasks_ended.wait()
+        try:
+            async with trio.open_nursery() as threads:
+                connection.offload = lambda slot: self._offload(
+                    slot, connection.session.nexus, threads, in_loop
+                )
+                try:
+                    async with trio.open_nursery() as nursery:
+                        self._login_begins(connection, peer, nursery.cancel_scope)
+                        connection.on_begun = partial(self._newcomers.begins, connection)
+                        connection.take_place = partial(self._take_place, connection, peer)
+                        self._watch_attempts(connection, peer, nursery)
+                        try:
+                            await _pump(connection, self._busy_poll_us, nursery, peer, until)
+                            if login.problem:
+                                log.warning("%s: login refused: %s", peer, login.problem)
+                            log.info("%s: session ended", peer)
+                        except IserblkError as problem:
+                            error = problem
+                        connection.abandon()
+                        nursery.cancel_scope.cancel()
+                finally:
+                    # Not earlier: now no task waits for the descriptor. Threads use buffers of the
+                    # session.
+                    self._forget(connection)
+                    self._newcomers.remove(connection)
+                    connection.close()
+                if error is not None:
+                    log.info("%s: %s", peer, error)
+                try:
+                    await self._keep(connection, peer)
+                finally:
+                    if in_loop:
+                        with trio.CancelScope(shield=True):
+                            while in_loop:
+                                await self._loop_tasks_ended.wait()
+        finally:
+            self._leave_place(connection)
 
     def _offload(
         self, slot: TargetTask, nexus: Nexus, threads: trio.Nursery, in_loop: set[TargetTask]
@@ -399,9 +414,32 @@ class TargetServer:
     def _login_begins(self, who: object, peer: str, scope: trio.CancelScope) -> None:
         """Note a connection before its login. If there are too many, one of them is cancelled:
         peers that connect and do not log in keep no initiator out."""
-        others = self.places - len(self._newcomers) - 1
-        most = min(MAX_LOGINS, max(1, MAX_CONNECTIONS - SPARE - others))
-        self._newcomers.add(who, origin_of(peer), scope.cancel, most)
+        self._newcomers.add(who, origin_of(peer), scope.cancel, self.most_logins)
+
+    def _take_place(self, connection: TargetConnection, peer: str) -> None:
+        """A login is about to end. One address leaves places to the others. A session that is
+        reinstated makes room. Raises Busy if there is no place."""
+        origin = origin_of(peer)
+        most = self.most_connections
+        total = len(self._seats)
+        if total >= most or self._seats_of[origin] >= max(1, int(most * OF_ONE)):
+            login = connection.login
+            name = _SessionName(
+                login.initiator_name.lower(), login.isid, login.parameters.target_portal_group_tag
+            )
+            if login.discovery or name not in self._sessions or total >= most + SPARE // 2:
+                raise Busy(f"there are {total} connections, {self._seats_of[origin]} of {origin}")
+        self._seats[connection] = origin
+        self._seats_of[origin] += 1
+
+    def _leave_place(self, connection: TargetConnection) -> None:
+        """Does nothing if it has none."""
+        origin = self._seats.pop(connection, None)
+        if origin is None:
+            return
+        self._seats_of[origin] -= 1
+        if not self._seats_of[origin]:
+            del self._seats_of[origin]
 
     def _watch_attempts(
         self, connection: TargetConnection, peer: str, nursery: trio.Nursery
@@ -820,6 +858,31 @@ def _contained(peer: str) -> Iterator[None]:
         log.exception("%s: internal error, connection closed", peer)
 
 
+def room() -> tuple[int, int]:
+    """Places for connections behind and before their login. The process may have as many
+    descriptors, if the system allows it; else there are fewer, and the log says so: without
+    descriptors nobody could be accepted, no matter who has them, and no state file be written."""
+    beside = SPARE + OTHER_DESCRIPTORS
+    wanted = MAX_CONNECTIONS + MAX_LOGINS + beside
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if 0 <= soft < wanted:
+        soft = wanted if hard < 0 else min(wanted, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    if not 0 <= soft < wanted:
+        return MAX_CONNECTIONS, MAX_LOGINS
+    share = max(0, soft - beside) / (wanted - beside)
+    most, logins = max(8, int(MAX_CONNECTIONS * share)), max(4, int(MAX_LOGINS * share))
+    log.warning(
+        "room for %d connections, not %d: the limit of descriptors is %d; raise it to %d"
+        " (LimitNOFILE=, ulimit -n)",
+        most,
+        MAX_CONNECTIONS,
+        soft,
+        wanted,
+    )
+    return most, logins
+
+
 async def serve(
     config: TargetConfig,
     luns: Mapping[int, LogicalUnit],
@@ -862,7 +925,8 @@ async def serve(
     port_of: dict[trio.SocketListener, TargetPort] = {}
     rdma_listeners: list[RdmaListener] = []
     rdma_ports: list[tuple[str, TargetPort]] = []  # portal and target port of each of them
-    limiter = trio.Semaphore(MAX_CONNECTIONS)
+    server.most_connections, server.most_logins = room()
+    limiter = trio.Semaphore(server.most_connections + server.most_logins + SPARE)
 
     async def accept(listener: trio.SocketListener, sessions: trio.Nursery) -> None:
         while True:
@@ -893,19 +957,15 @@ async def serve(
                 try:
                     limiter.acquire_nowait()
                 except trio.WouldBlock:
-                    log.warning(
-                        "%s: refused, there are %d connections already", peer, MAX_CONNECTIONS
-                    )
+                    log.warning("%s: refused, there are too many connections already", peer)
                     qp.close()
                     continue
                 sessions.start_soon(limited, server.serve_queue_pair, qp, portal, peer, port)
 
     async def limited(serve_one: Callable[..., Awaitable[None]], *arguments: object) -> None:
-        server.places += 1
         try:
             await serve_one(*arguments)
         finally:
-            server.places -= 1
             limiter.release()
 
     def stop_listening() -> None:

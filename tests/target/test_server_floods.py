@@ -12,7 +12,7 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 
 from iserblk.iscsi import bhs, pdu
 from iserblk.iscsi.chap import Accounts
-from iserblk.iscsi.login_target import AUTHENTICATION_FAILURE
+from iserblk.iscsi.login_target import AUTHENTICATION_FAILURE, OUT_OF_RESOURCES
 from iserblk.iscsi.text import decode_untrusted
 from iserblk.rcap.inprocess import memory_pair
 from iserblk.rcap.iwarp.mpa import MpaInitiator
@@ -20,7 +20,7 @@ from iserblk.secret import Secret
 from iserblk.target.attempts import FREE
 from iserblk.target.iscsi.buffers import BufferPool, DataBudget
 from iserblk.target.scsi.device import LogicalUnit
-from iserblk.target.server import PING_S, TargetServer
+from iserblk.target.server import PING_S, TargetServer, room
 from iserblk.url import Url, parse_url
 from tests.iscsi import logins
 from tests.target.fake_store import FakeStore
@@ -101,23 +101,6 @@ async def test_silent_peers_do_not_end_a_login_of_their_own_address(
             await wait_all_tasks_blocked()
         head, _ = await answer(honest, proof(asked, "alice", SECRETS["alice"]))
         assert pdu.LoginResponse.unpack_from(head).status == 0
-
-
-async def test_sessions_leave_less_room_to_half_logins(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where most places are those of sessions, peers that do not log in take none of the last."""
-    monkeypatch.setattr("iserblk.target.server.MAX_CONNECTIONS", 6)
-    monkeypatch.setattr("iserblk.target.server.SPARE", 1, raising=False)
-    async with serving() as text, contextlib.AsyncExitStack() as open_:
-        url = parse_url(text)
-        for number in range(3):
-            session = await open_.enter_async_context(await connect(url))
-            await log_in(session, f"iqn.x:{number}")
-        for _ in range(10):
-            await open_.enter_async_context(await connect(url))
-            await wait_all_tasks_blocked()
-        last = await open_.enter_async_context(await connect(url, "127.0.0.2"))
-        with trio.fail_after(5):
-            await log_in(last, "iqn.x:last")
 
 
 async def test_addresses_of_one_network_have_one_share_of_the_memory(
@@ -258,3 +241,106 @@ async def test_a_live_initiator_that_owes_data_blocks_a_lun_for_a_while(
                         break
                     mock_clock.jump(PING_S / 2)
                 assert answered.is_set()
+
+
+@refusals
+async def test_a_login_request_while_the_last_one_waits_ends_the_connection(
+    mock_clock: MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What waits is not looked at then: attempts are not to be had for less time."""
+    async with serving(accounts=ACCOUNTS) as text:
+        url = parse_url(text)
+        for _ in range(FREE):
+            await attempt(url, "alice", "a-wrong-secret")
+        refused = caplog.text.count("authentication failed")
+        async with await connect(url) as stream:
+            message = proof(await challenged(stream), "alice", "a-wrong-secret")
+            whole = message[0] + message[1] + bytes(-len(message[1]) & 3)
+            await stream.send_all(whole)
+            await said("CHAP waits for 1 s", caplog)
+            await stream.send_all(whole)
+            await said("a login request before the answer to the last one", caplog)
+        mock_clock.jump(3)
+        await wait_all_tasks_blocked()
+        assert caplog.text.count("authentication failed") == refused
+        assert await attempt(url, "bob", SECRETS["bob"]) == 0
+
+
+async def test_who_has_not_logged_in_takes_no_place_of_a_session(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A login finds the last place behind it free, and one before it, however many are silent."""
+    monkeypatch.setattr("iserblk.target.server.MAX_CONNECTIONS", 3)
+    monkeypatch.setattr("iserblk.target.server.MAX_LOGINS", 2)
+    monkeypatch.setattr("iserblk.target.server.OF_ONE", 1)
+    async with serving() as text, contextlib.AsyncExitStack() as open_:
+        url = parse_url(text)
+        for number in range(2):
+            session = await open_.enter_async_context(await connect(url))
+            await log_in(session, f"iqn.x:{number}")
+        for _ in range(10):
+            await open_.enter_async_context(await connect(url))
+            await wait_all_tasks_blocked()
+        last = await open_.enter_async_context(await connect(url, "127.0.0.2"))
+        await log_in(last, "iqn.x:last")
+
+
+async def status_of_login(url: Url, name: str, address: str = "127.0.0.1") -> int:
+    async with await connect(url, address) as stream:
+        who = [("InitiatorName", name), ("TargetName", IQN)]
+        head, _ = await answer(stream, logins.request(who))
+    return pdu.LoginResponse.unpack_from(head).status
+
+
+full = pytest.mark.logs("login refused: no connection resources: there are")
+
+
+@full
+async def test_where_all_places_are_taken_a_login_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """But one that reinstates a session has its place."""
+    monkeypatch.setattr("iserblk.target.server.MAX_CONNECTIONS", 2)
+    monkeypatch.setattr("iserblk.target.server.OF_ONE", 1)
+    async with serving() as text, contextlib.AsyncExitStack() as open_:
+        url = parse_url(text)
+        for number in range(2):
+            session = await open_.enter_async_context(await connect(url))
+            await log_in(session, f"iqn.x:{number}")
+        assert await status_of_login(url, "iqn.x:2") == OUT_OF_RESOURCES
+        again = await open_.enter_async_context(await connect(url))
+        await log_in(again, "iqn.x:1")
+        assert not await session.receive_some()
+        assert await status_of_login(url, "iqn.x:2") == OUT_OF_RESOURCES
+        await again.aclose()
+        while await status_of_login(url, "iqn.x:2"):
+            await wait_all_tasks_blocked(0.01)
+
+
+@full
+async def test_one_address_leaves_places_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where nobody has to prove who it is."""
+    monkeypatch.setattr("iserblk.target.server.MAX_CONNECTIONS", 8)
+    async with serving() as text, contextlib.AsyncExitStack() as open_:
+        url = parse_url(text)
+        for number in range(7):
+            session = await open_.enter_async_context(await connect(url))
+            await log_in(session, f"iqn.x:{number}")
+        assert await status_of_login(url, "iqn.x:7") == OUT_OF_RESOURCES
+        assert await status_of_login(url, "iqn.x:other", "127.0.0.2") == 0
+
+
+@pytest.mark.logs("room for 14 connections, not 1024: the limit of descriptors is 600")
+def test_a_target_has_room_for_as_many_as_it_has_descriptors(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It asks for what it needs. Else peers could take those that state files need."""
+    limits = [1024, 1 << 20]
+    asked: list[tuple[int, int]] = []
+    monkeypatch.setattr("resource.getrlimit", lambda _: tuple(limits))
+    monkeypatch.setattr("resource.setrlimit", lambda _, both: asked.append(both))
+    assert room() == (1024, 512)
+    assert asked == [(2112, 1 << 20)]
+    limits[:] = [600, 600]
+    assert room() == (16, 8)
+    limits[:] = [-1, -1]
+    asked.clear()
+    assert room() == (1024, 512) and not asked

@@ -146,6 +146,8 @@ class TargetConnection:
         self.on_unfinished: Callable[[], None] = lambda: None
         self.on_done: Callable[[], None] = lambda: None
         self.on_begun: Callable[[], None] = lambda: None  # by the owner: a Login Request has come
+        # By the owner, at the end of a login: raises Busy if there is no place for the connection.
+        self.take_place: Callable[[], None] = lambda: None
         # By the owner, for CHAP. The first says whether an attempt as a user has to wait; then the
         # callback is called later. The second hears whether the user was proved.
         self.hold_attempt: Callable[[str, Callable[[], None]], bool] = lambda _user, _resume: False
@@ -649,6 +651,7 @@ class TargetConnection:
             self.on_attempt(user, self.login.user == user)
         if self.login.done:
             try:
+                self.take_place()
                 self._allocate()
             except (Busy, OSError, MemoryError) as error:
                 answers = [self.login.out_of_resources(str(error) or "no memory")]

@@ -259,12 +259,14 @@ async def test_too_many_connections(
     fabric: Fabric, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     # The socket that listens takes one for the connection that it waits for.
-    monkeypatch.setattr(server, "MAX_CONNECTIONS", 2)
+    monkeypatch.setattr(server, "MAX_CONNECTIONS", 1)
+    monkeypatch.setattr(server, "MAX_LOGINS", 1)
+    monkeypatch.setattr(server, "SPARE", 0)
     async with serving() as url:
         async with aio.open_disks([url], {"rcap": "verbs"}):
             with pytest.raises(TransportError):
                 await connect(parse_url(url), Options(rcap="verbs"))
-        assert "refused, there are 2 connections" in caplog.text
+        assert "refused, there are too many connections" in caplog.text
         async with aio.open_disks([url], {"rcap": "verbs"}):
             pass
 
