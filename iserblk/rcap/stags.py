@@ -25,9 +25,11 @@ from iserblk.rcap.seam import REMOTE_WRITE
 KEY_BITS: Final = 8
 KEY_MASK: Final = 0xFF
 MAX_INDEX: Final = (1 << 24) - 1
-# A freed index is used again only after all free ones of these: an STag comes again after 256 times
-# as many. Each takes 100 bytes of every connection; with more in use at once, there are more.
+# Each takes 100 bytes of every connection; with more in use at once, there are more.
 FIRST_ENTRIES: Final = 128
+# Free entries, at least, of which a freed one is the last to be used again: an STag comes again
+# after 256 times as many, however many are in use.
+LEAST_FREE: Final = 64
 
 NOTHING: Final = memoryview(b"")
 
@@ -79,10 +81,11 @@ class StagTable:
             raise LocalProtocolError("read-only memory cannot be advertised for RDMA Writes")
         if buffer.format != "B" or buffer.ndim != 1:
             buffer = buffer.cast("B")
+        free = self._free
         try:
-            region = self._free.popleft()
+            region = free.popleft() if len(free) > LEAST_FREE else self._grow()
         except IndexError:
-            region = self._grow()
+            raise LocalProtocolError("all STags of this queue pair are in use") from None
         stag = (region.stag & ~KEY_MASK) | ((region.stag + 1) & KEY_MASK)
         region.view = buffer
         region.length = len(buffer)
@@ -93,10 +96,12 @@ class StagTable:
         return stag
 
     def _grow(self) -> Region:
+        """A new region, as long as there may be more; else one that is free. Raises IndexError when
+        none is."""
         with self._lock:
             index = len(self.regions)
             if index > MAX_INDEX:
-                raise LocalProtocolError("all STags of this queue pair are in use")
+                return self._free.popleft()
             region = Region(index << KEY_BITS)
             self.regions.append(region)
             return region

@@ -8,7 +8,7 @@ import pytest
 
 from iserblk.errors import LocalProtocolError
 from iserblk.rcap.seam import REMOTE_READ, REMOTE_WRITE
-from iserblk.rcap.stags import FIRST_ENTRIES, StagTable
+from iserblk.rcap.stags import FIRST_ENTRIES, LEAST_FREE, StagTable
 
 
 def test_an_index_comes_again_last_and_with_another_key() -> None:
@@ -40,15 +40,30 @@ def test_the_table_grows_with_what_is_advertised_at_once() -> None:
 def test_the_key_wraps() -> None:
     table = StagTable()
     buffer = memoryview(bytearray(8))
-    table._free.clear()  # a single index, used again at once
-    table._free.append(table.regions[1])
     stags = []
-    for _ in range(257):
+    for _ in range(256 * FIRST_ENTRIES + 1):
         stags.append(table.advertise(buffer, REMOTE_READ))
         table.release(table.owned(stags[-1]))
-    assert len(set(stags)) == 256
-    assert stags[256] == stags[0]
-    assert {stag >> 8 for stag in stags} == {1}
+    assert len(set(stags)) == 256 * FIRST_ENTRIES
+    assert stags[-1] == stags[0]
+    assert {stag & 255 for stag in stags if stag >> 8 == 1} == set(range(256))
+
+
+@pytest.mark.parametrize("in_use", [1, FIRST_ENTRIES - 1, FIRST_ENTRIES, 1024])
+def test_an_index_rests_however_many_are_in_use(in_use: int) -> None:
+    """What a peer has in flight for an STag of before must not find another buffer there."""
+    table = StagTable()
+    buffer = memoryview(bytearray(8))
+    for _ in range(in_use - 1):
+        table.advertise(buffer, REMOTE_READ)
+    indexes = []
+    for _ in range(4 * LEAST_FREE):
+        stag = table.advertise(buffer, REMOTE_READ)
+        indexes.append(stag >> 8)
+        table.release(table.owned(stag))
+    for at in range(len(indexes) - LEAST_FREE):
+        assert len(set(indexes[at : at + LEAST_FREE])) == LEAST_FREE
+    assert len(table.regions) <= max(FIRST_ENTRIES, in_use) + LEAST_FREE + 1
 
 
 @pytest.mark.parametrize("stag", [0, 1, 255, 256, 0x100, 0xFFFFFFFF])
