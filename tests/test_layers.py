@@ -30,7 +30,7 @@ ALLOWED: dict[str, set[str]] = {
     "limited_log": set(),
     "newcomers": set(),
     "names": {"errors"},
-    "metrics": {"errors", "names"},
+    "metrics": {"errors", "names", "newcomers"},
     "options": {"errors", "secret", "metrics", "names"},
     "url": {"errors", "secret", "names", "options"},
     "sockets": {"errors"},

@@ -2,7 +2,8 @@
 
 It reads only as much of a request as it needs to see what is asked for. Limits: the bytes of a
 request, the time for it and for the answer, and the number of clients at once. When there are too
-many, the slowest gives way to a new one: clients that hold connections keep no other client away.
+many, the slowest gives way to a new one, of the address that has most: clients that hold
+connections keep no other client away, and a flood of new ones none of another address.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import errno
 import logging
 import os
 import socket
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -21,6 +23,7 @@ import trio
 from iserblk.errors import BadArgument, Busy, IserblkError, PermissionDenied
 from iserblk.metrics.address import Address, make_room, words
 from iserblk.metrics.reading import ProcessReading
+from iserblk.newcomers import origin_of
 
 log = logging.getLogger(__name__)
 
@@ -114,7 +117,7 @@ async def serve_document(listening: socket.socket, document: Document) -> None:
     async with trio.open_nursery() as nursery:
         while True:
             try:
-                client, _ = await sock.accept()
+                client, address = await sock.accept()
             except OSError as error:  # probably the process has no descriptors left
                 log.info("metrics: %s", error)
                 await trio.sleep(1)
@@ -124,7 +127,7 @@ async def serve_document(listening: socket.socket, document: Document) -> None:
             except BaseException:
                 client.close()
                 raise
-            nursery.start_soon(_attend, client, document, clients)
+            nursery.start_soon(_attend, client, _origin(address), document, clients)
 
 
 class _Clients:
@@ -132,37 +135,47 @@ class _Clients:
 
     def __init__(self) -> None:
         self._free = trio.Semaphore(CLIENTS)
-        self._waited_for: dict[trio.CancelScope, None] = {}  # the longest first
+        self._waited_for: dict[trio.CancelScope, str] = {}  # origins; the longest first
 
     async def admit(self) -> None:
         """Take a place, for which a client that is waited for gives way, if there is none."""
         if not self._free.value:
             await trio.lowlevel.checkpoint()  # those just admitted are waited for after that
-            for scope in self._waited_for:
-                scope.cancel()
-                break
+            if self._waited_for:
+                origins = Counter(self._waited_for.values())
+                most = max(origins.values())
+                next(
+                    scope for scope, each in self._waited_for.items() if origins[each] == most
+                ).cancel()
         await self._free.acquire()
 
     def leave(self) -> None:
         self._free.release()
 
     @contextmanager
-    def waited_for(self, seconds: float) -> Iterator[None]:
-        """While the body waits for a client: it is cancelled after ``seconds``, or when another
-        client needs the place."""
+    def waited_for(self, origin: str, seconds: float) -> Iterator[None]:
+        """While the body waits for a client of ``origin``: it is cancelled after ``seconds``, or
+        when another client needs the place."""
         with trio.move_on_after(seconds) as scope:
-            self._waited_for[scope] = None
+            self._waited_for[scope] = origin
             try:
                 yield
             finally:
                 del self._waited_for[scope]
 
 
-async def _attend(client: trio.socket.SocketType, document: Document, clients: _Clients) -> None:
+def _origin(address: object) -> str:
+    """Whose clients count together. Those of a Unix socket are all of its owner."""
+    return origin_of(f"{address[0]}:{address[1]}") if isinstance(address, tuple) else ""
+
+
+async def _attend(
+    client: trio.socket.SocketType, origin: str, document: Document, clients: _Clients
+) -> None:
     try:
         with client:
             request = None
-            with clients.waited_for(REQUEST_S):
+            with clients.waited_for(origin, REQUEST_S):
                 request = await _receive(client)
             if request is None:
                 return  # too slow, too long, or gone
@@ -174,8 +187,10 @@ async def _attend(client: trio.socket.SocketType, document: Document, clients: _
                 f"HTTP/1.0 {status}\r\nContent-Type: {kind}\r\nContent-Length: {len(body)}\r\n"
                 "Connection: close\r\n\r\n"
             )
-            with clients.waited_for(ANSWER_S):
-                await _send(client, head.encode() + (body if with_body else b""))
+            with clients.waited_for(origin, ANSWER_S):
+                await _send(client, head.encode())
+                if with_body:
+                    await _send(client, body)
     except OSError as error:
         log.debug("metrics: a client left: %s", error)
     except Exception:

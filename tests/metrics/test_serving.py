@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import stat
-from contextlib import suppress
+from contextlib import AsyncExitStack, suppress
 from pathlib import Path
 from typing import NoReturn
 
@@ -161,6 +161,40 @@ async def test_slow_clients_keep_no_other_away(
     for stream in held:
         await stream.aclose()
     listener.close()
+
+
+async def test_a_flood_keeps_no_other_address_away() -> None:
+    """A client that takes its time, while others come again and again from another address."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        port = listening.getsockname()[1]
+
+        async def document() -> tuple[str, bytes]:
+            return "text/plain", b"the metrics"
+
+        async def come(address: str) -> trio.SocketStream:
+            sock = trio.socket.socket()
+            await sock.bind((address, 0))
+            await sock.connect(("127.0.0.1", port))
+            return trio.SocketStream(sock)
+
+        async with AsyncExitStack() as stack, trio.open_nursery() as nursery:
+            nursery.start_soon(serve_document, listening, document)
+            honest = await stack.enter_async_context(await come("127.0.0.2"))
+            for piece in (b"GET /metrics HT", b"TP/1.0\r\n\r\n"):
+                flood = [
+                    await stack.enter_async_context(await come("127.0.0.1"))
+                    for _ in range(3 * CLIENTS)
+                ]
+                for each in flood[:CLIENTS]:  # all of it has been accepted, but for the last ones
+                    with suppress(trio.BrokenResourceError):
+                        assert await each.receive_some(1) == b""
+                await honest.send_all(piece)
+            assert (await read_all(honest)).endswith(b"\r\n\r\nthe metrics")
+            nursery.cancel_scope.cancel()
+
+
+async def read_all(stream: trio.SocketStream) -> bytes:
+    return b"".join([piece async for piece in stream])
 
 
 async def test_a_bug_does_not_end_the_disks(
