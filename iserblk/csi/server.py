@@ -32,6 +32,8 @@ log = logging.getLogger(__name__)
 
 NAME = "iserblk.csi"
 _CALLS = 100  # at once; those for volumes whose target is away may wait for minutes
+MOST_CALLS = 2 * _CALLS  # that run, or wait for a thread; further ones are refused
+_MOST_MESSAGE = 256 << 10  # bytes; CSI's own limits make a few KiB
 _LOOK_S = 2.0
 _GRACE_S = 60.0  # for calls that run when the server is to end
 _CODES = {code.value[0]: code for code in grpc.StatusCode}
@@ -124,13 +126,20 @@ def _listening(path: Path, services: dict[str, dict[str, Call]]) -> grpc.Server:
         path.unlink(missing_ok=True)
     elif path.exists():
         raise BadArgument(f"{path}: there is a file that is no socket; name another path")
-    server = grpc.server(ThreadPoolExecutor(_CALLS))
+    server = grpc.server(
+        ThreadPoolExecutor(_CALLS),
+        maximum_concurrent_rpcs=MOST_CALLS,
+        options=[("grpc.max_receive_message_length", _MOST_MESSAGE)],
+    )
     for service, calls in services.items():
         server.add_generic_rpc_handlers((_handler(service, calls),))
+    mask = os.umask(0o177)  # it listens at once, and connections that are made wait for ``start``
     try:
         server.add_insecure_port(f"unix://{path}")
     except RuntimeError:
         raise BadArgument(f"{path}: cannot listen there; is there such a directory?") from None
+    finally:
+        os.umask(mask)
     os.chmod(path, 0o600)
     server.start()
     return server

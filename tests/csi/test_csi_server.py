@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import subprocess
 import threading
@@ -100,6 +101,68 @@ def test_calls_that_wait_leave_room_for_others(
             go_on.set()
             for each in calls:
                 each.join()
+
+
+def test_no_more_calls_wait_than_there_is_room_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those beyond are refused, and cost nothing. The kubelet repeats what is refused so."""
+    host = FakeHost(URL)
+    begun, go_on = threading.Semaphore(0), threading.Event()
+
+    def waiting(_path: str) -> None:
+        begun.release()
+        assert go_on.wait(60)
+
+    monkeypatch.setattr(host, "unmount", waiting)
+    monkeypatch.setattr(server, "MOST_CALLS", 5)
+    with served(tmp_path, host) as path, Kubelet(path, "csi.v1.Node") as kubelet:
+        calls = [
+            threading.Thread(target=kubelet.call, args=("NodeUnpublishVolume", unpublish(name)))
+            for name in map(str, range(5))
+        ]
+        try:
+            for each in calls:
+                each.start()
+            for _ in calls:
+                assert begun.acquire(timeout=60)
+            with pytest.raises(grpc.RpcError) as caught:
+                kubelet.call("NodeGetInfo")
+            assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        finally:
+            go_on.set()
+            for each in calls:
+                each.join()
+        assert kubelet.call("NodeGetInfo").node_id == "worker-1"
+
+
+def test_a_message_without_measure(tmp_path: Path) -> None:
+    with served(tmp_path, FakeHost(URL)) as path, Kubelet(path, "csi.v1.Node") as kubelet:
+        with pytest.raises(grpc.RpcError) as caught:
+            kubelet.call("NodeStageVolume", stage(volume="x" * (1 << 20)))
+        assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert kubelet.call("NodeGetInfo").node_id == "worker-1"
+
+
+def test_no_other_user_can_connect_before_it_serves(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever files are made with here."""
+    modes = []
+    change = os.chmod
+
+    def chmod(path: Path, mode: int) -> None:
+        modes.append(path.stat().st_mode & 0o777)
+        change(path, mode)
+
+    monkeypatch.setattr(os, "chmod", chmod)
+    before = os.umask(0)
+    try:
+        with served(tmp_path, FakeHost(URL)):
+            assert modes[0] & 0o077 == 0
+        assert os.umask(0) == 0
+    finally:
+        os.umask(before)
 
 
 def test_a_call_that_runs_at_the_end_is_waited_for(
