@@ -57,6 +57,7 @@ _UNTOLD = (
     "the kernel was not told yet that writes were lost, and the new server is too old to tell it: "
     "flush the device (blockdev --flushbufs), which tells, and try again"
 )
+_ACCEPT_PAUSE_S = 0.1
 _PEER = struct.Struct("3i")  # struct ucred: process, user, group
 
 
@@ -77,8 +78,14 @@ class Giver:
         listening.setblocking(False)
         while self.state is not State.GIVEN:
             await trio.lowlevel.wait_readable(listening)
-            with suppress(OSError):
+            try:
                 sock, _ = listening.accept()
+            except OSError as error:  # the process has no descriptor left, for example
+                log.info("no successor: %s", error.strerror)
+                sock = None
+            if sock is None:
+                await trio.sleep(_ACCEPT_PAUSE_S)
+            else:
                 await self._attend(sock, server, flush)
 
     def close(self) -> None:

@@ -8,6 +8,7 @@ import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 import trio
@@ -528,3 +529,28 @@ async def test_an_old_server_of_version_1(tmp_path: Path) -> None:
         taken.sock.close()
     second = encode(Kind.HELLO, version=1), encode(Kind.TAKEN, version=1)
     assert heard == [encode(Kind.HELLO), b"", *second] and taker.losses == (0, 0)
+
+
+async def test_a_server_without_descriptors_does_not_spin(tmp_path: Path) -> None:
+    """A successor connects, and cannot be accepted: it is looked at again after a while."""
+
+    class Full(socket.socket):
+        tries = 0
+
+        def accept(self) -> NoReturn:
+            self.tries += 1
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    async def flush() -> None:
+        pass
+
+    with Full(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listening, \
+            socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as successor:  # fmt: skip
+        listening.bind(str(tmp_path / "successors"))
+        listening.listen()
+        successor.connect(str(tmp_path / "successors"))
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(Giver().offer, listening, server_of(fake()), flush)
+            await trio.testing.wait_all_tasks_blocked()
+            assert listening.tries == 1
+            nursery.cancel_scope.cancel()
