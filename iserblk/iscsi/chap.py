@@ -277,6 +277,9 @@ class ChapTarget:
         self._algorithm = 0  # 0: not chosen yet
         self._identifier = 0
         self._challenge = b""
+        # An unknown user costs as much time as a known one: a secret is there, and as long.
+        length = len(_octets(next(iter(accounts.secrets.values())).reveal()))
+        self._nobody = Secret(secrets.token_urlsafe(length)[:length])
         self.user = ""
         self.done = False
 
@@ -320,9 +323,8 @@ class ChapTarget:
             if hmac.compare_digest(asked, self._challenge):
                 raise AuthenticationError("the initiator sent our own challenge back")
         accounts = self._accounts
-        # An unknown user costs as much time as a known one.
         known = name in accounts.secrets
-        secret = accounts.secrets.get(name) or Secret(self._random(_CHALLENGE).hex())
+        secret = accounts.secrets.get(name, self._nobody)
         right = hmac.compare_digest(theirs, self._respond_to(secret))
         if not known or not right:
             raise AuthenticationError("wrong user name or response")

@@ -318,6 +318,42 @@ def test_wrong_initiator(name: str, secret: str) -> None:
     assert not other.done and other.user == ""
 
 
+def test_an_unknown_user_costs_what_a_wrong_secret_costs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So no clock tells which users there are: the same digests of as many bytes, and no other
+    work."""
+    work: list[object] = []
+    new = hashlib.new
+
+    class Digest:
+        def __init__(self, name: str, **_: object) -> None:
+            self.digest_of = new(name)
+
+        def update(self, data: bytes) -> None:
+            work.append(len(data))
+            self.digest_of.update(data)
+
+        def digest(self) -> bytes:
+            return self.digest_of.digest()
+
+    def random(count: int) -> bytes:
+        work.append(f"{count} random bytes")
+        return bytes(count)
+
+    def attempt(user: str) -> list[object]:
+        accounts = Accounts({"known": Secret("a secret of 22 bytes.."), "other": Secret("x")})
+        target = ChapTarget(accounts, random)
+        target.receive([("CHAP_A", "7")])
+        work.clear()
+        monkeypatch.setattr(hashlib, "new", Digest)
+        with pytest.raises(AuthenticationError, match="wrong user name or response"):
+            target.receive([("CHAP_N", user), ("CHAP_R", "0x" + "ab" * 32)])
+        monkeypatch.undo()
+        return list(work)
+
+    known = attempt("known")
+    assert known and attempt("unknown") == known
+
+
 def test_our_challenge_comes_back() -> None:
     """The reflection of RFC 7143 section 9.2.1."""
     other, challenge = challenging()
