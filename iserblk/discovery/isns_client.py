@@ -11,7 +11,7 @@ from iserblk.discovery import isns
 from iserblk.discovery.isns_connection import IsnsConnection
 from iserblk.errors import ConnectTimeout, IserblkError, RemoteProtocolError
 from iserblk.initiator.connecting.iwarp import connect_tcp, resolve
-from iserblk.iscsi.send_targets import TargetRecord, Told
+from iserblk.iscsi.send_targets import MAXIMUM_RECORDS, LeftOut, TargetRecord, Told
 from iserblk.names import initiator_name
 from iserblk.options import Options
 from iserblk.url import Url, name_portal
@@ -47,11 +47,12 @@ async def ask_isns(url: Url, options: Options) -> Told:
 
 
 async def _look(server: IsnsConnection, initiator: str, wanted: str) -> Told:
-    left_out: list[str] = []
+    left_out: list[str] = LeftOut()
     entity = await _register(server, initiator)
     try:
         names = [wanted] if wanted else await _targets(server, initiator, left_out)
         records = []
+        count = 0
         for target in names:
             query = isns.portal_query(initiator, target)
             status, attributes = await server.ask(isns.DEV_ATTR_QRY, query)
@@ -61,6 +62,9 @@ async def _look(server: IsnsConnection, initiator: str, wanted: str) -> Told:
                 left_out.append(f"{target}: {server.refused(status)}")
                 continue
             portals = isns.portals_untrusted(attributes, target, left_out)
+            count += len(portals)
+            if count > MAXIMUM_RECORDS:
+                raise RemoteProtocolError("iSNS", f"more than {MAXIMUM_RECORDS} portals")
             if portals or not wanted:
                 records.append(TargetRecord(target, tuple(portals)))
         return Told(records, left_out)

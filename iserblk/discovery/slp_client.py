@@ -25,7 +25,7 @@ from iserblk.errors import (
     RemoteProtocolError,
 )
 from iserblk.initiator.connecting.iwarp import Address, connect_tcp, resolve
-from iserblk.iscsi.send_targets import Portal, TargetRecord, Told
+from iserblk.iscsi.send_targets import MAXIMUM_RECORDS, LeftOut, Portal, TargetRecord, Told
 from iserblk.url import DEFAULT_PORT, Url, name_portal
 
 log = logging.getLogger(__name__)
@@ -33,6 +33,8 @@ log = logging.getLogger(__name__)
 RETRY_S = 2.0  # before the first repetition; doubled after each
 UNICAST_S = 15.0
 MULTICAST_S = 15.0
+AGENTS_S = 60.0  # for all that agents of the network are asked by unicast
+GROUPS_S = 30.0  # for the portal groups of all portals
 MAXIMUM_AGENTS = 256
 AT_A_TIME = 16
 _DATAGRAM = 65536
@@ -50,7 +52,7 @@ async def ask_slp(url: Url, interfaces: Sequence[int] | None = None) -> Told:
     scopes = _scopes(url.options.get("scope", slp.DEFAULT_SCOPE))
     predicate = f"(iscsi-name={slp.escape(url.iqn)})" if url.iqn else ""
     known: list[tuple[_Agent, slp.UrlEntry]] = []
-    left_out: list[str] = []
+    left_out: list[str] = LeftOut()
     if url.host:
         agent = _Agent(await resolve(url.host, url.port), name_portal(url.host, url.port))
         known += [(agent, entry) for entry in await agent.services(scopes, predicate)]
@@ -84,6 +86,9 @@ async def _records(
             left_out.append(f"{agent.name}: {error}")
             continue
         if entry.lifetime and (not wanted or name.lower() == wanted.lower()):
+            if len(places) == MAXIMUM_RECORDS:
+                left_out.append(f"portals beyond {MAXIMUM_RECORDS}")
+                break
             places.setdefault((name.lower(), portal), (name, agent, entry.url))
     tags: dict[tuple[str, Portal], int | None] = {}
     limit = trio.CapacityLimiter(AT_A_TIME)
@@ -95,9 +100,10 @@ async def _records(
             except IserblkError as error:  # the portal can be used without
                 log.info("no portal group of %s: %s", service, error)
 
-    async with trio.open_nursery() as nursery:
-        for key, (_, agent, service) in places.items():
-            nursery.start_soon(ask, key, agent, service)
+    with trio.move_on_after(GROUPS_S):
+        async with trio.open_nursery() as nursery:
+            for key, (_, agent, service) in places.items():
+                nursery.start_soon(ask, key, agent, service)
     found: dict[str, tuple[str, list[Portal]]] = {}
     for key, (name, _, _) in places.items():
         portal = key[1]._replace(tag=tags.get(key))
@@ -201,12 +207,21 @@ async def _ask_all(
     """The URLs of targets that agents of the network tell, each with an agent that knows it. What
     cannot be used of their answers is added to ``left_out``."""
     known: list[tuple[_Agent, slp.UrlEntry]] = []
+    limit = trio.CapacityLimiter(AT_A_TIME)
+
+    def learn(agent: _Agent, entries: Iterable[slp.UrlEntry]) -> None:
+        for entry in entries:
+            if len(known) == MAXIMUM_RECORDS:
+                left_out.append(f"{agent.name}: URLs beyond {MAXIMUM_RECORDS} of all agents")
+                return
+            known.append((agent, entry))
 
     async def ask_services() -> None:
         def body(previous: Iterable[str]) -> bytes:
             return slp.service_request(previous, slp.TARGET, scopes, predicate)
 
         asking = _Multicast(interfaces, port, slp.SERVICE_REQUEST, slp.SERVICE_REPLY)
+        overflown = []
         for agent, message in await asking.run(body):
             try:
                 _, entries = slp.service_reply_untrusted(message)
@@ -214,14 +229,17 @@ async def _ask_all(
                 left_out.append(f"{agent.name}: {error}")
                 continue
             if message.flags & slp.OVERFLOW:
-                entries = await ask_one(agent)
-            known.extend((agent, entry) for entry in entries)
+                overflown.append(agent)
+            else:
+                learn(agent, entries)
+        await ask_each(overflown)
 
     async def ask_directories() -> None:
         def body(previous: Iterable[str]) -> bytes:
             return slp.service_request(previous, slp.DIRECTORY_AGENT, scopes)
 
         asking = _Multicast(interfaces, port, slp.SERVICE_REQUEST, slp.DA_ADVERTISEMENT)
+        directories = []
         for agent, message in await asking.run(body):
             try:
                 said = slp.advertisement_untrusted(message)
@@ -229,14 +247,26 @@ async def _ask_all(
                 left_out.append(f"{agent.name}: {error}")
                 continue
             if not said.error and said.scopes & slp.items(",".join(scopes)):
-                known.extend((agent, entry) for entry in await ask_one(agent))
+                directories.append(agent)
+        await ask_each(directories)
 
-    async def ask_one(agent: _Agent) -> list[slp.UrlEntry]:
-        try:
-            return await agent.services(scopes, predicate)
-        except IserblkError as error:
-            left_out.append(str(error))
-            return []
+    async def ask_each(agents: Iterable[_Agent]) -> None:
+        """By unicast. Those that are slow do not make it last without end."""
+        waiting = dict.fromkeys(agents)
+        with trio.move_on_after(AGENTS_S):
+            async with trio.open_nursery() as nursery:
+                for agent in list(waiting):
+                    nursery.start_soon(ask_one, agent, waiting)
+        for agent in waiting:
+            left_out.append(f"{agent.name}: no answer within {AGENTS_S:g} s, with the other agents")
+
+    async def ask_one(agent: _Agent, waiting: dict[_Agent, None]) -> None:
+        async with limit:
+            try:
+                learn(agent, await agent.services(scopes, predicate))
+            except IserblkError as error:
+                left_out.append(str(error))
+            del waiting[agent]
 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(ask_services)

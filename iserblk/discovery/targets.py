@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from urllib.parse import quote
 
 import trio
 
@@ -22,6 +23,7 @@ from iserblk.waiting.patience import fail_after
 
 PROBE_TIMEOUT_S = 5.0
 PROBES_AT_A_TIME = 16
+PROBES = 1024  # of one answer: whoever answers chooses how many portals there are
 _MOST_WORDS = 8
 
 
@@ -50,7 +52,8 @@ class Found:
     def url(self, target: FoundTarget, way: Candidate) -> str:
         """The URL of ``target`` at one of its portals."""
         place = name_portal(way.portal.host, way.portal.port)
-        return f"{self.scheme_of(way)}://{place}/{target.name}"
+        # In a URL some characters of names would begin something else, options for example.
+        return f"{self.scheme_of(way)}://{place}/{quote(target.name, safe=':')}"
 
 
 def shortened(left_out: Sequence[str]) -> list[str]:
@@ -98,7 +101,10 @@ async def _found(
             for each in record.portals
             if not needs_interface(each.host)
         }
-        known = {**known, **await _probe(sorted(portals - known.keys()), options)}
+        asked = sorted(portals - known.keys())
+        if len(asked) > PROBES:
+            told.left_out.append(f"{len(asked)} portals to be probed: {PROBES} of them are")
+        known = {**known, **await _probe(asked[:PROBES], options)}
     networks = local_networks()
     targets = []
     for record in told.targets:

@@ -62,6 +62,20 @@ class TargetRecord(NamedTuple):
     portals: tuple[Portal, ...]
 
 
+MAXIMUM_LEFT_OUT = 1000
+
+
+class LeftOut(list[str]):
+    """What could not be read, in words: MAXIMUM_LEFT_OUT lines, and then one that says that there
+    is more."""
+
+    def append(self, words: str) -> None:
+        if len(self) < MAXIMUM_LEFT_OUT:
+            super().append(words)
+        elif len(self) == MAXIMUM_LEFT_OUT:
+            super().append("and more")
+
+
 class Told(NamedTuple):
     """An answer: its targets, and, for the user, what of it could not be read and is left out."""
 
@@ -141,7 +155,7 @@ def records_untrusted(pairs: Iterable[tuple[str, str]], here: Portal | None = No
     RemoteProtocolError where nothing of the answer can be read.
     """
     found: dict[str, dict[Portal, None]] = {}
-    left_out: list[str] = []
+    left_out: list[str] = LeftOut()
     portals: dict[Portal, None] | None = None
     skipped = False  # the last target, and what belongs to it
     for key, value in pairs:

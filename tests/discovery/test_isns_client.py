@@ -11,9 +11,9 @@ from functools import partial
 import pytest
 import trio
 
-from iserblk.discovery import isns
+from iserblk.discovery import isns, isns_client
 from iserblk.discovery.isns_client import ask_isns
-from iserblk.errors import IserblkError
+from iserblk.errors import IserblkError, RemoteProtocolError
 from iserblk.iscsi.send_targets import Portal, TargetRecord
 from iserblk.options import Options
 from iserblk.url import parse_place
@@ -95,3 +95,11 @@ async def test_one_portal_that_cannot_be_read() -> None:
         assert told.targets == [TargetRecord(TARGET, (good,))]
         (words,) = told.left_out
         assert words.startswith(f"a portal of {TARGET}: ") and "no IP address" in words
+
+
+async def test_more_than_it_may_tell(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(isns_client, "MAXIMUM_RECORDS", 3)
+    portals = [part for port in range(1, 5) for part in group(TARGET, "192.0.2.2", port, 1)]
+    async with serving({TARGET: about(*portals)}) as url:
+        with pytest.raises(RemoteProtocolError, match="more than 3 portals"):
+            await ask_isns(parse_place(url), OPTIONS)

@@ -15,7 +15,7 @@ from iserblk.discovery.targets import Found, FoundTarget, find_targets, takes_is
 from iserblk.errors import ConnectFailed, ConnectionLost
 from iserblk.iscsi.send_targets import INFINIBAND, Portal, TargetRecord, Told
 from iserblk.options import Options
-from iserblk.url import Url
+from iserblk.url import Url, parse_place
 
 IQN = "iqn.2026-11.example:disk"
 NEAR, FAR = Portal("10.1.0.1", 3260, 1), Portal("192.0.2.1", 860, 2)
@@ -134,6 +134,17 @@ async def test_only_so_many_portals_are_probed_at_once(
     assert len(world.probed) == 8 and world.most_at_once == 3
 
 
+async def test_only_so_many_portals_are_probed_at_all(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(targets, "PROBES", 3)
+    portals = tuple(Portal(f"192.0.2.{number}", 3260, 1) for number in range(8))
+    world.answer = Answer(FAR, "iscsi", [TargetRecord(IQN, portals)], [])
+    found = await find_targets(ask_at("10.1.0.1"), Options(), probe=True)
+    assert len(world.probed) == 3 and len(found.targets[0].ways) == 8
+    assert found.left_out == ["8 portals to be probed: 3 of them are"]
+
+
 async def test_what_cannot_be_reached_is_not_probed(world: World) -> None:
     lost = Portal("fe80::1", 3260, 1)
     world.answer = Answer(FAR, "iscsi", [TargetRecord(IQN, (lost, NEAR))], ["an address"])
@@ -174,6 +185,15 @@ def test_urls(iser: bool | None, asked: str, scheme: str) -> None:
     target = FoundTarget(IQN, [way])
     found = Found("source", asked, [target])
     assert found.url(target, way) == f"{scheme}://[2001:db8::1]:860/{IQN}"
+
+
+@pytest.mark.parametrize("name", ["iqn.2026-11.example:a?b=c#d%41&e", "eui.0123456789abcdef", IQN])
+def test_the_url_of_any_name_means_that_name(name: str) -> None:
+    """A user copies it. The name chooses no LUN, and no option."""
+    way = Candidate(Portal("192.0.2.1", 860, 1), False)
+    target = FoundTarget(name, [way])
+    url = parse_place(Found("source", "iscsi", [target]).url(target, way))
+    assert (url.iqn, url.lun, url.options) == (name, None, {})
 
 
 class Connection:

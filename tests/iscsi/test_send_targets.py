@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from iserblk.errors import IserblkError, RemoteProtocolError
 from iserblk.iscsi import bhs, pdu, send_targets
 from iserblk.iscsi.send_targets import (
+    MAXIMUM_LEFT_OUT,
     DiscoveryInitiator,
     Portal,
     TargetRecord,
@@ -161,6 +162,12 @@ def test_what_cannot_be_read_does_not_hide_the_rest(odd: bytes) -> None:
     ]
     (words,) = told.left_out
     assert "\n" not in words and words.isprintable()
+
+
+def test_what_is_left_out_does_not_pile_up() -> None:
+    pairs = [("TargetName", "iqn.x"), *[("TargetAddress", "no address at all")] * 5000]
+    told = records_untrusted(pairs)
+    assert len(told.left_out) == MAXIMUM_LEFT_OUT + 1 and told.left_out[-1] == "and more"
 
 
 def test_a_target_whose_only_address_cannot_be_read() -> None:
