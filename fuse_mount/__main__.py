@@ -11,6 +11,7 @@ from typing import NoReturn
 from fuse_mount.errors import MountError, UsageError
 from fuse_mount.mount import mount_foreground
 from iserblk.credentials import hide_command_line
+from iserblk.printable import log_to_stderr, printable
 
 
 class _Parser(argparse.ArgumentParser):
@@ -29,10 +30,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("-f", action="store_true", help="stay in the foreground (always so here)")
     parser.add_argument("-v", "--verbose", action="store_true", help="say more on stderr")
     given = parser.parse_args(arguments)
-    logging.basicConfig(
-        level=logging.DEBUG if given.verbose else logging.WARNING,
-        format="fuse_mount: %(message)s",
-    )
+    log_to_stderr(logging.DEBUG if given.verbose else logging.WARNING, "fuse_mount")
     try:
         mount_foreground(
             given.url,
@@ -41,7 +39,7 @@ def main(arguments: list[str] | None = None) -> int:
             lambda: print(f"ready {given.mountpoint}", flush=True),
         )
     except MountError as error:
-        print(f"fuse_mount: {error}", file=sys.stderr)
+        print(f"fuse_mount: {printable(str(error))}", file=sys.stderr)
         return error.exit_status
     except KeyboardInterrupt:  # before the server handles signals
         return 128 + signal.SIGINT

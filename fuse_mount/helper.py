@@ -17,6 +17,7 @@ from typing import NoReturn
 from fuse_mount.errors import MountError, MountFailed, UsageError
 from fuse_mount.mount import mount_background
 from iserblk.credentials import hide_command_line
+from iserblk.printable import log_to_stderr, printable
 
 SHORT_OPTIONS = "sfnvN:o:t:"  # those that mount(8) gives its helpers
 
@@ -31,11 +32,11 @@ def exit_status(
 ) -> int:
     """Do ``work`` as ``program``, which mount(8) or umount(8) runs; errors go to stderr. Returns
     the exit status of mount(8)."""
-    logging.basicConfig(level=logging.WARNING, format=f"{program}: %(message)s")
+    log_to_stderr(logging.WARNING, program)
     try:
         work(arguments)
     except MountError as error:
-        print(f"{program}: {error}", file=sys.stderr)
+        print(f"{program}: {printable(str(error))}", file=sys.stderr)
         return error.exit_status
     except KeyboardInterrupt:
         return MountFailed.exit_status

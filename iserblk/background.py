@@ -6,6 +6,8 @@ import logging
 import logging.handlers
 import os
 
+from iserblk.printable import PrintableFormatter
+
 SYSLOG = "/dev/log"
 
 
@@ -17,7 +19,7 @@ def log_to_syslog(name: str) -> None:
         root.removeHandler(handler)
     if os.path.exists(SYSLOG):
         syslog = logging.handlers.SysLogHandler(SYSLOG, logging.handlers.SysLogHandler.LOG_DAEMON)
-        syslog.setFormatter(logging.Formatter(f"{name}[{os.getpid()}]: %(message)s"))
+        syslog.setFormatter(PrintableFormatter(f"{name}[{os.getpid()}]: %(message)s"))
         root.addHandler(syslog)
     else:
         root.addHandler(logging.NullHandler())  # else Python prints warnings on stderr

@@ -18,6 +18,7 @@ from iserblk.doctor.report import check_machine, what_works
 from iserblk.errors import BadArgument
 from iserblk.named.resolving import names_lun, urls_of
 from iserblk.options import Options
+from iserblk.printable import printable
 from iserblk.url import Url, check_scheme, parse_place, parse_portal
 
 _USES = {
@@ -108,6 +109,6 @@ def _show(title: str, findings: list[Finding]) -> None:
     click.echo(title)
     width = max(len(finding.name) for finding in findings)
     for finding in findings:
-        click.echo(f"  {finding.status:<9}{finding.name:<{width}}  {finding.text}")
+        click.echo(f"  {finding.status:<9}{finding.name:<{width}}  {printable(finding.text)}")
         if finding.remedy and finding.status != OK:
-            click.echo(f"  {'':<9}{'':<{width}}  → {finding.remedy}")
+            click.echo(f"  {'':<9}{'':<{width}}  → {printable(finding.remedy)}")

@@ -26,6 +26,7 @@ from iserblk.credentials import hide_command_line
 from iserblk.endings import Endings, ending_signals, ignore_further
 from iserblk.errors import BadArgument, IserblkError
 from iserblk.installation import HERE
+from iserblk.printable import log_to_stderr, printable
 
 # Command → its line in `iserblk --help`. A command's module is imported when the command is run.
 COMMANDS = {
@@ -96,7 +97,7 @@ def cli(verbose: int, quiet: bool) -> None:
     """
     levels = {0: logging.WARNING, 1: logging.INFO}
     level = logging.ERROR if quiet else levels.get(verbose, logging.DEBUG)
-    logging.basicConfig(level=level, format="iserblk: %(message)s", stream=sys.stderr, force=True)
+    log_to_stderr(level, "iserblk")
 
 
 class UsageStatus(click.Command):
@@ -210,7 +211,7 @@ def _begins(part: str) -> list[str]:
 
 def _complain(text: str) -> None:
     """Print ``text`` as one line on stderr. If that fails, the exit status stays as it is."""
-    line = " ".join(without_user_info(text, _words).split())
+    line = printable(" ".join(without_user_info(text, _words).split()))
     try:
         print(f"iserblk: {line}", file=sys.stderr, flush=True)
     except OSError:

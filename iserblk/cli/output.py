@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 import click
 
 from iserblk.errors import IserblkError
+from iserblk.printable import printable
 
 log = logging.getLogger(__name__)
 
@@ -24,7 +25,17 @@ def size_words(size: float) -> str:
 
 
 def print_json(value: object) -> None:
-    click.echo(json.dumps(value, indent=2, ensure_ascii=False))
+    """Characters that do not print can be in strings only, and are escaped there."""
+    text = json.dumps(value, indent=2, ensure_ascii=False)
+    click.echo("".join(map(_in_json, text)))
+
+
+def _in_json(character: str) -> str:
+    if character.isprintable() or character == "\n":
+        return character
+    if ord(character) < 0x10000:
+        return f"\\u{ord(character):04x}"
+    return json.dumps(character)[1:-1]  # two surrogates
 
 
 def end_partly(wrong: Sequence[str], what: str = "left out") -> None:
@@ -38,9 +49,9 @@ def end_partly(wrong: Sequence[str], what: str = "left out") -> None:
 
 def print_table(title: str, rows: Iterable[tuple[str, str]]) -> None:
     """A title, and aligned name-value lines below it."""
-    rows = list(rows)
+    rows = [(printable(name), printable(value)) for name, value in rows]
     width = max(len(name) for name, _ in rows)
-    click.echo(title)
+    click.echo(printable(title))
     for name, value in rows:
         click.echo(f"  {name:<{width}}  {value}")
 

@@ -20,6 +20,7 @@ from pathlib import Path
 
 from iserblk.errors import BadArgument, IserblkError, PermissionDenied
 from iserblk.options import Options
+from iserblk.printable import printable
 from iserblk.secret import Secret
 from iserblk.url import name_portal, parse_url
 
@@ -140,7 +141,7 @@ def read_nodes(directory: Path) -> Nodes:
                     raise path
                 record = _record(path)
             except IserblkError as error:
-                unread.append(Unread(target.name, _escaped(str(error))))
+                unread.append(Unread(target.name, printable(str(error))))
                 problem = problem or error
             else:
                 by_target.setdefault(record.values["node.name"], []).append(record)
@@ -203,12 +204,6 @@ def _record(path: Path) -> Record:
     return Record(path, values)
 
 
-def _escaped(text: str) -> str:
-    """``text`` with escape sequences in place of control characters, which a terminal would act on:
-    a target's name and address have come from the network, and are names of directories."""
-    return "".join(each if each.isprintable() else repr(each)[1:-1] for each in text)
-
-
 def _imported(target: str, records: Sequence[Record], taken: set[str]) -> Imported:
     found = Imported(target, _name_for(target, taken))
     own: list[dict[str, str]] = []
@@ -243,7 +238,7 @@ def _imported(target: str, records: Sequence[Record], taken: set[str]) -> Import
         for index, keys in enumerate(own):
             left = [f"{key}={keys[key]}" for key in keys if key not in found.options]
             found.urls[index] += f"?{'&'.join(left)}" if left else ""
-    found.left_out = [_escaped(each) for each in found.left_out]
+    found.left_out = [printable(each) for each in found.left_out]
     return found
 
 

@@ -457,4 +457,8 @@ def decode_gateway(data: Data | None) -> tuple[str, ...]:
     if not body.startswith(_GATEWAY_SIGNATURE):
         return ()
     names = body[len(_GATEWAY_SIGNATURE) :].split(b"\0")[:-1]
-    return tuple(name.decode(errors="replace") for name in names)
+    return tuple(_printable(name.decode(errors="replace")) for name in names)
+
+
+def _printable(text: str) -> str:
+    return "".join(each if each.isprintable() else "?" for each in text)

@@ -37,3 +37,14 @@ def test_json_is_for_scripts_and_for_people(capsys: pytest.CaptureFixture[str]) 
     out = capsys.readouterr().out
     assert json.loads(out) == value
     assert "Größe" in out and out.count("\n") > 3
+
+
+def test_what_a_peer_says_moves_no_cursor(capsys: pytest.CaptureFixture[str]) -> None:
+    said = "a\x1b[2J\x9bm\x7f\u202e\n\udc80\U000e0001"
+    print_table(said, [(said, said)])
+    out = capsys.readouterr().out
+    assert out.count("\n") == 2 and out.replace("\n", "").isprintable()
+    print_json({"said": said})
+    out = capsys.readouterr().out
+    assert out.count("\n") == 3 and out.replace("\n", "").isprintable()
+    assert json.loads(out)["said"] == said

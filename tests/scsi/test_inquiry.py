@@ -292,6 +292,7 @@ def test_gateway() -> None:
         (b"iserblk gateway\0", ()),
         (b"iserblk gateway\0iqn.cut", ()),
         (b"iserblk gateway\0iqn.\xff\0\0", ("iqn.\ufffd", "")),
+        (b"iserblk gateway\0iqn.\x1b[2J\n\0", ("iqn.?[2J?",)),
     ],
 )
 def test_gateway_pages_of_others(body: bytes, names: tuple[str, ...]) -> None:
