@@ -21,6 +21,9 @@ from iserblk.iscsi.text import Collector, encode
 from iserblk.names import MAXIMUM_NAME, may_name
 
 MAXIMUM_ROUNDS = 32
+# Bytes of all texts of a login: twice what has to be taken (section 6.1). Its keys are remembered
+# until it has ended, and anybody may begin one.
+MAXIMUM_LOGIN = 16384
 _MAXIMUM_RESPONSE = 8192  # bytes that any initiator takes in one Login Response
 
 INITIATOR_ERROR = 0x0200
@@ -180,6 +183,7 @@ class LoginTarget:
         self._config = config
         self._collector = Collector()
         self._rounds = 0
+        self._length = 0  # bytes of all texts so far
         self._first: pdu.LoginRequest | None = None
         self._received: dict[str, str] = {}  # every key of the initiator so far
         self._offered: set[str] = set()  # keys that we offered, and that are not answered
@@ -327,6 +331,10 @@ class LoginTarget:
             raise AuthenticationError("the initiator skipped the security stage")
         if self._stages.state is State.START:
             self._stages.enter(Event.SECURE if stage == pdu.SECURITY_STAGE else Event.SKIP)
+        self._length += len(data)
+        if self._length > MAXIMUM_LOGIN:
+            self.problem = f"its texts have more than {MAXIMUM_LOGIN} bytes"
+            raise _Refusal(INITIATOR_ERROR)
         self._collector.add(data)
         if request.flags & bhs.FLAG_CONTINUE:
             if transit:
@@ -351,6 +359,7 @@ class LoginTarget:
             if following == pdu.FULL_FEATURE_PHASE:
                 self._conclude()
                 self._stages.enter(Event.CONCLUDE)
+                self._received.clear()  # a session lasts
             else:
                 self._stages.enter(Event.NEGOTIATE)
         return [self._response(request, flags, text)]

@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 from iserblk.errors import RemoteProtocolError
 from iserblk.iscsi import bhs, keys, login_target, pdu
 from iserblk.iscsi.login_target import LoginTarget
-from iserblk.iscsi.text import MAXIMUM_TEXT
 from tests.iscsi import logins
 from tests.iscsi.logins import Pairs, is_continued, request, said, stages, target
 
@@ -158,7 +157,7 @@ def test_text_in_parts() -> None:
 
 def test_text_in_parts_is_bounded() -> None:
     other = target()
-    for _ in range(MAXIMUM_TEXT // 8192):
+    for _ in range(login_target.MAXIMUM_LOGIN // 8192):
         assert status(ask(other, request(bytes(8192), flags=0x44))) == 0
     assert status(ask(other, request(b"\0", flags=0x44))) == 0x0200
     assert other.failed
@@ -265,6 +264,23 @@ def test_rounds_are_bounded() -> None:
         ask(other, request([], OPERATIONAL, None))
     with pytest.raises(RemoteProtocolError, match="no end of login"):
         other.receive(*request([], OPERATIONAL, None))
+
+
+@pytest.mark.parametrize("stage", [SECURITY, OPERATIONAL])
+@pytest.mark.parametrize("continued", [False, True])
+def test_the_bytes_of_a_login_are_bounded(stage: int, continued: bool) -> None:
+    """In all its rounds together: its keys are remembered, and anybody may begin one."""
+    other = target()
+    ask(other, request(WHO, stage, None))
+    flags = stage << pdu.CSG_SHIFT | (bhs.FLAG_CONTINUE if continued else 0)
+    taken = 0
+    while not other.failed:
+        pairs = [(f"X-{taken}-{each}", "v" * 200) for each in range(9)]
+        header, data = request(pairs, stage, None, flags=flags)
+        answer = ask(other, (header, data))
+        taken += len(data)
+    assert status(answer) == 0x0200 and "16384 bytes" in other.problem
+    assert 16384 < taken < 20000
 
 
 @pytest.mark.parametrize("opcode", [bhs.SCSI_COMMAND, bhs.TEXT_REQUEST, bhs.LOGIN_RESPONSE])
