@@ -2,7 +2,8 @@
 
 **One account.** ``DataBudget`` knows all memory that grows with what peers send or do not take: the
 buffers in use, the free ones, and what is kept beside them. What one peer can make grow has a bound
-of its own as well; the budget bounds the sum, and what the sessions of one address have of it.
+of its own as well; the budget bounds the sum, and what the sessions of one address have of it. The
+pool of a session is the session's part of the account.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ class DataBudget:
     ``beside``: bytes that connections hold otherwise: PDUs that came before their turn, answers
     that are not acknowledged, slots for answers. ``waiting``: callbacks of the connections that
     wait for room, and their addresses. ``keepers``: called when there is none: they let go of what
-    is only kept for retransmission.
+    is only kept for retransmission. ``refused``: how often data that cannot wait has found no room.
 
     The sessions of one address ("": not known) have no more than half of the limit, so that they
     leave as much to the others. Data that comes unasked has no more than three quarters of either:
@@ -66,6 +67,7 @@ class DataBudget:
         self._most = most
         self._share = most // 2
         self._aside = most // SET_ASIDE
+        self.refused = 0
         self.used = 0
         self.free = 0
         self.beside = 0
@@ -107,6 +109,28 @@ class DataBudget:
         """Bytes that the sessions of an address have."""
         share = self._shares.get(address)
         return share.held if share is not None else 0
+
+    @property
+    def most(self) -> int:
+        """Bytes of all sessions together."""
+        return self._most
+
+    @property
+    def share(self) -> int:
+        """Bytes of the sessions of one address."""
+        return self._share
+
+    def held_by_address(self) -> dict[str, int]:
+        """Bytes that the sessions of each address hold, free buffers left out; none that hold
+        nothing."""
+        return {address: share.held for address, share in self._shares.items() if share.held}
+
+    def largest(self) -> int:
+        """Bytes of the session that holds most, free buffers left out."""
+        largest = 0
+        for pool in self._pools:
+            largest = max(largest, pool.used + pool.beside)
+        return largest
 
     def admits(self, length: int, address: str) -> bool:
         """As ``fits``; where that helps, what is kept for retransmission gives way."""

@@ -749,7 +749,7 @@ class TargetConnection:
         if login.joined is not None:
             self._join(login.joined)
         else:
-            self._window.exp_cmd_sn = login.exp_cmd_sn
+            self._window.first_cmd_sn = self._window.exp_cmd_sn = login.exp_cmd_sn
             self._window.max_cmd_sn = login.max_cmd_sn
             if not login.discovery:
                 self.session.attach(

@@ -16,17 +16,23 @@ class CommandWindow:
     The window is as wide as the queue is deep: it moves on by one with each command that ends. A
     session with several connections gets its commands in any order, and one with
     ErrorRecoveryLevel 1 or 2 may lose some: a command that is early waits for those before it.
-    ``waiting``: how much waits, in the session.
+    ``waiting``: how much waits, in the session. ``first_cmd_sn``: the first of the session.
     """
 
-    __slots__ = ("_early", "_given_up", "exp_cmd_sn", "max_cmd_sn", "waiting")
+    __slots__ = ("_early", "_given_up", "exp_cmd_sn", "first_cmd_sn", "max_cmd_sn", "waiting")
 
     def __init__(self) -> None:
         self._early: set[int] = set()  # CmdSNs that have come, and wait
         self.waiting = 0
         self._given_up: set[int] = set()  # CmdSNs that never came, and count as received
+        self.first_cmd_sn = 0
         self.exp_cmd_sn = 0
         self.max_cmd_sn = 0
+
+    @property
+    def received(self) -> int:
+        """How many PDUs have come that use up a CmdSN; of each 2^32 the rest."""
+        return (self.exp_cmd_sn - self.first_cmd_sn) & _MASK
 
     def is_next(self, first: int, cmd_sn: int) -> bool:
         """Whether ``accept`` would accept this PDU; nothing changes. For PDUs that may be rejected:

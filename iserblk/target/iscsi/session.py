@@ -568,9 +568,12 @@ class TargetSession:
     def may_take(self, length: int) -> bool:
         """Whether ``length`` bytes may be taken for data that comes unasked, which cannot wait."""
         size = size_of(length)
-        return self._budget.guarantees(self.pool.used, size, UNASKED) or self._budget.fits_unasked(
+        if self._budget.guarantees(self.pool.used, size, UNASKED) or self._budget.fits_unasked(
             size, self.pool.address
-        )
+        ):
+            return True
+        self._budget.refused += 1
+        return False
 
     def _wake(self) -> None:
         """Start deferred tasks: other sessions have given buffers back. Tasks of those sessions

@@ -251,7 +251,8 @@ def test_free_buffers_count_and_go_when_there_is_too_much() -> None:
 
 def test_what_is_held_beside_buffers_counts() -> None:
     budget = DataBudget(most=8192)
-    budget.beside = 4096
+    pool = BufferPool(budget, "10.0.0.1")
+    pool.hold(4096)
     assert budget.fits(4096) and not budget.fits(4097)
 
 
@@ -324,3 +325,22 @@ def test_the_size_of_a_buffer_is_known_before(length: int) -> None:
     pool = BufferPool(DataBudget())
     pool.take(length)
     assert pool.used == size_of(length)
+
+
+def test_what_the_sessions_of_each_address_hold() -> None:
+    """Free buffers left out. Of all addresses it is what is held in all."""
+    budget = DataBudget()
+    one, two, other, idle = (
+        BufferPool(budget, address) for address in ("10.0.0.1", "10.0.0.1", "::1", "10.0.0.2")
+    )
+    one.take(4096)
+    two.hold(100)
+    other.take(8192)
+    other.hold(1)
+    idle.give(idle.take(4096))
+    assert budget.held_by_address() == {"10.0.0.1": 4196, "::1": 8193}
+    assert budget.largest() == 8193
+    assert sum(budget.held_by_address().values()) == budget.used + budget.beside
+    for pool in (one, two, other, idle):
+        pool.close()
+    assert not budget.held_by_address() and budget.largest() == 0
