@@ -62,7 +62,8 @@ class _Lines:
 
 class LineLimit(logging.Filter):
     """Limits what a handler of the log writes; it is to be added to it. What is for debugging is
-    not limited: who asks for that wants all. Any thread may log."""
+    not limited: who asks for that wants all. Any thread may log. ``left_out``: how many lines, in
+    all."""
 
     def __init__(self, handler: logging.Handler, clock: Callable[[], float] = monotonic) -> None:
         super().__init__()
@@ -70,6 +71,7 @@ class LineLimit(logging.Filter):
         self._clock = clock
         self._lock = Lock()
         self._kinds: dict[_Kind, _Lines] = {}
+        self.left_out = 0
 
     def filter(self, record: logging.LogRecord) -> bool:
         if record.levelno < logging.INFO or record.msg is _LEFT_OUT:
@@ -85,6 +87,7 @@ class LineLimit(logging.Filter):
                 if not lines.left_out:
                     lines.first = record.getMessage()  # its arguments may hold a lot of memory
                 lines.left_out += 1
+                self.left_out += 1
                 return False
             count, lines.left_out = lines.left_out, 0
             first = lines.first
@@ -125,6 +128,11 @@ def limited_lines() -> Iterator[None]:
         for handler, limit in limits:
             handler.removeFilter(limit)
             _limits.remove(limit)
+
+
+def lines_left_out() -> int:
+    """How many lines this process has left out since ``limited_lines`` began."""
+    return max((limit.left_out for limit in _limits), default=0)  # handlers have the same lines
 
 
 def tell_left_out() -> None:

@@ -53,9 +53,12 @@ class Newcomers:
     Of that origin it is the oldest that has not begun; but if those that have begun are more than
     half, the oldest of them. So an honest peer of the same origin has its login, too: peers that
     send nothing do not end it when it has begun, and peers that stop in the middle do not keep it
-    from beginning."""
+    from beginning.
+
+    ``given_up``: how many were, in all."""
 
     def __init__(self) -> None:
+        self.given_up = 0
         self._all: dict[object, _Newcomer] = {}
         self._origins: dict[str, _Origin] = {}
 
@@ -97,6 +100,7 @@ class Newcomers:
         name, origin = max(self._origins.items(), key=lambda each: len(each[1]))
         there = origin.begun if len(origin.begun) > len(origin.silent) else origin.silent
         log.info("%s: an unfinished login or handshake is given up: too many", name)
+        self.given_up += 1
         self._give_up(next(iter(there)))
 
     def _give_up(self, who: object) -> None:

@@ -7,7 +7,15 @@ from collections.abc import Iterator
 
 import pytest
 
-from iserblk.limited_log import BURST, EVERY_S, MOST_KINDS, LineLimit, limited_lines, tell_left_out
+from iserblk.limited_log import (
+    BURST,
+    EVERY_S,
+    MOST_KINDS,
+    LineLimit,
+    limited_lines,
+    lines_left_out,
+    tell_left_out,
+)
 
 LOG = logging.getLogger("iserblk.tests.limited")
 OTHER = logging.getLogger("iserblk.tests.limited.other")
@@ -60,6 +68,7 @@ def test_a_few_lines_of_a_kind_and_the_number_of_the_others(written: Written) ->
     assert written.lines == [
         ("WARNING", f"7 more lines like this one are left out: peer {BURST}: garbage")
     ]
+    assert written.limit.left_out == 7  # in all, told or not
 
 
 def test_later_there_is_room_again(written: Written) -> None:
@@ -111,10 +120,11 @@ def test_only_as_long_as_a_server_runs() -> None:
     root = logging.getLogger()
     root.addHandler(handler)
     try:
+        assert lines_left_out() == 0
         with limited_lines():
             for _ in range(BURST + 1):
                 LOG.warning("line")
-            assert lines == ["line"] * BURST
+            assert lines == ["line"] * BURST and lines_left_out() == 1
             tell_left_out()
             assert lines[BURST:] == ["1 more lines like this one are left out: line"]
             LOG.warning("line")

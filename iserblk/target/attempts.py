@@ -39,10 +39,14 @@ class Attempts:
     1 s, then 2, 4 and 8 s. Connections side by side win nothing. Attempts of another origin, or as
     another user, do not wait. Users that do not exist are treated as those that do.
 
+    ``failures``: attempts that have failed, in all. ``delays``: those that had to wait.
+
     Times are those of a clock that the caller chooses, in seconds."""
 
     def __init__(self, most: int = MOST) -> None:
         self._most = most
+        self.failures = 0
+        self.delays = 0
         self._failures: dict[_Pair, _Failures] = {}  # of the oldest failure first
         self._of_origin: Counter[str] = Counter()
 
@@ -60,12 +64,14 @@ class Attempts:
             self._remove(pair)
             return 0.0
         turn = max(now, failures.turn)
+        self.delays += turn > now
         if turn - now <= HORIZON_S:
             failures.turn = turn + failures.delay
         return turn - now
 
     def failed(self, origin: str, user: str, now: float) -> None:
         """An attempt has failed."""
+        self.failures += 1
         pair = _Pair(origin, hash(user))
         failures = self._failures.pop(pair, None)
         if failures is None:

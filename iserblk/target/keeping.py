@@ -21,11 +21,13 @@ class _Kept(NamedTuple):
 class KeptConnections:
     """The lost connections of all sessions. Where there are too many, or their tasks hold too much
     data, the oldest of the address that has most is given up. So an initiator that comes and goes
-    ends what is kept for itself, before what is kept for others."""
+    ends what is kept for itself, before what is kept for others. ``given_up``: how many were, in
+    all."""
 
     def __init__(self, most: int = MOST, most_data: int = MOST_DATA) -> None:
-        self._most = most
-        self._most_data = most_data
+        self.most = most
+        self.most_data = most_data
+        self.given_up = 0
         self._kept: dict[object, _Kept] = {}  # oldest first
         self.data = 0  # bytes
 
@@ -37,9 +39,9 @@ class KeptConnections:
         at once; then it is not kept any more."""
         self._kept[connection] = _Kept(address, data, give_up)
         self.data += data
-        while len(self._kept) > self._most:
+        while len(self._kept) > self.most:
             self._give_up_one(lambda _: 1)
-        while self.data > self._most_data:
+        while self.data > self.most_data:
             self._give_up_one(lambda kept: kept.data)
 
     def remove(self, connection: object) -> None:
@@ -56,6 +58,7 @@ class KeptConnections:
         for connection, kept in self._kept.items():
             if kept.address == heaviest and weight(kept):
                 log.info("%s: the tasks of a lost connection are given up: too many", heaviest)
+                self.given_up += 1
                 self.remove(connection)
                 kept.give_up()
                 return
