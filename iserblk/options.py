@@ -90,7 +90,9 @@ class Options:
         return cls(**values)  # type: ignore[arg-type]
 
 
-def _metrics(key: str, value: str) -> str:
+def parse_metrics(key: str, value: str) -> str:
+    """Where metrics are to be served, as ``iserblk.metrics.address`` takes it; "": nowhere. Raises
+    BadArgument."""
     if value.lower() in ("off", "no"):
         return ""
     parse_address(value, key)
@@ -327,7 +329,7 @@ _KEYS: dict[str, tuple[str, Callable[[str, str], object]]] = {
     "fallback": ("fallback", _fallback),
     "portals": ("discover", _portals),
     "alua": ("alua", _alua),
-    "metrics": ("metrics", _metrics),
+    "metrics": ("metrics", parse_metrics),
 }
 
 

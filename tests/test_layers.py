@@ -172,15 +172,20 @@ ALLOWED: dict[str, set[str]] = {
     },
     "target.attempts": set(),
     "target.keeping": set(),
+    "target.figures": {
+        *("limited_log", "metrics", "newcomers"),
+        *("target.attempts", "target.keeping", "target.iscsi"),
+    },
     "target.pump": {"errors", "waiting", "target.iscsi"},
     "target.server": {
-        *("errors", "limited_log", "newcomers", "waiting", "iscsi", "sockets", "rcap.seam"),
-        "datamover",
+        *("errors", "limited_log", "metrics", "newcomers", "waiting", "iscsi", "sockets"),
+        *("rcap.seam", "datamover"),
         *(
             "target.access",
             "target.announcing",
             "target.config",
             "target.attempts",
+            "target.figures",
             "target.keeping",
             "target.lunlist",
             "target.lunspec",

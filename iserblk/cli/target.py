@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import os
 import signal
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
@@ -13,15 +15,21 @@ import click
 import trio
 from click.core import ParameterSource
 
+from iserblk import __version__
 from iserblk.cli.notify import ready, tell_systemd
 from iserblk.cli.running import run
 from iserblk.credentials import read_accounts
 from iserblk.errors import BadArgument, IserblkError
 from iserblk.gateway.opening import open_gateways
 from iserblk.limited_log import limited_lines
+from iserblk.metrics.address import default_option, parse_address
+from iserblk.metrics.reading import ProcessReading
+from iserblk.metrics.serving import Listener
+from iserblk.metrics.serving import serve as serve_metrics
+from iserblk.metrics.target_reading import TargetReading
 from iserblk.named.resolving import names_lun_not_file, resolve
 from iserblk.names import check_name, shown
-from iserblk.options import BUSY_POLL_US
+from iserblk.options import BUSY_POLL_US, parse_metrics
 from iserblk.target.access import read_access
 from iserblk.target.announcing.isns import Registration
 from iserblk.target.announcing.slp import SlpAnnouncer
@@ -43,6 +51,8 @@ from iserblk.target.lunspec import LunSpec, OpenRemote, parse_lun_spec
 from iserblk.target.ports import AccessStates, parse_listen, read_states
 from iserblk.target.server import Announce, serve
 from iserblk.url import ISNS_PORT, SLP_PORT, parse_portal
+
+log = logging.getLogger(__name__)
 
 LOGOUT_S = 3  # time for initiators to log out when the target ends
 _LUN_HELP = """\
@@ -144,6 +154,12 @@ def _with_urls(spec: str) -> str:
     metavar="HOST[:PORT]",
     help="Register the target and its portals with this iSNS server (port 3205).",
 )
+@click.option(
+    "--metrics",
+    metavar="PATH|HOST:PORT|off",
+    help="Serve metrics for Prometheus and `iserblk stats` at a Unix socket, or at a port of the"
+    " loopback interface. Default: a socket named after the target.",
+)
 @click.option("--slp", is_flag=True, help="Answer SLP requests about the target.")
 @click.option(
     "--slp-port",
@@ -218,6 +234,7 @@ def _of_options(
     max_connections: int,
     error_recovery_level: int,
     isns: str | None,
+    metrics: str | None,
     slp: bool,
     slp_port: int,
     slp_da: tuple[str, ...],
@@ -253,6 +270,7 @@ def _of_options(
         rdma=rcap == PROVIDERS[1],
         header=int(header),
         isns=_place("--isns", isns, ISNS_PORT) if isns else None,
+        metrics=None if metrics is None else parse_metrics("--metrics", metrics),
         slp=Slp(slp, slp_port, [_place("--slp-da", each, SLP_PORT) for each in slp_da], scopes),
         busy_poll_us=busy_poll_us,
         max_connections=max_connections,
@@ -307,6 +325,9 @@ def _serve(read: Callable[[], TargetConfig], rereads: bool, early: list[int]) ->
 
     async def serving() -> None:
         async with AsyncExitStack() as stack:
+            listener = _listen_for_metrics(config)
+            if listener is not None:
+                stack.callback(listener.close)
             hangups = None
             if rereads:
                 hangups = stack.enter_context(trio.open_signal_receiver(signal.SIGHUP))
@@ -326,6 +347,7 @@ def _serve(read: Callable[[], TargetConfig], rereads: bool, early: list[int]) ->
                     read=read if rereads else None,
                     lun_list=luns,
                     hangups=hangups,
+                    watch=partial(_serve_metrics, listener) if listener is not None else None,
                 )
             finally:
                 # Further signals have no effect here; after trio.run they would interrupt the
@@ -335,6 +357,29 @@ def _serve(read: Callable[[], TargetConfig], rereads: bool, early: list[int]) ->
                     await trio.to_thread.run_sync(_close, luns)
 
     run(serving, hangup=not rereads)
+
+
+def _listen_for_metrics(config: TargetConfig) -> Listener | None:
+    """Raises as Listener, for a place that was named; the target does without any other."""
+    if config.metrics is not None:
+        return Listener(parse_address(config.metrics, "metrics")) if config.metrics else None
+    place = default_option(config.iqn).get("metrics")
+    try:
+        return Listener(parse_address(place, "metrics")) if place else None
+    except IserblkError as error:  # another target of that name has just taken it
+        log.info("no metrics are served: %s", error)
+        return None
+
+
+async def _serve_metrics(listener: Listener, figures: Callable[[], TargetReading]) -> None:
+    """Body of a task."""
+
+    def look() -> ProcessReading:
+        # The loop has what the target counts, and this is a thread.
+        target = trio.from_thread.run_sync(figures)
+        return ProcessReading(os.getpid(), __version__, (), (target,))
+
+    await serve_metrics(listener, look)
 
 
 def _close(luns: LunList) -> None:

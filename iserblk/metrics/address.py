@@ -3,7 +3,7 @@
 By default, front-ends that run for long (``attach``, ``mount``, ``nbd``) serve at a Unix socket in
 a directory of the user, or else of the unit. The name of the socket is the place where the LUNs
 appear: a device, a mount point, an NBD socket. Only one process can use a place, so the names are
-unique.
+unique. The place of a target is its name.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ log = logging.getLogger(__name__)
 _LONGEST = 107  # bytes of a path in sun_path, unix(7)
 _SUFFIX = ".metrics"
 _RUN = Path("/run/iserblk")
-UNITS = Path("/run/iserblk-nbd")  # with a directory for each iserblk-nbd@NAME.service
+# With a directory for each iserblk-nbd@NAME.service, and each iserblk-target@NAME.service.
+UNITS = (Path("/run/iserblk-nbd"), Path("/run/iserblk-target"))
 
 Address = Path | tuple[str, int]  # a Unix socket, or a loopback address and a port
 
@@ -125,10 +126,11 @@ def unit_directory() -> Path | None:
 
 
 def unit_directories() -> list[Path]:
-    """Those of the units that serve LUNs over NBD: for root of all, for another user its own."""
+    """Those of the units that serve LUNs, over NBD or as a target: for root of all, for another
+    user its own."""
     uid = os.geteuid()
     found = []
-    for each in sorted(UNITS.glob("*")):
+    for each in [each for units in UNITS for each in sorted(units.glob("*"))]:
         try:
             if uid in (0, os.lstat(each).st_uid):
                 found.append(each)

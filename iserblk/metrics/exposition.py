@@ -1,12 +1,11 @@
 """Converts readings to Prometheus text, and back. Users rely on the metric names (docs/cli.md).
 
-Only this module imports prometheus_client, which takes time: import this module late.
+Only this module and its tables import prometheus_client, which takes time: import it late.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 from typing import Any, cast
 
 from prometheus_client.exposition import generate_latest
@@ -22,6 +21,7 @@ from prometheus_client.samples import Sample
 
 from iserblk.errors import RemoteProtocolError
 from iserblk.metrics.counting import OPERATIONS
+from iserblk.metrics.number import Number
 from iserblk.metrics.reading import (
     BOUNDS_US,
     ConnectionReading,
@@ -29,6 +29,7 @@ from iserblk.metrics.reading import (
     OperationReading,
     ProcessReading,
 )
+from iserblk.metrics.target_exposition import PREFIX, TargetSamples, families
 
 # The format that ``generate_latest`` makes.
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -43,54 +44,43 @@ _PATH_INFO = "iserblk_path_info"
 _PROCESS_INFO = "iserblk_process_info"
 
 
-@dataclass(slots=True, frozen=True)
-class _Number:
-    """A metric with one value per LUN, or connection. ``field``: the attribute of LunReading, or
-    ConnectionReading; ``words``: help."""
-
-    field: str
-    name: str
-    words: str
-    counter: bool = False
-
-
+# With one value for each LUN: fields of LunReading.
 _NUMBERS = (
-    _Number("size", "iserblk_size_bytes", "Size of the LUN."),
-    _Number("connected", "iserblk_connected", "1 while there is a connection to the target."),
-    _Number(
-        "in_flight", "iserblk_commands_in_flight", "SCSI commands sent, or waiting to be sent."
-    ),
-    _Number("unflushed", "iserblk_unflushed_bytes", "Bytes written and kept until a flush."),
-    _Number("retries", "iserblk_command_retries", "SCSI commands sent again.", counter=True),
-    _Number("reconnects", "iserblk_reconnects", "New connections of the session.", counter=True),
-    _Number(
+    Number("size", "iserblk_size_bytes", "Size of the LUN."),
+    Number("connected", "iserblk_connected", "1 while there is a connection to the target."),
+    Number("in_flight", "iserblk_commands_in_flight", "SCSI commands sent, or waiting to be sent."),
+    Number("unflushed", "iserblk_unflushed_bytes", "Bytes written and kept until a flush."),
+    Number("retries", "iserblk_command_retries", "SCSI commands sent again.", counter=True),
+    Number("reconnects", "iserblk_reconnects", "New connections of the session.", counter=True),
+    Number(
         "replayed", "iserblk_replayed", "Commands sent again on a new connection.", counter=True
     ),
-    _Number(
+    Number(
         "aborted", "iserblk_aborted", "Commands of the session past their deadline.", counter=True
     ),
-    _Number("resets", "iserblk_resets", "LUN resets of the session.", counter=True),
-    _Number("connections", "iserblk_connections", "Connections of the session."),
-    _Number("wanted", "iserblk_connections_wanted", "Connections that it should have."),
-    _Number(
+    Number("resets", "iserblk_resets", "LUN resets of the session.", counter=True),
+    Number("connections", "iserblk_connections", "Connections of the session."),
+    Number("wanted", "iserblk_connections_wanted", "Connections that it should have."),
+    Number(
         "recovered", "iserblk_recoveries", "Connections lost while others went on.", counter=True
     ),
-    _Number(
+    Number(
         "reassigned", "iserblk_reassigned", "Tasks that another connection took over.", counter=True
     ),
-    _Number("snacks", "iserblk_snacks", "SNACKs that asked for lost PDUs.", counter=True),
-    _Number("damaged", "iserblk_damaged_pdus", "PDUs lost to their data digest.", counter=True),
+    Number("snacks", "iserblk_snacks", "SNACKs that asked for lost PDUs.", counter=True),
+    Number("damaged", "iserblk_damaged_pdus", "PDUs lost to their data digest.", counter=True),
 )
 
+# Of ConnectionReading.
 _OF_CONNECTION = (
-    _Number("in_flight", "iserblk_connection_commands_in_flight", "SCSI commands at the target."),
-    _Number(
+    Number("in_flight", "iserblk_connection_commands_in_flight", "SCSI commands at the target."),
+    Number(
         "commands",
         "iserblk_connection_commands",
         "SCSI commands sent since its login.",
         counter=True,
     ),
-    _Number("bytes", "iserblk_connection_bytes", "Bytes of these commands.", counter=True),
+    Number("bytes", "iserblk_connection_bytes", "Bytes of these commands.", counter=True),
 )
 
 
@@ -101,7 +91,11 @@ class LunCollector(Collector):
         self._look = look
 
     def collect(self) -> Iterator[Metric]:
-        process = self._look()
+        for family in self._families(self._look()):
+            if family.samples:
+                yield family
+
+    def _families(self, process: ProcessReading) -> Iterator[Metric]:
         info = GaugeMetricFamily(
             _PROCESS_INFO, "The process that serves these metrics.", labels=("pid", "version")
         )
@@ -110,20 +104,19 @@ class LunCollector(Collector):
         yield _information(_LUN_INFO, "The name and URL of the LUN.", ("disk", "url"), process.luns)
         yield _information(_PATH_INFO, "The path in use.", ("portal", "provider"), process.luns)
         for number in _NUMBERS:
-            kind = CounterMetricFamily if number.counter else GaugeMetricFamily
-            family = kind(number.name, number.words, labels=_LUN)
+            family = number.family(_LUN)
             for lun in process.luns:
                 family.add_metric(_labels(lun), getattr(lun, number.field))
             yield family
         for number in _OF_CONNECTION:
-            kind = CounterMetricFamily if number.counter else GaugeMetricFamily
-            family = kind(number.name, number.words, labels=_CONNECTION)
+            family = number.family(_CONNECTION)
             for lun in process.luns:
                 for each in lun.per_connection:
                     labels = (*_labels(lun), str(each.cid), each.portal, each.provider)
                     family.add_metric(labels, getattr(each, number.field))
             yield family
         yield from _operations(process.luns)
+        yield from families(process.targets)
 
 
 def _labels(lun: LunReading) -> tuple[str, str]:
@@ -201,10 +194,8 @@ class _Parts:
         return LunReading(target, lun, **{"size": 0} | fields, operations=operations)
 
 
-_BY_SAMPLE = {f"{each.name}_total" if each.counter else each.name: each.field for each in _NUMBERS}
-_BY_CONNECTION = {
-    f"{each.name}_total" if each.counter else each.name: each.field for each in _OF_CONNECTION
-}
+_BY_SAMPLE = {each.sample: each.field for each in _NUMBERS}
+_BY_CONNECTION = {each.sample: each.field for each in _OF_CONNECTION}
 _SUMS = {
     f"{_BYTES}_total": "bytes",
     f"{_ERRORS}_total": "errors",
@@ -216,12 +207,15 @@ def parse_untrusted(text: str) -> ProcessReading:
     """Parse the text of ``expose``; other metrics in it are ignored. Raises
     RemoteProtocolError."""
     found: dict[tuple[str, int], _Parts] = {}
+    targets: dict[str, TargetSamples] = {}
     pid, version = 0, ""
     try:
         for family in text_string_to_metric_families(text):
             for sample in family.samples:
                 if sample.name == _PROCESS_INFO:
                     pid, version = int(sample.labels["pid"]), sample.labels["version"]
+                elif sample.name.startswith(PREFIX):
+                    targets.setdefault(sample.labels["target"], TargetSamples()).take(sample)
                 elif sample.name.startswith("iserblk_") and "lun" in sample.labels:
                     key = sample.labels["target"], int(sample.labels["lun"])
                     _take(found.setdefault(key, _Parts()), sample)
@@ -230,7 +224,9 @@ def parse_untrusted(text: str) -> ProcessReading:
         raise RemoteProtocolError("Prometheus", f"the text is not valid metrics: {error}") from None
     if not version:
         raise RemoteProtocolError("Prometheus", "these are not the metrics of iserblk")
-    return ProcessReading(pid, version, luns)
+    return ProcessReading(
+        pid, version, luns, tuple(each.reading(target) for target, each in targets.items())
+    )
 
 
 def _take(parts: _Parts, sample: Sample) -> None:

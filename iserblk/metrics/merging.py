@@ -14,11 +14,15 @@ from functools import cache
 from iserblk.errors import RemoteProtocolError
 from iserblk.metrics.exposition import expose
 from iserblk.metrics.reading import ConnectionReading, LunReading, ProcessReading
+from iserblk.metrics.target_reading import AddressReading, TargetLunReading, TargetReading
 
 # With every metric.
 _CONNECTION = ConnectionReading(0, "", "")
 _LUN = LunReading("t", 0, "d", "u", 0, "p", "p", True, per_connection=(_CONNECTION,))
-_WHOLE = ProcessReading(1, "1", (_LUN,))
+_TARGET = TargetReading(
+    "t", "u", addresses=(AddressReading("a", 0),), luns=(TargetLunReading(0, 0, 0),)
+)
+_WHOLE = ProcessReading(1, "1", (_LUN,), (_TARGET,))
 # What the values of labels look like; of those that are not here, any text.
 _VALUES = {
     "lun": r"\d{1,5}",

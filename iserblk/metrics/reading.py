@@ -1,5 +1,5 @@
-"""Readings: the numbers of LUNs at one moment, as a scrape returns them, and values computed from
-them.
+"""Readings: the numbers of LUNs in use at one moment, as a scrape returns them, and values computed
+from them.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from iserblk.metrics.counting import BYTES, ERRORS, HISTOGRAM, NANOSECONDS, OPERATIONS
+from iserblk.metrics.target_reading import TargetReading
 
 # The bounds of published buckets: 8, 16, … µs, up to 2^26 µs (67 s). Shorter times are noise.
 FIRST_BOUND = 3
@@ -152,3 +153,4 @@ class ProcessReading:
     pid: int
     version: str
     luns: tuple[LunReading, ...]
+    targets: tuple[TargetReading, ...] = ()

@@ -44,6 +44,7 @@ class TargetConfig:
     take RDMA devices, too. ``header``: bytes of the iSER header, 28 or 12: all initiators use the
     same. ``busy_poll_us``: see Pace. ``max_connections``: of one session.
     ``error_recovery_level``: the highest to agree to. ``luns``: what each LUN is.
+    ``metrics``: where they are served, as ``parse_metrics`` returns it; None: not said.
     ``accounts``: the users that may log in (CHAP); None: every initiator may. ``access``: which
     initiator has access to what; None: each to all. ``states``: ALUA states of portal groups.
 
@@ -56,6 +57,7 @@ class TargetConfig:
     header: int = HEADERS[0]
     isns: tuple[str, int] | None = None
     slp: Slp = field(default_factory=Slp)
+    metrics: str | None = None
 
     busy_poll_us: int = BUSY_POLL_US
     max_connections: int = SESSION_CONNECTIONS
@@ -96,6 +98,7 @@ class TargetConfig:
                 ("header", self.header, other.header),
                 ("isns", self.isns, other.isns),
                 ("slp", self.slp, other.slp),
+                ("metrics", self.metrics, other.metrics),
             )
             if one != another
         ]

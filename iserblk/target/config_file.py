@@ -17,7 +17,7 @@ from iserblk.credentials import has_secret, read_guarded, read_secret
 from iserblk.errors import BadArgument
 from iserblk.iscsi.chap import Accounts
 from iserblk.names import check_name, shown
-from iserblk.options import BUSY_POLL_US
+from iserblk.options import BUSY_POLL_US, parse_metrics
 from iserblk.secret import Secret
 from iserblk.target.access import ANY, Access, Grant, parse_luns
 from iserblk.target.config import (
@@ -191,6 +191,7 @@ class _Reader:
             header=HEADERS[1] if header == HEADERS[1] else HEADERS[0],
             isns=_place(top, "isns", ISNS_PORT),
             slp=self._slp(),
+            metrics=self._metrics(),
             busy_poll_us=top.number("busy-poll", BUSY_POLL, BUSY_POLL_US),
             max_connections=top.number("max-connections", CONNECTIONS, SESSION_CONNECTIONS),
             error_recovery_level=top.number("error-recovery-level", LEVELS, LEVELS[1]),
@@ -258,6 +259,10 @@ class _Reader:
         )  # fmt: skip
         slp.end()
         return found
+
+    def _metrics(self) -> str | None:
+        text = self._top.text("metrics", 'PATH or HOST:PORT, e.g. "127.0.0.1:9100", or "off"')
+        return parse_metrics("metrics", text) if text else None
 
     # -- LUNs -------------------------------------------------------------------------------------
 

@@ -31,6 +31,7 @@ from iserblk.iscsi.chap import Accounts
 from iserblk.iscsi.login_target import LoginTarget, LoginTargetConfig
 from iserblk.iscsi.send_targets import Portal
 from iserblk.limited_log import tell_left_out
+from iserblk.metrics.target_reading import TargetLunReading, TargetReading
 from iserblk.newcomers import Newcomers, origin_of
 from iserblk.rcap.seam import QueuePair
 from iserblk.sockets.stream import SocketStream
@@ -38,6 +39,7 @@ from iserblk.target.access import Access
 from iserblk.target.announcing.announced import Announced
 from iserblk.target.attempts import Attempts
 from iserblk.target.config import SESSION_CONNECTIONS, TargetConfig
+from iserblk.target.figures import Limits, Logins, Parts, read_figures
 from iserblk.target.iscsi.accepting import (
     IWARP_RECEIVE_DATA,
     TCP_RECEIVE_DATA,
@@ -101,6 +103,7 @@ TICK_S = 1.0  # at ErrorRecoveryLevel 1 and 2 over TCP
 TIME2RETAIN_S = 20  # for which the tasks of a lost connection are kept at ErrorRecoveryLevel 2
 
 Announce = Callable[[Announced], Awaitable[None]]
+Watch = Callable[[Callable[[], TargetReading]], Awaitable[None]]
 MakeDevice = Callable[[Mapping[int, LogicalUnit], str, TargetPorts | None], DeviceServer]
 
 
@@ -169,6 +172,7 @@ class TargetServer:
         self._tsihs: dict[int, TargetSession | None] = {}
         self._budget = DataBudget()
         self._kept = KeptConnections()
+        self._logins = Logins()
         self._forgotten = trio.Event()  # set, and made anew, when a connection has ended
         self._touched: dict[Allegiance, None] = {}  # since the last ``_batch_ended``
         self._loop_tasks_ended = trio.Event()  # set, and made anew, when some have
@@ -178,6 +182,23 @@ class TargetServer:
         self._closing: dict[Served, trio.Event] = {}  # of other targets; set when they are closed
         # One for each LUN: a disk that does not answer takes no threads from the other LUNs.
         self.limiters = {lun: trio.CapacityLimiter(DISK_THREADS) for lun in luns}
+        self._served = set(luns)  # ``limiters`` has those that are gone, too: their threads may run
+
+    def figures(self, url: str) -> TargetReading:
+        """What the target counts, now. ``url``: with its first address."""
+        return read_figures(
+            self.iqn,
+            url,
+            Parts(self._budget, self._newcomers, self._attempts, self._kept, self._logins),
+            Limits(self.most_connections, self.most_logins),
+            [each for each in self._tsihs.values() if each is not None],
+            len(self._seats),
+            [
+                TargetLunReading(lun, limiter.borrowed_tokens, limiter.statistics().tasks_waiting)
+                for lun in sorted(self._served)
+                for limiter in [self.limiters[lun]]
+            ],
+        )
 
     async def serve_tcp(self, sock: trio.socket.SocketType, port: TargetPort = ONLY_PORT) -> None:
         """Serve one connection by TCP or SCTP from accept to end. Closes ``sock``. Raises only
@@ -328,6 +349,7 @@ class TargetServer:
                         try:
                             await _pump(connection, self._busy_poll_us, nursery, peer, until)
                             if login.problem:
+                                self._logins.refused += 1
                                 log.warning("%s: login refused: %s", peer, login.problem)
                             log.info("%s: session ended", peer)
                         except IserblkError as problem:
@@ -517,6 +539,7 @@ class TargetServer:
 
     def _remove(self, served: Sequence[Served]) -> trio.Event:
         """Remove LUNs; the event is set when their commands have ended."""
+        self._served -= {each.lun for each in served}
         left = 0
         all_ended = trio.Event()
 
@@ -536,6 +559,7 @@ class TargetServer:
         for lun in units:
             # Not that of a LUN before it: its threads may wait for a target that is away.
             self.limiters[lun] = trio.CapacityLimiter(DISK_THREADS)
+            self._served.add(lun)
         if units:
             self.device.add_luns(units)
 
@@ -673,6 +697,7 @@ class TargetServer:
         login = connection.login
         session = connection.session
         self._newcomers.remove(connection)
+        self._logins.succeeded += 1
         if login.discovery or login.joined is not None:
             return
         name = _name_of(session)
@@ -696,7 +721,8 @@ class TargetServer:
     def _session_over(self, session: TargetSession, tsih: int) -> None:
         """Nothing is left of the session, nor of the login that was to begin it. Let the session
         begin that has reinstated it; not yet if another older one of that name still has tasks."""
-        del self._tsihs[tsih]
+        if self._tsihs.pop(tsih) is session:
+            self._logins.commands += session.window.received
         name = _name_of(session)
         if self._sessions.get(name) is session:
             del self._sessions[name]
@@ -894,6 +920,7 @@ async def serve(
     lun_list: LunList | None = None,
     hangups: AsyncIterator[int] | None = None,
     make_device: MakeDevice = DeviceServer,
+    watch: Watch | None = None,
 ) -> None:
     """Run one target until cancelled.
 
@@ -903,8 +930,9 @@ async def serve(
     ``announce``: each runs as long as the target accepts connections; what it raises ends the
     target. ``read``: reads the configuration again, after each of ``hangups``, in a thread;
     an error changes nothing. ``lun_list``: with ``read``, owns ``luns``. ``make_device``: see
-    TargetServer. Raises BadArgument, NotSupported, PermissionDenied or Busy when the target cannot
-    listen; nothing stays open then."""
+    TargetServer. ``watch``: runs until the target ends; its argument reads what the target counts,
+    in this thread. Raises BadArgument, NotSupported, PermissionDenied or Busy when the target
+    cannot listen; nothing stays open then."""
     iqn, places, transports = config.iqn, config.portals, config.transports
     ports = TargetPorts([each.group for each in places], transports)
     server = TargetServer(
@@ -1034,7 +1062,10 @@ async def serve(
             for each_announce in announce:
                 nursery.start_soon(each_announce, Announced(iqn, portals, server.initiators))
             scheme = "iser" if transports[places[0].group] & ISER else "iscsi"
-            ready(f"{scheme}://{name_of(portals[0])}/{iqn}")
+            url = f"{scheme}://{name_of(portals[0])}/{iqn}"
+            if watch is not None:
+                nursery.start_soon(watch, partial(server.figures, url))
+            ready(url)
     finally:
         stop_listening()
 

@@ -37,6 +37,7 @@ _FILES = {
     "/etc/iserblk/NAME.conf": "A named LUN, see `iserblk.conf(5)`.",
     "/etc/iscsi/initiatorname.iscsi": "The name of this machine's initiator.",
     "/run/iserblk": "State and sockets of attached devices, and of metrics.",
+    "/run/iserblk-target": "Sockets of metrics of the targets that systemd runs.",
 }
 _HELPER_OPTIONS = {
     "o": ("OPT,OPT", "Options, as for `iserblk mount`."),

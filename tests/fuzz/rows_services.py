@@ -128,6 +128,14 @@ iserblk_request_duration_seconds_bucket{le="0.000008",lun="0",operation="read",t
 iserblk_connection_bytes_total{cid="0",lun="0",portal="h:1",provider="iwarp",target="t"} 5.0
 """
 
+_TARGET_PAGE = b"""iserblk_process_info{pid="12",version="1"} 1.0
+iserblk_target_info{target="iqn.x:y",url="iser://h/iqn.x:y"} 1.0
+iserblk_target_memory_bytes{target="iqn.x:y"} 1.073741824e+09
+iserblk_target_logins_total{target="iqn.x:y"} 5.0
+iserblk_target_address_memory_bytes{address="::/64",target="iqn.x:y"} 5.0
+iserblk_target_lun_threads{lun="0",target="iqn.x:y"} 16.0
+"""
+
 ROWS = (
     Row("iSNS answer", _answer, _PAYLOADS),
     Row("iSNS stream", _stream, _STREAMS, each=2),
@@ -151,12 +159,12 @@ ROWS = (
     Row(
         "metrics",
         lambda case: (parse_untrusted(case.data.decode("utf-8", "replace")), None)[1],
-        (_PAGE,),
+        (_PAGE, _TARGET_PAGE),
     ),
     Row(
         "metrics of several",
         lambda case: Merger().take_untrusted('where="x"', _text(case)),
-        (_PAGE, _WHOLE_PAGE),
+        (_PAGE, _WHOLE_PAGE, _TARGET_PAGE),
     ),
     decoder(
         "metrics answer", body_untrusted, b"HTTP/1.0 200 OK\r\nContent-Length: 2\r\n\r\nup",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from dataclasses import fields
 from subprocess import PIPE
 
 import pytest
@@ -21,6 +22,7 @@ from iserblk.metrics.reading import (
     OperationReading,
     ProcessReading,
 )
+from iserblk.metrics.target_reading import AddressReading, TargetLunReading, TargetReading
 from tests.support.target import ROOT
 
 counts = st.integers(0, 2**50)
@@ -67,11 +69,28 @@ lun = st.builds(
     unflushed=counts,
     operations=st.fixed_dictionaries(dict.fromkeys(OPERATIONS, operation)),
 )
+target = st.builds(
+    TargetReading,
+    target=text,
+    url=text,
+    **{each.name: counts for each in fields(TargetReading) if each.type == "int"},
+    addresses=st.lists(
+        st.builds(AddressReading, address=text, memory=counts),
+        max_size=3,
+        unique_by=lambda each: each.address,
+    ).map(tuple),
+    luns=st.lists(
+        st.builds(TargetLunReading, lun=st.integers(0, 16383), threads=counts, waiting=counts),
+        max_size=3,
+        unique_by=lambda each: each.lun,
+    ).map(tuple),
+)
 process = st.builds(
     ProcessReading,
     pid=st.integers(1, 2**22),
     version=text.filter(bool),
     luns=st.lists(lun, max_size=3, unique_by=lambda each: (each.target, each.lun)).map(tuple),
+    targets=st.lists(target, max_size=2, unique_by=lambda each: each.target).map(tuple),
 )
 
 
@@ -94,6 +113,15 @@ EXAMPLE = ProcessReading(
             provider="iwarp",
             connected=True,
             per_connection=(ConnectionReading(0, "host:3260", "iwarp"),),
+        ),
+    ),
+    (
+        TargetReading(
+            "iqn.2026-11.example:other",
+            "iser://host:3261/iqn.2026-11.example:other",
+            memory=1 << 20,
+            addresses=(AddressReading("192.0.2.1", 1 << 19), AddressReading("other", 1 << 19)),
+            luns=(TargetLunReading(0, 1, 0),),
         ),
     ),
 )
@@ -130,6 +158,11 @@ def test_buckets_are_cumulative_and_in_seconds() -> None:
         'iserblk_size_bytes{target="t",lun="0"} NaN',
         'iserblk_size_bytes{target="t",lun="0"} +Inf',
         'iserblk_size_bytes{lun="0"} 1',
+        'iserblk_target_sessions{target="t"} NaN',
+        "iserblk_target_sessions 1",
+        'iserblk_target_lun_threads{target="t",lun="one"} 1',
+        'iserblk_target_address_memory_bytes{target="t"} 1',
+        'iserblk_target_info{target="t"} 1',
         'iserblk_request_duration_seconds_bucket{target="t",lun="0",operation="read",le="3"} 1',
         "iserblk_request_duration_seconds_bucket"
         '{target="t",lun="0",operation="read",le="0.000008"} 5',
@@ -163,6 +196,7 @@ def test_more_than_is_known() -> None:
     """A later version may tell more."""
     more = expose(lambda: EXAMPLE).decode() + (
         'iserblk_news{target="iqn.2026-11.example:disk",lun="0"} 7\n'
+        'iserblk_target_news{target="iqn.2026-11.example:other",lun="0"} 7\n'
         'iserblk_request_bytes_total{target="iqn.2026-11.example:disk",lun="0",operation="x"} 7\n'
         "process_cpu_seconds_total 7\n"
     )

@@ -116,7 +116,7 @@ def test_whose_directories(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_of_units(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A user of a unit may have no directory: the unit's own is taken, and found."""
-    monkeypatch.setattr(address, "UNITS", tmp_path)
+    monkeypatch.setattr(address, "UNITS", (tmp_path,))
     monkeypatch.setattr(address, "directory", lambda: None)
     monkeypatch.delenv("RUNTIME_DIRECTORY", raising=False)
     place = "/disk/socket"

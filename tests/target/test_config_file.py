@@ -82,6 +82,7 @@ def test_every_key(tmp_path: Path) -> None:
         max-connections = 1
         error-recovery-level = 0
         isns = "isns.example"
+        metrics = "localhost:9100"
         explicit = true
         portal = [{{ listen = "[::1]:0", group = 0 }}]
         [slp]
@@ -118,6 +119,7 @@ def test_every_key(tmp_path: Path) -> None:
         rdma=True,
         header=12,
         isns=("isns.example", 3205),
+        metrics="localhost:9100",
         slp=Slp(True, 4270, [("da.example", 427), ("10.0.0.9", 428)], ["LAB"]),
         busy_poll_us=0,
         max_connections=1,
@@ -165,6 +167,9 @@ WRONG = [
     (f"{HEAD}max-connections = 65\n{LUN}", "max-connections: write a number from 1 to 64"),
     (f"{HEAD}error-recovery-level = -1\n{LUN}", "error-recovery-level: write a number from 0 to 2"),
     (f'{HEAD}isns = "a b"\n{LUN}', r"isns: 'a b': write HOST\[:PORT\]"),
+    (f"{HEAD}metrics = 9100\n{LUN}", "metrics: write PATH or HOST:PORT"),
+    (f'{HEAD}metrics = "192.0.2.1:9100"\n{LUN}', "metrics '192.0.2.1:9100': metrics are served on"),
+    (f'{HEAD}metrics = "here"\n{LUN}', "metrics 'here': give the whole path of a Unix socket"),
     (f"{HEAD}slp = 1\n{LUN}", r"slp: this is a table: write \[slp\]"),
     (f"{HEAD}{LUN}[slp]\nanswer = 1", "slp.answer: write true or false"),
     (f"{HEAD}{LUN}[slp]\nscopes = []", "slp.scopes: write a list such as"),
@@ -330,8 +335,8 @@ def test_what_takes_a_restart() -> None:
     )  # fmt: skip
     with pytest.raises(BadArgument, match="restart the target to change its portals and their gr"):
         one.check_successor(TargetConfig(IQN, [parse_listen("h:1"), parse_listen("h:2")]))
-    other = TargetConfig(IQN + "2", [parse_listen("h:1")], True, 12, ("h", 1), Slp(True))
-    with pytest.raises(BadArgument, match=r"name, rcap, header, isns, slp$"):
+    other = TargetConfig(IQN + "2", [parse_listen("h:1")], True, 12, ("h", 1), Slp(True), "")
+    with pytest.raises(BadArgument, match=r"name, rcap, header, isns, slp, metrics$"):
         one.check_successor(other)
 
 

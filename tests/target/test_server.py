@@ -43,7 +43,7 @@ from iserblk.scsi import luns
 from iserblk.target.iscsi.connection import TargetConnection
 from iserblk.target.iscsi.control import ControlAnswers
 from iserblk.target.scsi.device import DeviceServer, LogicalUnit
-from iserblk.target.server import TargetServer
+from iserblk.target.server import TargetServer, Watch
 from iserblk.url import Url, parse_url
 from iserblk.waiting import busy_polling
 from iserblk.waiting.busy_polling import HITS
@@ -66,6 +66,7 @@ async def serving(
     header: int = HEADER_LENGTH,
     logout_s: int = 0,
     accounts: Accounts | None = None,
+    watch: Watch | None = None,
 ) -> AsyncIterator[str]:
     """The URL of LUN 0 of a target in this process; one LUN for each store."""
     send, receive = trio.open_memory_channel[str](1)
@@ -81,6 +82,7 @@ async def serving(
                 header=header,
                 logout_s=logout_s,
                 accounts=accounts,
+                watch=watch,
             )
             nursery.start_soon(target, "127.0.0.1:0", IQN, units, send.send_nowait)
             yield f"{await receive.receive()}/0"
