@@ -1,4 +1,5 @@
-"""``iserblk stats``: shows requests and latencies of the LUNs that are in use here."""
+"""``iserblk stats``: shows requests and latencies of the LUNs that are in use here, and what the
+peers of targets make these hold."""
 
 from __future__ import annotations
 
@@ -6,7 +7,6 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
@@ -14,7 +14,8 @@ import click
 
 from iserblk.cli.options import Seconds, json_option
 from iserblk.cli.output import print_json, print_table, size_words
-from iserblk.cli.stats_rows import Row, path_words, plain, time_words
+from iserblk.cli.stats_rows import Row, Rows, TargetRow, path_words, plain, time_words
+from iserblk.cli.stats_targets import target_json, target_lines
 from iserblk.errors import BadArgument, IserblkError
 from iserblk.metrics.address import (
     Address,
@@ -33,7 +34,7 @@ from iserblk.url import is_url
 
 log = logging.getLogger(__name__)
 
-_NOTHING = "no LUN is in use here by attach, mount or nbd"
+_NOTHING = "no LUN is in use here by attach, mount or nbd, and no target serves"
 
 
 @click.command("stats")
@@ -47,16 +48,19 @@ _NOTHING = "no LUN is in use here by attach, mount or nbd"
     help="On a terminal, seconds between two updates of the table. Default 1.",
 )
 def command(what: str | None, as_json: bool, interval: float | None) -> None:
-    """Show the LUNs that your attach, mount and nbd commands have in use, or those of WHAT.
+    """Show the LUNs that your attach, mount and nbd commands have in use, and your targets; or what
+    WHAT names.
 
-    WHAT is a device (/dev/nbd0), a mount point, an NBD socket or address, or the value of metrics=.
-    On a terminal, a table shows the current rates until ^C. Otherwise one report is printed, with
-    numbers since the LUNs were opened.
+    WHAT is a device (/dev/nbd0), a mount point, an NBD socket or address, the IQN of a target, or
+    the value of metrics=. On a terminal, a table shows the current rates until ^C. Otherwise one
+    report is printed, with numbers since the LUNs were opened, or the targets began.
     """
     if as_json:
         if interval is not None:
             raise click.UsageError("--interval is for the table; --json prints one report.")
-        print_json({"luns": [_json(row) for row in _look(what)]})
+        found = _look(what)
+        luns = [_json(row) for row in found.luns]
+        print_json({"luns": luns, "targets": [target_json(row) for row in found.targets]})
     elif sys.stdout.isatty():
         from iserblk.cli.stats_table import watch  # noqa: PLC0415 - rich takes a while
 
@@ -68,13 +72,13 @@ def command(what: str | None, as_json: bool, interval: float | None) -> None:
 # --- asking --------------------------------------------------------------------------------------
 
 
-def _look(what: str | None) -> list[Row]:
-    """The LUNs of WHAT; raises what ``scrape`` raises. Without WHAT, the LUNs of all processes:
-    those that do not answer are left out, because they may just be ending."""
+def _look(what: str | None) -> Rows:
+    """What WHAT names; raises what ``scrape`` raises. Without WHAT, all processes: those that do
+    not answer are left out, because they may just be ending."""
     if what is not None:
         name, address = _find(what)
         return _rows(name, address)
-    rows = []
+    rows = Rows()
     found = [(place_of(path), path) for path in served()]
     found += [
         (each.where, each.address)
@@ -84,7 +88,7 @@ def _look(what: str | None) -> list[Row]:
     ]
     for where, path in found:
         try:
-            rows += _rows(where, path)
+            rows.add(_rows(where, path))
         except IserblkError as error:
             log.info("%s", error)
     return rows
@@ -95,12 +99,13 @@ def _of_units() -> list[Source]:
     return [source for each in unit_directories() if (source := in_directory(each)) is not None]
 
 
-def _rows(where: str, address: Address) -> list[Row]:
+def _rows(where: str, address: Address) -> Rows:
     process = scrape(address)
-    now = time.monotonic()
-    return [
-        Row(where, words(address), process.pid, process.version, now, lun) for lun in process.luns
-    ]
+    of = where, words(address), process.pid, process.version, time.monotonic()
+    return Rows(
+        [Row(*of, lun) for lun in process.luns],
+        [TargetRow(*of, target) for target in process.targets],
+    )
 
 
 def _find(what: str) -> tuple[str, Address]:
@@ -136,10 +141,13 @@ def _find(what: str) -> tuple[str, Address]:
 # --- showing -------------------------------------------------------------------------------------
 
 
-def _report(rows: Sequence[Row]) -> None:
+def _report(rows: Rows) -> None:
     if not rows:
         click.echo(_NOTHING)
-    for row in rows:
+    for target in rows.targets:
+        title = f"{plain(target.where)}: target {plain(target.target.url)}"
+        print_table(title, [("process", str(target.pid)), *target_lines(target.target)])
+    for row in rows.luns:
         lun = row.lun
         lines = [
             ("process", str(row.pid)),

@@ -1,10 +1,11 @@
-"""One LUN in ``iserblk stats``, and words that the report and the table share."""
+"""LUNs and targets in ``iserblk stats``, and words that the report and the table share."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from iserblk.metrics.reading import LunReading
+from iserblk.metrics.target_reading import TargetReading
 
 
 @dataclass(slots=True, frozen=True)
@@ -22,6 +23,37 @@ class Row:
     @property
     def key(self) -> tuple[object, ...]:
         return self.address, self.pid, self.lun.target, self.lun.lun
+
+
+@dataclass(slots=True, frozen=True)
+class TargetRow:
+    """One target, of one process. The fields are those of Row."""
+
+    where: str
+    address: str
+    pid: int
+    version: str
+    at: float
+    target: TargetReading
+
+    @property
+    def key(self) -> tuple[object, ...]:
+        return self.address, self.pid, self.target.target
+
+
+@dataclass(slots=True)
+class Rows:
+    """All that was found."""
+
+    luns: list[Row] = field(default_factory=list)
+    targets: list[TargetRow] = field(default_factory=list)
+
+    def __bool__(self) -> bool:
+        return bool(self.luns or self.targets)
+
+    def add(self, more: Rows) -> None:
+        self.luns += more.luns
+        self.targets += more.targets
 
 
 def plain(text: str) -> str:

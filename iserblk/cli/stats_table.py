@@ -1,36 +1,81 @@
-"""The table of ``iserblk stats`` on a terminal: rates between two readings."""
+"""The tables of ``iserblk stats`` on a terminal: rates between two readings."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
 
-from rich.console import Console, RenderableType
+from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
 from iserblk.cli.output import size_words
-from iserblk.cli.stats_rows import Row, path_words, plain, time_words
+from iserblk.cli.stats_rows import Row, Rows, TargetRow, path_words, plain, time_words
+from iserblk.cli.stats_targets import address_words
 from iserblk.metrics.reading import together
 
 _COLUMNS = ("IOPS", "MiB/s", "mean", "p99", "in flight", "retries", "reconnects", "unflushed")
 _MIB = 1 << 20
 
 
-def watch(look: Callable[[], Sequence[Row]], interval: float, nothing: str) -> None:
-    """Show the table every ``interval`` seconds, until ^C; ``nothing``: the text when there is no
-    LUN. Raises what ``look`` raises."""
-    before: dict[tuple[object, ...], Row] = {}
+_OF_TARGETS = ("commands/s", "in flight", "sessions", "connections", "logging in", "memory",
+               "waiting", "largest address")  # fmt: skip
+
+
+def watch(look: Callable[[], Rows], interval: float, nothing: str) -> None:
+    """Show the tables every ``interval`` seconds, until ^C; ``nothing``: the text when there is no
+    LUN and no target. Raises what ``look`` raises."""
+    before = Rows()
     try:
         with Live(console=Console(highlight=False), auto_refresh=False) as live:
             while True:
                 rows = look()
-                live.update(table(rows, before) if rows else Text(nothing), refresh=True)
-                before = {row.key: row for row in rows}
+                live.update(tables(rows, before) if rows else Text(nothing), refresh=True)
+                before = rows
                 time.sleep(interval)
     except KeyboardInterrupt:
         pass  # the regular end
+
+
+def tables(rows: Rows, before: Rows) -> RenderableType:
+    found: list[RenderableType] = []
+    if rows.targets:
+        found.append(table_of_targets(rows.targets, {row.key: row for row in before.targets}))
+    if rows.luns:
+        found.append(table(rows.luns, {row.key: row for row in before.luns}))
+    return Group(*found)
+
+
+def table_of_targets(
+    rows: Sequence[TargetRow], before: Mapping[tuple[object, ...], TargetRow]
+) -> RenderableType:
+    """As ``table``."""
+    found = Table(box=None, pad_edge=False)
+    found.add_column("target", overflow="fold")
+    for name in _OF_TARGETS:
+        found.add_column(name, justify="right", no_wrap=True)
+    for row in rows:
+        target = row.target
+        cells = [
+            plain(row.where),
+            _commands(row, before.get(row.key)),
+            str(target.in_flight),
+            str(target.sessions),
+            str(target.connections),
+            str(target.logins_unfinished),
+            size_words(target.memory),
+            str(target.memory_waiting),
+            address_words(target.addresses[0]) if target.addresses else "-",
+        ]
+        found.add_row(*map(Text, cells))
+    return found
+
+
+def _commands(row: TargetRow, old: TargetRow | None) -> str:
+    if old is None or row.at <= old.at or row.target.commands < old.target.commands:
+        return ""
+    return f"{(row.target.commands - old.target.commands) / (row.at - old.at):.0f}"
 
 
 def table(rows: Sequence[Row], before: Mapping[tuple[object, ...], Row]) -> RenderableType:

@@ -88,7 +88,7 @@ def test_for_people(disk: BlockingDisk, place: Path) -> None:
 
 def test_json_is_as_documented(disk: BlockingDisk, place: Path) -> None:
     found = good_json("stats", place)
-    assert list(found) == ["luns"]
+    assert list(found) == ["luns", "targets"] and found["targets"] == []
     lun = found["luns"][0]
     read = lun["operations"]["read"]
     assert [each["cid"] for each in lun["per_connection"]] == [0, 1]
@@ -148,7 +148,7 @@ def test_of_the_directory_of_a_unit_only_its_own_sockets_count(
     """Its user could make root speak with any server by a link."""
     unit = tmp_path / "units" / "disk"
     unit.mkdir(parents=True)
-    monkeypatch.setattr(address, "UNITS", unit.parent)
+    monkeypatch.setattr(address, "UNITS", (unit.parent,))
     monkeypatch.setattr(stats, "directory", lambda: None)
     with socket.socket(socket.AF_UNIX) as sock:
         sock.bind(str(tmp_path / "s"))  # no process listens

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from types import TracebackType
 
 import pytest
-from rich.console import RenderableType
+from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from iserblk.cli import stats_table
-from iserblk.cli.stats_rows import Row
-from iserblk.cli.stats_table import table, watch
+from iserblk.cli.stats_rows import Row, Rows, TargetRow
+from iserblk.cli.stats_table import table, tables, watch
 from iserblk.errors import ConnectFailed
 from iserblk.metrics.reading import BOUNDS_US, LunReading, OperationReading
+from iserblk.metrics.target_reading import AddressReading, TargetReading
 
 MIB = 1 << 20
 RATES = ("IOPS", "MiB/s", "mean", "p99")
@@ -37,6 +38,13 @@ def row(at: float, name: str = "lun0", **operations: OperationReading) -> Row:
     )  # fmt: skip
     lun.operations.update(operations)
     return Row("/dev/nbd0", "/run/socket", 7, "1", at, lun)
+
+
+def only(made: RenderableType) -> RenderableType:
+    """The one table of those that are shown."""
+    assert isinstance(made, Group)
+    (found,) = made.renderables
+    return found
 
 
 def cells(made: RenderableType, number: int = 0) -> dict[str, str]:
@@ -131,8 +139,8 @@ def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return found
 
 
-def looks(*rows: list[Row]) -> Callable[[], Sequence[Row]]:
-    return iter(rows).__next__
+def looks(*rows: list[Row]) -> Callable[[], Rows]:
+    return iter([Rows(each) for each in rows]).__next__
 
 
 def test_watching_shows_rates_from_the_second_look_on(pauses: list[float]) -> None:
@@ -149,15 +157,39 @@ def test_watching_shows_rates_from_the_second_look_on(pauses: list[float]) -> No
     assert pauses == [0.5] * 4
     nothing, *tables = Live.shown
     assert isinstance(nothing, Text) and str(nothing) == "no disks"
-    assert [cells(each)["IOPS"] for each in tables] == ["", "10", "5"]
+    assert [cells(only(each))["IOPS"] for each in tables] == ["", "10", "5"]
 
 
 def test_an_error_of_the_look_ends_watching(pauses: list[float]) -> None:
-    def look() -> Sequence[Row]:
+    def look() -> Rows:
         if pauses:
             raise ConnectFailed("the process has gone")
-        return [row(1.0)]
+        return Rows([row(1.0)])
 
     with pytest.raises(ConnectFailed):
         watch(look, 0.5, "no disks")
     assert len(Live.shown) == 1
+
+
+def test_targets_have_a_table_of_their_own() -> None:
+    def seen(at: float, commands: int, address: str = "10.0.0.1") -> TargetRow:
+        target = TargetReading(
+            "iqn", "iser://host/iqn", memory=2 * MIB, sessions=3, connections=4,
+            logins_unfinished=1, memory_waiting=2, commands=commands, in_flight=5,
+            addresses=(AddressReading(address, MIB),),
+        )  # fmt: skip
+        return TargetRow("iqn", "/run/socket", 7, "1", at, target)
+
+    first, later = Rows([], [seen(1.0, 100)]), Rows([row(1.5)], [seen(3.0, 140, "\x1b[2J")])
+    found = cells(only(tables(first, Rows())))
+    assert (found["commands/s"], found["sessions"], found["memory"]) == ("", "3", "2.0 MiB")
+    assert found["largest address"] == "10.0.0.1 1.0 MiB"
+    both = tables(later, first)
+    assert isinstance(both, Group)
+    of_targets, of_luns = both.renderables
+    assert isinstance(of_targets, Table) and isinstance(of_luns, Table)
+    assert cells(of_luns)["LUN"] == "lun0"
+    found = cells(of_targets)
+    assert found["commands/s"] == "20" and found["largest address"] == "?[2J 1.0 MiB"
+    restarted = cells(only(tables(Rows([], [seen(4.0, 3)]), later)))
+    assert restarted["commands/s"] == ""
