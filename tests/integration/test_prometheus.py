@@ -148,6 +148,7 @@ def test_a_target_and_a_server_are_killed(place: Path, record: Record) -> None:
     directory.mkdir()
     mine = socket_of("/dev/nbd0", directory)
     theirs = socket_of("/dev/nbd1", directory)
+    of_target = socket_of("iqn.2026-11.example:other", directory)
     buffer = memoryview(bytearray(4096))
     specs = [f"{place}/one:size=8M", f"{place}/two:size=8M"]
     options = {"metrics": str(mine), "connections": "2", "io-timeout": "60"}
@@ -157,6 +158,8 @@ def test_a_target_and_a_server_are_killed(place: Path, record: Record) -> None:
                 log=place / "exporter.log") as exporter,
         serving("nbd", f"{target.url}/1", "--socket", place / "nbd", "--metrics", theirs,
                 log=place / "nbd.log") as other,
+        serving("target", "--listen", "127.0.0.1:0", "--iqn", "iqn.2026-11.example:other", "--lun",
+                f"{place}/three:size=8M", "--metrics", of_target, log=place / "target.log"),
         open_disks([f"{target.url}/0"], options) as disks,
         running_prometheus(
             free_port(),
@@ -192,17 +195,17 @@ def test_a_target_and_a_server_are_killed(place: Path, record: Record) -> None:
             return not left
 
         until_blocking(all_have_values)
-        assert shows("iserblk_up", 1, 1)
+        assert shows("iserblk_up", 1, 1, 1)
         assert pending() == set()
 
         target.kill()
         until_blocking(lambda: shows("iserblk_connected", 0, 0))
-        assert shows("iserblk_up", 1, 1)
+        assert shows("iserblk_up", 1, 1, 1)
         down = {("IserblkDisconnected", "/dev/nbd0"), ("IserblkDisconnected", "/dev/nbd1")}
         until_blocking(lambda: down <= pending())
 
         other.kill()
-        until_blocking(lambda: shows("iserblk_up", 1, 0))
+        until_blocking(lambda: shows("iserblk_up", 1, 1, 0))
         assert shows('iserblk_up{where="/dev/nbd1"}', 0)
         until_blocking(lambda: ("IserblkProcessDown", "/dev/nbd1") in pending())
 
