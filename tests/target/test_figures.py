@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import trio
@@ -13,18 +14,24 @@ from iserblk.iscsi import bhs, pdu
 from iserblk.iscsi.login_target import AUTHENTICATION_FAILURE
 from iserblk.metrics.target_reading import MOST_ADDRESSES, OTHER, AddressReading, TargetReading
 from iserblk.newcomers import Newcomers
+from iserblk.rcap.inprocess import memory_pair
 from iserblk.scsi import luns
+from iserblk.target import server as server_module
 from iserblk.target.attempts import FREE, Attempts
 from iserblk.target.figures import Limits, Logins, Parts, read_figures
 from iserblk.target.iscsi.buffers import TOTAL, BufferPool, DataBudget
+from iserblk.target.iscsi.connection import TargetConnection
 from iserblk.target.keeping import KeptConnections
+from iserblk.target.scsi.device import LogicalUnit
 from iserblk.url import Url, parse_url
 from tests.iscsi import logins
 from tests.support.until import until
 from tests.target.fake_store import FakeStore
 from tests.target.test_server import (
     IQN,
+    PATIENCE_S,
     WHO,
+    YES,
     SlowStore,
     block_write,
     log_in,
@@ -32,6 +39,7 @@ from tests.target.test_server import (
     serving,
 )
 from tests.target.test_server_floods import ACCOUNTS, SECRETS, attempt, connect, said
+from tests.target.test_server_many import answered
 from tests.target.test_server_several import RECOVERY, command, over_tcp
 
 KIB = 1 << 10
@@ -221,3 +229,36 @@ def test_of_1000_addresses_few_are_named() -> None:
     assert (found.memory_limit, found.address_limit) == (TOTAL, TOTAL // 2)
     for pool in pools:
         pool.close()
+
+
+async def test_the_addresses_of_an_ipv6_network_count_as_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """One machine may use all of them: they have one share of the memory together."""
+    made: list[TargetConnection] = []
+
+    def make(*arguments: Any, **more: Any) -> TargetConnection:
+        made.append(TargetConnection(*arguments, **more))
+        return made[-1]
+
+    monkeypatch.setattr(server_module, "TargetConnection", make)
+    server = server_module.TargetServer(
+        IQN, {0: LogicalUnit(FakeStore(1 << 20), serial="S", block=512)}
+    )
+    ends = []
+    with trio.fail_after(PATIENCE_S):
+        async with trio.open_nursery() as nursery:
+            for number in (1, 2):
+                ours, theirs = memory_pair()
+                ends.append(ours)
+                ours.post_receive(8)
+                peer = f"[2001:db8::{number}]:9"
+                nursery.start_soon(server.serve_queue_pair, theirs, "portal", peer)
+                message = logins.request(WHO + YES, isid=b"\x80abcd" + bytes([number]))
+                await answered(ours, bhs.LOGIN_RESPONSE, message)
+                made[-1].session.pool.take(4 * KIB)
+            assert server.figures("").addresses == (AddressReading("2001:db8::/64", 8 * KIB),)
+            nursery.cancel_scope.cancel()
+    for ours in ends:
+        ours.close()
+    assert not server.figures("").addresses
