@@ -3,20 +3,9 @@
 from __future__ import annotations
 
 import logging
-import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 import click
-from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    DownloadColumn,
-    Progress,
-    TimeRemainingColumn,
-    TransferSpeedColumn,
-)
 
 from iserblk.cli.endpoints import (
     FileEnd,
@@ -28,8 +17,10 @@ from iserblk.cli.endpoints import (
 )
 from iserblk.cli.options import connection, connection_options, json_option
 from iserblk.cli.output import print_json, size_words
+from iserblk.cli.progress import progress
 from iserblk.cli.running import run
-from iserblk.cli.transfer import Advance, Totals, compare, copy
+from iserblk.cli.transfer import Totals, copy
+from iserblk.cli.transfer import verify as compare_again
 from iserblk.disk.seam import AsyncDisk
 from iserblk.errors import BadArgument
 
@@ -50,7 +41,7 @@ def command(places: tuple[str, ...], verify: bool, as_json: bool, **options: str
     bytes behind SRC's end stay as they are. Files that a target serves are refused.
     """
     given = connection(options)
-    source, destination = two_ends(named_places(places, given))
+    source, destination = two_ends(named_places(places, given), "copy")
 
     async def transfer() -> tuple[Totals, float]:
         async with (
@@ -67,12 +58,12 @@ def command(places: tuple[str, ...], verify: bool, as_json: bool, **options: str
             else:
                 _check_sizes(one, other)
             began = time.monotonic()
-            with _progress(one.size, "copying") as advance:
+            with progress(one.size, "copying") as advance:
                 totals = await copy(one, other, advance)
             seconds = time.monotonic() - began
             if verify:
-                with _progress(one.size, "verifying") as advance:
-                    await compare(one, other, advance)
+                with progress(one.size, "verifying") as advance:
+                    await compare_again(one, other, advance)
             return totals, seconds
 
     totals, seconds = run(transfer)
@@ -105,21 +96,3 @@ def _check_sizes(source: AsyncDisk | FileEnd, destination: AsyncDisk | FileEnd) 
             "the destination is larger: its last %d bytes stay as they are",
             destination.size - source.size,
         )
-
-
-@contextmanager
-def _progress(size: int, what: str) -> Iterator[Advance]:
-    """Shows a progress bar if stderr is a terminal and ``-q`` was not given."""
-    if not sys.stderr.isatty() or not log.isEnabledFor(logging.WARNING):
-        yield lambda _count: None
-        return
-    columns = (
-        "{task.description}",
-        BarColumn(),
-        DownloadColumn(binary_units=True),
-        TransferSpeedColumn(),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task(what, total=size)
-        yield lambda count: bar.advance(task, count)

@@ -187,21 +187,23 @@ def _lun_of(text: str) -> tuple[str, int | None]:
     return url.iqn.lower(), url.lun
 
 
-def named_places(places: Sequence[str], options: Mapping[str, str]) -> list[str]:
-    """The arguments of a copy, with URLs in place of the names of LUNs. Raises BadArgument where a
-    word could mean a named LUN or a file."""
+def named_places(
+    places: Sequence[str], options: Mapping[str, str], *, writes: bool = True
+) -> list[str]:
+    """The arguments, with URLs in place of the names of LUNs. ``writes``: to the last one. Raises
+    BadArgument where a word could mean a named LUN or a file."""
     found: list[str] = []
     for index, place in enumerate(places):
         if not names_lun_not_file(place):
             found.append(place)
             continue
-        found += urls_of([place], options, to_write=index == len(places) - 1)
+        found += urls_of([place], options, to_write=writes and index == len(places) - 1)
     return found
 
 
-def two_ends(places: Sequence[str]) -> tuple[Sequence[str], Sequence[str]]:
-    """Source and destination of a copy: of each its file, or its URLs, which stand together. Raises
-    BadArgument."""
+def two_ends(places: Sequence[str], command: str) -> tuple[Sequence[str], Sequence[str]]:
+    """The two that ``command`` is about: of each its file, or its URLs, which stand together.
+    Raises BadArgument."""
     ends: list[list[str]] = []
     known: list[tuple[str, int | None] | None] = []
     for place in places:
@@ -212,11 +214,11 @@ def two_ends(places: Sequence[str]) -> tuple[Sequence[str], Sequence[str]]:
         ends.append([place])
         known.append(lun)
     if len(ends) == 1 and len(places) > 1:
-        raise BadArgument("source and destination are the same")
+        raise BadArgument(f"{command}: both are the same")
     if len(ends) != 2:
         raise BadArgument(
-            f"a copy has a source and a destination, and here are {len(ends)}; the URLs of one LUN"
-            " have to stand together"
+            f"{command} takes two files, LUNs or devices, and here are {len(ends)}; the URLs of one"
+            " LUN have to stand together"
         )
     return ends[0], ends[1]
 

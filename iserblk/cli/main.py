@@ -39,6 +39,7 @@ COMMANDS = {
     "mount": "Mount LUNs as files, through FUSE.",
     "umount": "Flush and unmount LUNs.",
     "copy": "Copy between LUNs, files and block devices.",
+    "compare": "Compare LUNs, files and block devices.",
     "trim": "Tell a LUN that a range is not needed any more.",
     "bench": "Measure the speed of a LUN through the Python API.",
     "stats": "Show requests and latencies of the LUNs in use, and what targets serve.",

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import trio
 
@@ -20,7 +21,17 @@ _ZEROES = bytes(REQUEST)
 
 Advance = Callable[[int], None]  # called with the number of bytes just done
 Buffers = tuple[bytearray, bytearray]  # REQUEST bytes each, owned by one worker
-Work = Callable[[Buffers, int, int, bool], Awaitable[None]]
+
+
+class Piece(NamedTuple):
+    """``zeroes``: of each End of a plan, whether it is known to read as zeroes here."""
+
+    offset: int
+    length: int
+    zeroes: list[bool]
+
+
+Work = Callable[[Buffers, Piece], Awaitable[None]]
 
 
 @dataclass(slots=True)
@@ -32,36 +43,54 @@ class Totals:
 
 
 class _Plan:
-    """Hands out the source in ascending pieces: each is either known to be zero, or has to be read.
+    """Hands out the bytes up to ``size`` in ascending pieces. Of each End a piece is either known
+    to be zero, as all behind the End is, or has to be read.
 
-    Pieces end on multiples of ``zero_request`` or REQUEST, so that requests stay aligned.
+    Pieces end on multiples of REQUEST, or of ``zero_request`` where all Ends are zero, so that
+    requests stay aligned.
     """
 
-    def __init__(self, source: End, zero_request: int) -> None:
-        self._source = source
-        self._size = source.size
+    def __init__(self, ends: Sequence[End], size: int, zero_request: int) -> None:
+        self._ends = ends
+        self._size = size
         self._zero_request = zero_request
         self._offset = 0
-        self._known: list[Extent] = []  # extents from _offset on, last first
+        self._stopped = False
+        # Of each End its extents from _offset on, last first.
+        self._known: list[list[Extent]] = [[] for _ in ends]
         self._lock = trio.Lock()
 
-    async def next(self) -> tuple[int, int, bool] | None:
-        """(offset, length, reads as zeroes); None at the end."""
+    async def next(self) -> Piece | None:
+        """None: there is no further piece."""
         async with self._lock:
             offset = self._offset
-            if offset == self._size:
+            if self._stopped or offset == self._size:
                 return None
-            if not self._known:
-                look_at = min(self._size - offset, _LOOK_AHEAD)
-                self._known = (await self._source.extents(offset, look_at))[::-1]
-            start, length, flags = self._known[-1]
-            zero = bool(flags & EXTENT_ZERO)
-            request = self._zero_request if zero else REQUEST
-            end = min(start + length, self._size, offset - offset % request + request)
-            if end == start + length:
-                self._known.pop()
+            for known, source in zip(self._known, self._ends, strict=True):
+                if not known:
+                    known.extend((await self._extents(source, offset))[::-1])
+            if self._stopped:
+                return None
+            now = [known[-1] for known in self._known]
+            zeroes = [bool(flags & EXTENT_ZERO) for _, _, flags in now]
+            request = self._zero_request if all(zeroes) else REQUEST
+            ends = [start + length for start, length, _ in now]
+            end = min(*ends, self._size, offset - offset % request + request)
+            for known, at in zip(self._known, ends, strict=True):
+                if at == end:
+                    known.pop()
             self._offset = end
-            return offset, end - offset, zero
+            return Piece(offset, end - offset, zeroes)
+
+    async def _extents(self, source: End, offset: int) -> list[Extent]:
+        left = source.size - offset
+        if left <= 0:
+            return [(offset, self._size - offset, EXTENT_ZERO)]
+        return await source.extents(offset, min(left, self._size - offset, _LOOK_AHEAD))
+
+    def stop(self) -> None:
+        """Hand out no further piece."""
+        self._stopped = True
 
 
 async def _for_all(plan: _Plan, work: Work, advance: Advance) -> None:
@@ -70,8 +99,8 @@ async def _for_all(plan: _Plan, work: Work, advance: Advance) -> None:
     async def worker() -> None:
         mine = bytearray(REQUEST), bytearray(REQUEST)
         while piece := await plan.next():
-            await work(mine, *piece)
-            advance(piece[1])
+            await work(mine, piece)
+            advance(piece.length)
 
     async with trio.open_nursery() as nursery:
         for _ in range(DEPTH):
@@ -86,7 +115,8 @@ async def copy(source: End, destination: End, advance: Advance) -> Totals:
     """
     totals = Totals()
 
-    async def work(buffers: Buffers, offset: int, length: int, zero: bool) -> None:
+    async def work(buffers: Buffers, piece: Piece) -> None:
+        offset, length, (zero,) = piece
         if not zero:
             data = memoryview(buffers[0])[:length]
             await source.read_into(data, offset)
@@ -98,24 +128,48 @@ async def copy(source: End, destination: End, advance: Advance) -> Totals:
             await destination.zero(offset, length, may_trim=True, patient=True)
             totals.zero += length
 
-    await _for_all(_Plan(source, ZERO_REQUEST), work, advance)
+    await _for_all(_Plan([source], source.size, ZERO_REQUEST), work, advance)
     await destination.flush()
     return totals
 
 
-async def compare(source: End, destination: End, advance: Advance) -> None:
-    """Read both Ends and compare. Raises IserblkError that names the first byte that differs."""
+async def verify(source: End, destination: End, advance: Advance) -> None:
+    """Read both Ends, up to the end of ``source``, and compare; what ``destination`` says of its
+    holes is not believed. Raises IserblkError that names the first byte that differs."""
+    first = await _difference(source, destination, _Plan([source], source.size, REQUEST), advance)
+    if first is not None:
+        raise IserblkError(f"verify: source and destination differ at byte {first}")
 
-    async def work(buffers: Buffers, offset: int, length: int, zero: bool) -> None:
-        ours, theirs = (memoryview(buffer)[:length] for buffer in buffers)
-        if zero:
-            ours[:] = _ZEROES[:length]
-        else:
-            await source.read_into(ours, offset)
-        await destination.read_into(theirs, offset)
+
+async def compare(one: End, other: End, advance: Advance) -> int | None:
+    """The offset of the first byte that differs, or None. The shorter of both counts as if zeroes
+    followed it. What both say to be zero is not read. Raises what the Ends raise."""
+    plan = _Plan([one, other], max(one.size, other.size), ZERO_REQUEST)
+    return await _difference(one, other, plan, advance)
+
+
+async def _difference(one: End, other: End, plan: _Plan, advance: Advance) -> int | None:
+    """``plan``: of both, or of ``one``; then all of ``other`` is read."""
+    found: list[int] = []
+
+    async def work(buffers: Buffers, piece: Piece) -> None:
+        offset, length, zeroes = piece
+        if len(zeroes) == 2 and all(zeroes):
+            return
+        views = []
+        for end, buffer, zero in zip((one, other), buffers, [*zeroes, False], strict=False):
+            view = memoryview(buffer)[:length]
+            if zero:
+                view[:] = _ZEROES[:length]
+            else:
+                await end.read_into(view, offset)
+            views.append(view)
+        ours, theirs = views
         # For bytes this is one memcmp; memoryviews would be compared element by element.
         if ours.tobytes() != theirs.tobytes():
             first = next(index for index in range(length) if ours[index] != theirs[index])
-            raise IserblkError(f"verify: source and destination differ at byte {offset + first}")
+            found.append(offset + first)
+            plan.stop()  # all pieces before this one were handed out: they may have another
 
-    await _for_all(_Plan(source, REQUEST), work, advance)
+    await _for_all(plan, work, advance)
+    return min(found, default=None)

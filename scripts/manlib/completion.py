@@ -49,7 +49,7 @@ def of_option(option: Option) -> Value:
 def of_arguments(command: Command) -> Value:
     """What any argument may be, whatever its place."""
     given = set(re.findall("[A-Za-z]+", " ".join(command.arguments)))
-    takes_url = bool(given & {"URL", "SRC", "DST"})
+    takes_url = bool(given & {"URL", "SRC", "DST", "A", "B"})
     kinds = {
         "portal": "PORTAL" in given,
         "url": takes_url,
@@ -58,7 +58,7 @@ def of_arguments(command: Command) -> Value:
         "attached": ("nbdX" in given and not takes_url) or "WHAT" in given,
         "mounted": ("MOUNTPOINT" in given and not takes_url) or "WHAT" in given,
         "directory": "MOUNTPOINT" in given and takes_url,
-        "file": bool(given & {"SRC", "DST", "FILE", "PATH"}),
+        "file": bool(given & {"SRC", "DST", "A", "B", "FILE", "PATH"}),
     }
     return Value(kinds=tuple(kind for kind, has in kinds.items() if has))
 

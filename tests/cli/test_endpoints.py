@@ -289,7 +289,7 @@ B1, B2 = "iser://b1/iqn.2026-11.example:a/1", "iser://b2/iqn.2026-11.example:a/1
     ],
 )
 def test_two_ends(places: list[str], source: int) -> None:
-    assert two_ends(places) == (places[:source], places[source:])
+    assert two_ends(places, "copy") == (places[:source], places[source:])
 
 
 @pytest.mark.parametrize(
@@ -305,4 +305,4 @@ def test_two_ends(places: list[str], source: int) -> None:
 )
 def test_what_are_no_two_ends(places: list[str], words: str) -> None:
     with pytest.raises(BadArgument, match=words):
-        two_ends(places)
+        two_ends(places, "copy")

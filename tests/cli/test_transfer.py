@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import trio
+import trio.testing
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -161,24 +162,64 @@ def test_any_layout(runs: list[tuple[bytes, int]], answer: int) -> None:
     totals, advanced = copied(source, destination)
     assert destination.data == source.data
     assert totals.data + totals.zero == advanced == source.size
-    trio.run(transfer.compare, source, destination, lambda _count: None)
+    trio.run(transfer.verify, source, destination, lambda _count: None)
 
 
 @pytest.mark.parametrize("place", [0, 1, MIB - 1, MIB, 3 * MIB + 4, 5 * MIB - 1])
 @pytest.mark.parametrize("flags", [EXTENT_DATA, EXTENT_HOLE | EXTENT_ZERO])
-def test_comparing_finds_one_wrong_byte(place: int, flags: int) -> None:
+def test_verifying_finds_one_wrong_byte(place: int, flags: int) -> None:
     source = MemoryEnd([(bytes(5 * MIB), flags)])
     destination = MemoryEnd([(bytes(6 * MIB), EXTENT_DATA)])
     destination.data[place] ^= 1
-    with pytest.raises(BaseExceptionGroup) as caught:
-        trio.run(transfer.compare, source, destination, lambda _count: None)
-    (error,) = caught.value.exceptions
-    assert isinstance(error, IserblkError)
-    assert str(error).endswith(f"differ at byte {place}")
+    with pytest.raises(IserblkError, match=rf"differ at byte {place}$"):
+        trio.run(transfer.verify, source, destination, lambda _count: None)
 
 
-def test_behind_the_source_nothing_is_compared() -> None:
+def test_behind_the_source_nothing_is_verified() -> None:
     source = MemoryEnd([(b"abc", EXTENT_DATA)])
     destination = MemoryEnd([(b"abcd", EXTENT_DATA)])
-    trio.run(transfer.compare, source, destination, lambda _count: None)
+    trio.run(transfer.verify, source, destination, lambda _count: None)
     assert destination.reads == [(0, 3)]
+
+
+def difference(one: MemoryEnd, other: MemoryEnd) -> int | None:
+    return trio.run(transfer.compare, one, other, lambda _count: None)
+
+
+@given(st.lists(PIECES, max_size=6), st.lists(PIECES, max_size=6), st.integers(1, 3))
+def test_comparing_any_two(
+    runs: list[tuple[bytes, int]], others: list[tuple[bytes, int]], answer: int
+) -> None:
+    one, other = MemoryEnd(runs, answer), MemoryEnd(others, answer)
+    size = max(one.size, other.size)
+    ours, theirs = bytes(one.data).ljust(size, b"\0"), bytes(other.data).ljust(size, b"\0")
+    expected = None
+    if ours != theirs:
+        expected = next(at for at in range(size) if ours[at] != theirs[at])
+    assert difference(one, other) == difference(other, one) == expected
+
+
+def test_of_several_differences_the_first_counts() -> None:
+    """The piece that has it ends last."""
+
+    class Slow(MemoryEnd):
+        async def read_into(self, buffer: memoryview, offset: int) -> None:
+            if not offset:
+                await trio.testing.wait_all_tasks_blocked()
+            await super().read_into(buffer, offset)
+
+    data = bytearray(b"b" * (40 * MIB))
+    one = MemoryEnd([(bytes(data), EXTENT_DATA)])
+    for at in (17, 3 * MIB, 30 * MIB):
+        data[at] = 0
+    other = Slow([(bytes(data), EXTENT_DATA)])
+    assert difference(one, other) == 17
+    assert len(one.reads) < 40, "behind a difference no more is read than has begun"
+
+
+def test_holes_of_both_are_not_read() -> None:
+    hole = (bytes(70 * MIB), EXTENT_HOLE | EXTENT_ZERO)
+    one = MemoryEnd([(b"a" * MIB, EXTENT_DATA), hole])
+    other = MemoryEnd([(b"a" * MIB, EXTENT_DATA), hole, (bytes(MIB), EXTENT_DATA)])
+    assert difference(one, other) is None
+    assert one.reads == [(0, MIB)] and sorted(other.reads) == [(0, MIB), (71 * MIB, MIB)]
