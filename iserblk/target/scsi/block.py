@@ -15,7 +15,7 @@ from iserblk.scsi import status as sam
 from iserblk.scsi.cdb import BYTCHK, DISABLE_WRITE, FUA, RW6, RW10, RW12, RW16
 from iserblk.target.scsi.ended import CheckCondition, invalid_field
 from iserblk.target.scsi.task import DeviceTask, check_wanted, nothing
-from iserblk.target.scsi.unit import MAX_PREFETCH, LogicalUnit
+from iserblk.target.scsi.unit import MAX_PREFETCH, MAX_VERIFY, LogicalUnit
 from iserblk.target.seam import BIDIRECTIONAL, DATA_IN, DATA_OUT, NO_DATA
 from iserblk.target.store.status import StatusError
 from iserblk.target.store.store import Ended, LoopStore
@@ -274,6 +274,9 @@ def _begin_verify(task: DeviceTask, unit: LogicalUnit, flags: int, lba: int, blo
         task.length = task.extent
         task.execute = _verify_compare
     else:
+        # A LUN has few threads. Commands of 2 TiB would keep out for hours what waits for one.
+        if task.extent > MAX_VERIFY:
+            raise too_long(task)
         task.execute = _verify_medium
 
 
@@ -315,11 +318,16 @@ def _verify_medium(task: DeviceTask, buffer: memoryview, nowait: bool) -> bool:
 
 
 def _verify_compare(task: DeviceTask, buffer: memoryview, nowait: bool) -> bool:
-    stored = memoryview(bytearray(task.extent))
-    _read_stored(task, stored, task.offset)
-    at = _first_difference(stored, buffer)
-    if at >= 0:
-        raise _miscompare(at)
+    # In steps: this memory is in no account.
+    scratch = memoryview(bytearray(min(_VERIFY_STEP, task.extent)))
+    for begin in range(0, task.extent, _VERIFY_STEP):
+        check_wanted(task)
+        data = buffer[begin : min(begin + _VERIFY_STEP, task.extent)]
+        stored = scratch[: len(data)]
+        _read_stored(task, stored, task.offset + begin)
+        at = _first_difference(stored, data)
+        if at >= 0:
+            raise _miscompare(begin + at)
     return True
 
 

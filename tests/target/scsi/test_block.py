@@ -249,6 +249,43 @@ def test_verify(client: Client, store: FakeStore, block: int, build: object) -> 
     assert client.code(cdb.compare_and_write(0, 1), bytes(2 * block)) == unread
 
 
+@pytest.mark.parametrize("wrong", [None, 0, (1 << 20) - 1, 1 << 20, (5 << 19) - 1])
+def test_verify_compares_in_steps(wrong: int | None) -> None:
+    """No more of the medium is in memory, beside the data in the buffer, than 1 MiB."""
+    size = 5 << 19
+    store = FakeStore(size)
+    store.content[:] = os.urandom(size)
+    reads: list[int] = []
+    read_into = store.read_into
+
+    def noted(buffer: memoryview, offset: int, nowait: bool) -> bool:
+        reads.append(len(buffer))
+        return read_into(buffer, offset, nowait)
+
+    store.read_into = noted  # type: ignore[method-assign]
+    unit = LogicalUnit(store, serial="S", block=512)
+    client = Client(DeviceServer({0: unit}, IQN))
+    data = bytearray(store.content)
+    if wrong is not None:
+        data[wrong] ^= 1
+    answer = client.run(cdb.verify16(0, size // 512, cdb.BYTCHK), bytes(data))
+    if wrong is None:
+        assert answer.code == GOOD and sum(reads) == size
+    else:
+        assert (answer.code, answer.sense.information) == (MISCOMPARE, wrong)
+    assert max(reads) == 1 << 20
+
+
+def test_one_verify_reads_2_gib_at_most() -> None:
+    """So that those that wait for a thread of the LUN get one, whatever others verify."""
+    store = FakeStore(1 << 20)
+    store.size = 1 << 40
+    client = Client(DeviceServer({0: LogicalUnit(store, serial="S", block=512)}, IQN))
+    most = (2 << 30) // 512
+    assert not client.server.begin(client.nexus, 0, cdb.verify16(0, most)).status
+    assert client.code(cdb.verify16(0, most + 1)) == INVALID_FIELD
+
+
 def changed_opcode(command: bytes, opcode: int) -> bytes:
     return bytes((opcode,)) + command[1:]
 
