@@ -2,14 +2,17 @@
 
     /usr/bin/python3 scripts/deb_environment.py --output DIR
 
-debian/rules runs this, at the top of the tree. pip compiles a wheel of the tree and installs it,
-with the extra ``fuse``, into DIR/environment, which sees the distribution's packages of Python. So
-pip itself decides: what the distribution has in a version that pyproject.toml allows is taken from
-there; what it lacks, or has in an older version, comes from the package index, as do the tools that
-compile. Then, below DIR:
+debian/rules runs this, at the top of the tree. iserblk is compiled, and installed into
+DIR/environment, which sees the distribution's packages of Python. What the distribution has in a
+version that pyproject.toml allows is taken from there; what it lacks, or has in an older version,
+comes from the package index: in the version, and with one of the hashes, that debian/pins/run.txt
+has for it. So do the tools that compile, from debian/pins/build.txt. pip chooses nothing, and
+refuses a file with another hash. scripts/pins writes the pins. Then, below DIR:
 
     tree/usr/lib/iserblk    the environment as it is installed, with what came from the index alone
     bundled.txt             these packages, with their versions and licences
+    sbom.cdx.json           the same as a bill of materials (CycloneDX), with the hashes of the
+                            files that were taken from the index
     substvars               iserblk:Depends=, the distribution's packages that are used
 
 Needs only the standard library, and in the environment pip and Debian's python3-packaging.
@@ -18,7 +21,9 @@ Needs only the standard library, and in the environment pip and Debian's python3
 from __future__ import annotations
 
 import argparse
+import hashlib
 import importlib.metadata
+import json
 import os
 import re
 import runpy
@@ -26,14 +31,18 @@ import shutil
 import subprocess
 import sys
 import sysconfig
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from importlib.metadata import Distribution
 from pathlib import Path
+from typing import Any
+
+import sbom
 
 TOP = Path(__file__).resolve().parent.parent
 HOME = Path("usr/lib/iserblk")
 DISTRIBUTIONS = Path("/usr/lib/python3/dist-packages")
 EXTRA = "fuse"
+PINS = TOP / "debian" / "pins"
 # Of iserblk beside the data path. Without them it works, too, more slowly or without RDMA devices.
 COMPILED = ("_crc", "disk.durability._copies", "rcap.verbs._gaps", "sockets._syscalls")
 # Of a package's metadata, what says where and how it was built.
@@ -41,6 +50,7 @@ _UNWANTED = {"INSTALLER", "RECORD", "REQUESTED", "direct_url.json"}
 _REQUIREMENT = re.compile(
     r"([A-Za-z0-9][A-Za-z0-9._-]*)\s*(?:\[[^]]*\])?\s*\(?([<>=!~][^;)]*|)\)?\s*(?:;\s*(.*))?"
 )
+_PIP = ("-m", "pip", "--no-cache-dir", "--disable-pip-version-check")
 _FLOOR = re.compile(r">=\s*([0-9][0-9.]*)")
 
 
@@ -91,6 +101,37 @@ def used(name: str) -> Iterator[tuple[Distribution, str]]:
                 waiting.append((needed, at_least))
     for each, distribution in found.items():
         yield distribution, floors[each]
+
+
+def lacking(name: str) -> list[tuple[str, str]]:
+    """What ``name`` needs, directly or not, that is not here in a version that is allowed: names,
+    each with the versions that are. What the system's packages need is its package manager's
+    matter."""
+    from packaging.requirements import Requirement  # noqa: PLC0415 (as above)
+
+    found: dict[str, str] = {}
+    seen: set[str] = set()
+    waiting = [name]
+    while waiting:
+        each = waiting.pop(0)
+        seen.add(each)
+        for text in importlib.metadata.distribution(each).requires or []:
+            requirement = Requirement(text)
+            marker = requirement.marker
+            ours = each == name
+            if marker and not marker.evaluate({"extra": EXTRA if ours else ""}):
+                continue
+            needed = canonical(requirement.name)
+            try:
+                distribution = importlib.metadata.distribution(needed)
+            except importlib.metadata.PackageNotFoundError:
+                found[needed] = str(requirement.specifier)
+                continue
+            if not requirement.specifier.contains(distribution.version, prereleases=True):
+                found[needed] = str(requirement.specifier)
+            elif place_of(distribution) != DISTRIBUTIONS and needed not in seen:
+                waiting.append(needed)
+    return sorted(found.items())
 
 
 def _numbers(version: str) -> list[int]:
@@ -158,6 +199,33 @@ def licence_of(distribution: Distribution) -> str:
     return ", ".join(names) or "see its metadata"
 
 
+def bill(bundled: list[Distribution], archives: Path) -> dict[str, Any]:
+    """The bill of materials of iserblk, the first, and what is bundled with it. ``archives``: the
+    directory with the files that these were taken from. Raises SystemExit: one has none there."""
+    ours, *others = bundled
+    files = {}
+    for path in archives.iterdir():
+        name, version = re.sub(r"\.(tar\.gz|zip)$", "", path.name).rpartition("-")[::2]
+        if path.suffix == ".whl":
+            name, version = path.name.split("-")[:2]
+        files[canonical(name), version] = hashlib.sha256(path.read_bytes()).hexdigest()
+    main = sbom.ourselves(ours.version)
+    parts = {}
+    for each in others:
+        key = canonical(each.metadata["Name"])
+        if (key, each.version) not in files:
+            raise SystemExit(f"deb_environment: {key} {each.version} was not taken from {archives}")
+        parts[key] = sbom.of_python(each.metadata, files[key, each.version])
+    refs = {key: part["bom-ref"] for key, part in parts.items()}
+    needs = {}
+    for each in bundled:
+        wanted = (parse(text) for text in each.requires or [])
+        needs[refs.get(canonical(each.metadata["Name"]), main["bom-ref"])] = [
+            refs[name] for name, _, marker in wanted if name in refs and _holds(marker)
+        ]
+    return sbom.document(main, parts.values(), needs)
+
+
 def copy(distribution: Distribution, purelib: Path) -> None:
     """The files of a distribution below ``purelib``: no programs, no tests, no bytecode."""
     for file in distribution.files or []:
@@ -194,6 +262,10 @@ def install(output: Path) -> None:
         "Packages of Python in /usr/lib/iserblk, with their licences; the texts are beside them:\n"
         + "".join(f"{line}\n" for line in sorted(lines[1:], key=str.lower))
     )
+    made = bill(bundled, output / "archives")
+    if faults := sbom.differences(made, inner):
+        raise SystemExit(f"deb_environment: the bill of materials is wrong: {'; '.join(faults)}")
+    (output / "sbom.cdx.json").write_text(sbom.text(made))
     depends = ", ".join(dependencies(system))
     (output / "substvars").write_text(f"iserblk:Depends={depends}\n")
     say(f"bundled: {', '.join(sorted(lines, key=str.lower))}")
@@ -203,10 +275,57 @@ def install(output: Path) -> None:
 # --- outside --------------------------------------------------------------------------------------
 
 
+def pins(path: Path) -> dict[str, str]:
+    """The pins in a file that scripts/pins has written: name → its lines. Raises SystemExit: one
+    has no hash, or is not pinned to a version."""
+    found: dict[str, str] = {}
+    name = ""
+    for line in path.read_text("utf-8").splitlines():
+        if line.startswith(("#", "    #")) or not line.strip():
+            continue
+        if not line.startswith(" "):
+            name, equals, _ = line.partition("==")
+            if not equals:
+                raise SystemExit(f"deb_environment: {path.name}: no version: {line}")
+            found[name] = ""
+        found[name] += f"{line}\n"
+    for name, lines in found.items():
+        if "--hash=sha256:" not in lines:
+            raise SystemExit(f"deb_environment: {path.name}: {name} has no hash")
+        found[name] = lines.rstrip("\\\n") + "\n"
+    return found
+
+
+class Index:
+    """What comes from the package index: by the pins alone. ``tools``: a Python whose environment
+    has what compiles; ``run`` runs a command."""
+
+    def __init__(self, tools: Path, output: Path, run: Callable[..., None]) -> None:
+        self._pip = (tools, *_PIP)
+        self._run = run
+        self.archives, self.wheels = output / "archives", output / "wheels"
+        self._wanted = output / "wanted.txt"
+
+    def fetch(self, lines: Iterable[str]) -> None:
+        """Put files with these pins into ``archives``, and a wheel of each into ``wheels``. Raises
+        CalledProcessError: there is none, or its hash is another."""
+        self._wanted.write_text("".join(lines))
+        new = self.archives.with_name("new")
+        shutil.rmtree(new, ignore_errors=True)
+        self._run(*self._pip, "download", "--no-deps", "--require-hashes", "--no-build-isolation",
+                  "--dest", new, "--requirement", self._wanted)  # fmt: skip
+        for archive in sorted(new.iterdir()):
+            self._run(*self._pip, "wheel", "--no-deps", "--no-index", "--no-build-isolation",
+                      "--wheel-dir", self.wheels, archive)  # fmt: skip
+            self.archives.mkdir(exist_ok=True)
+            archive.rename(self.archives / archive.name)
+        new.rmdir()
+
+
 def make(output: Path) -> None:
     """Make the environment, compile and install into it, and have it write the rest."""
-    environment, wheels = output / "environment", output / "wheels"
-    for path in (environment, wheels):
+    environment, tools = output / "environment", output / "tools"
+    for path in (environment, tools, *(output / name for name in ("wheels", "archives"))):
         shutil.rmtree(path, ignore_errors=True)
     clean = {name: value for name, value in os.environ.items() if not name.startswith("ISERBLK_")}
     clean.pop("PYTHONPATH", None)
@@ -215,13 +334,33 @@ def make(output: Path) -> None:
     def run(*words: str | Path) -> None:
         subprocess.run(words, env=clean, check=True)
 
-    python = environment / "bin" / "python3"
-    run("/usr/bin/python3", "-m", "venv", "--system-site-packages", environment)
-    pip = (python, "-m", "pip", "--no-cache-dir", "--disable-pip-version-check")
+    compiler, python = tools / "bin" / "python3", environment / "bin" / "python3"
+    run("/usr/bin/python3", "-m", "venv", tools)
+    run(compiler, *_PIP, "install", "--no-deps", "--require-hashes", "--only-binary", ":all:",
+        "--requirement", PINS / "build.txt")  # fmt: skip
+    index = Index(compiler, output, run)
     say("compiling")
-    run(*pip, "wheel", "--no-deps", "--wheel-dir", wheels, TOP)
-    (wheel,) = wheels.glob("iserblk-*.whl")
-    run(*pip, "install", "--no-compile", f"{wheel}[{EXTRA}]")
+    run(compiler, *_PIP, "wheel", "--no-deps", "--no-index", "--no-build-isolation", "--wheel-dir",
+        index.wheels, TOP)  # fmt: skip
+    run("/usr/bin/python3", "-m", "venv", "--system-site-packages", environment)
+    pinned, fetched = pins(PINS / "run.txt"), set[str]()
+    while True:
+        run(python, *_PIP, "install", "--no-deps", "--no-index", "--no-compile",
+            *sorted(index.wheels.iterdir()))  # fmt: skip
+        said = subprocess.run(
+            [python, Path(__file__), "--output", output, "--lacking"],
+            env=clean, check=True, stdout=subprocess.PIPE, text=True,
+        )  # fmt: skip
+        wanted = dict(json.loads(said.stdout))
+        if not wanted:
+            break
+        for name, allowed in wanted.items():
+            if name in fetched or name not in pinned:
+                raise SystemExit(
+                    f"deb_environment: debian/pins/run.txt has no {name}{allowed}: run scripts/pins"
+                )
+        index.fetch(pinned[name] for name in wanted)
+        fetched |= set(wanted)
     forms = runpy.run_path(str(TOP / "iserblk" / "forms.py"))
     modules = [f"iserblk.{name}" for name in COMPILED if name != "rcap.verbs._gaps"]
     check = f"import {', '.join((*forms['MODULES'], *modules))}; import iserblk.forms as forms\n"
@@ -236,9 +375,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--output", type=Path, required=True)
     parser.add_argument("--within", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--lacking", action="store_true", help=argparse.SUPPRESS)
     given = parser.parse_args()
     output: Path = given.output.absolute()
     output.mkdir(parents=True, exist_ok=True)
+    if given.lacking:
+        print(json.dumps(lacking("iserblk")))
+        return
     if given.within:
         install(output)
         return

@@ -3,12 +3,14 @@ tests/packaging/test_image.py. And the first process of a container."""
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
 from pathlib import Path
 
 import pytest
+import sbom
 
 from iserblk import __version__
 from tests.support.podman import USER
@@ -22,7 +24,7 @@ echo "mmdebstrap $*" >>"$CALLS"
 for word; do before=$target target=$sources sources=$word; done
 cp "$sources" "$CALLS.sources"
 cp "$(sed -n 's/.*copy:\\(.*\\) .*/\\1/p' "$sources")/Packages" "$CALLS.packages"
-echo root >"$target"
+tar --create --file "$target" --directory "$ROOT" .
 """
 BUILDAH = """#!/bin/sh
 echo "buildah $*" >>"$CALLS"
@@ -40,6 +42,13 @@ echo "podman $*" >>"$CALLS"
 TINI = """#!/bin/sh
 for word; do printf '%s\\n' "$word"; done
 """
+STATUS = """\
+Package: iserblk
+Status: install ok installed
+Architecture: amd64
+Version: 0.1.0+deb13
+"""
+OURS, THEIRS = sbom.ourselves("0.1.0"), sbom.component("trio", "0.30", purl="pkg:pypi/trio@0.30")
 
 
 class Image:
@@ -55,7 +64,14 @@ class Image:
             (programs / name).write_text(text)
             (programs / name).chmod(0o755)
         self._calls = directory / "calls"
+        root = directory / "root"
+        for name, text in (
+            ("var/lib/dpkg/status", STATUS), (sbom.PLACE, sbom.text(sbom.document(OURS, [THEIRS]))),
+        ):  # fmt: skip
+            (root / name).parent.mkdir(parents=True)
+            (root / name).write_text(text)
         self._environment = {
+            "ROOT": str(root),
             **os.environ,
             "PATH": f"{programs}:{os.environ['PATH']}",
             "CALLS": str(self._calls),
@@ -107,7 +123,10 @@ def package(directory: Path, name: str = "iserblk", architecture: str = "all") -
 def test_what_it_builds(image: Image, tmp_path: Path) -> None:
     done = image.run("--output", tmp_path / "dist", "--package", package(tmp_path), "--load")
     assert (done.returncode, done.stdout) == (0, ""), done.stderr
-    (archive,) = (tmp_path / "dist").iterdir()
+    bill, archive = sorted((tmp_path / "dist").iterdir())
+    assert bill.name == archive.name.removesuffix(".oci.tar") + ".cdx.json"
+    purls = [part["purl"] for part in json.loads(bill.read_text())["components"]]
+    assert purls == ["pkg:deb/debian/iserblk@0.1.0%2Bdeb13?arch=amd64", "pkg:pypi/trio@0.30"]
     name = "localhost/iserblk:0.1.0"
     assert archive.name.startswith("iserblk-0.1.0-") and archive.name.endswith(".oci.tar")
     assert f"built {archive}: {name}," in done.stderr

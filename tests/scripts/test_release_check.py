@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import shutil
 import subprocess
 import tarfile
@@ -262,4 +263,6 @@ def test_release_makes_wheels_that_carry_data(tmp_path: Path) -> None:
     python = shutil.which("python3", path="/usr/bin")
     done = release("--output", tmp_path, "--url", URL, "--python", python)
     assert done.returncode == 0, done.stderr
-    assert sorted(path.suffix for path in tmp_path.iterdir()) == [".gz", ".whl"]
+    assert sorted(path.suffix for path in tmp_path.iterdir()) == [".gz", ".json", ".whl"]
+    (bill,) = tmp_path.glob("*.whl.cdx.json")
+    assert [part["name"] for part in json.loads(bill.read_text())["components"]] == ["isa-l"]

@@ -18,6 +18,7 @@ from tests.support.target import ROOT
 SCRIPTS = (
     *("setup", "test", "demo", "distros", "release", "deb", "image", "sanitize", "manpages"),
     "mutations",
+    "pins",
 )
 
 
