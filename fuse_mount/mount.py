@@ -29,6 +29,7 @@ from fuse_mount.options import MountOptions, parse_options
 from iserblk.background import log_to_syslog, release_streams
 from iserblk.errors import BadArgument, IserblkError, NotSupported
 from iserblk.installation import HERE, no_pyfuse3
+from iserblk.limited_log import limited_lines, tell_left_out
 from iserblk.metrics.address import default_option
 from iserblk.named.resolving import resolve
 from iserblk.url import is_url, parse_url
@@ -54,6 +55,7 @@ _MAX_BACKGROUND = 64
 _REFUSED = "fuse_reply_* failed"
 
 _UNMOUNT_TIMEOUT_S = 120.0
+_TELL_S = 60.0  # between two looks at what was left out of the log
 
 
 def mount_foreground(
@@ -240,8 +242,10 @@ async def _serve(
                 _raise_background_limit(mountpoint)
                 mounted = True
                 ready()
-                await pyfuse3.main(_MIN_TASKS, _MAX_TASKS)
-                failed = await files.flush_all()
+                with limited_lines():  # behind ``ready``, which says where the log is
+                    nursery.start_soon(_tell_left_out)
+                    await pyfuse3.main(_MIN_TASKS, _MAX_TASKS)
+                    failed = await files.flush_all()
             finally:
                 closed = True
                 pyfuse3.close(unmount=True)
@@ -249,6 +253,15 @@ async def _serve(
     if failed:
         raise MountFailed(f"{mountpoint}: data may be lost: {'; '.join(failed)}")
     return early
+
+
+async def _tell_left_out() -> None:
+    """See ``iserblk.limited_log``."""
+    import trio  # noqa: PLC0415 - see ``_serve``
+
+    while True:
+        await trio.sleep(_TELL_S)
+        tell_left_out()
 
 
 def is_of_use(record: logging.LogRecord) -> bool:

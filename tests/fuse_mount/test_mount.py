@@ -21,6 +21,7 @@ from typing import Any
 import pytest
 
 from fuse_mount import mount
+from iserblk.limited_log import BURST
 from tests.support import forking
 from tests.support.forking import Forked
 from tests.support.until import until_blocking
@@ -120,6 +121,19 @@ def test_data_and_fsync(mounts: Mounts) -> None:
         file.seek(100)
         assert file.read(len(data)) == data
     assert mounts.log().count("lun0 flush") == 1  # close(2) does not flush
+
+
+def test_a_target_that_fails_each_request_does_not_fill_the_log(mounts: Mounts) -> None:
+    server = mounts.start(read="CommandTimeout")
+    with open(mounts.place / "lun0", "rb", buffering=0) as file:
+        for number in range(100):
+            with pytest.raises(OSError):
+                os.pread(file.fileno(), 512, number * 65536)
+    server.terminate()
+    _, said = ended(server)
+    lines = said.splitlines()
+    assert BURST < len(lines) < 2 * BURST
+    assert "more lines like this one are left out" in lines[-1]
 
 
 def test_a_request_of_1_mib_arrives_whole(mounts: Mounts) -> None:
