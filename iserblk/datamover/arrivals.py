@@ -15,7 +15,9 @@ MOST_PDUS: Final = 1024  # that wait for a lost one
 MOST_BYTES: Final = 4 << 20  # of them
 MOST_ASKED: Final = 16  # how often the same is asked for
 MOST_DAMAGED: Final = 64  # Data-In of one task, after the first: then its data does not come
-MOST_RUNS: Final = 4096  # of one task that are missing at once
+# Of one task that are missing at once. All are gone through for each PDU: with 4,096 a target
+# could keep one turn of the event loop for 0.7 s.
+MOST_RUNS: Final = 256
 PATIENCE: Final = 2  # ticks, after which it is asked for again
 _DOUBLINGS: Final = 3  # of that, for what may not be missing
 _MASK: Final = 0xFFFFFFFF

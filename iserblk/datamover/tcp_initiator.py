@@ -50,7 +50,7 @@ from iserblk.iscsi.keys import SessionParameters
 STATUS_FLAG: Final = 0x01  # S bit of a Data-In: it carries the status
 ACKNOWLEDGE_FLAG: Final = 0x40  # A bit of a Data-In
 _AT_ONCE: Final = 64  # Data-Outs of one sequence that are made; the others when these have left
-_MOST_SNACKS: Final = 2 * MOST_RUNS  # that have not left
+_MOST_SNACKS: Final = 32 * MOST_RUNS  # of all tasks, that have not left
 _MOST_RECOVERIES: Final = 8  # R2Ts beyond MaxOutstandingR2T, at ErrorRecoveryLevel 1 or more
 
 # A Data-In: DataSegmentLength, ITT, DataSN, Buffer Offset.

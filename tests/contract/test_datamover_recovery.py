@@ -359,7 +359,7 @@ def test_a_target_that_takes_no_snack(ends: LossyEnds) -> None:
     ends.read(0, 100)
     ends.up_wire.send = lambda *_: -1  # type: ignore[method-assign]
     with pytest.raises(RemoteProtocolError, match="does not take our SNACKs"):
-        for number in range(3 * arrivals.MOST_RUNS):
+        for number in range(33 * arrivals.MOST_RUNS):
             _tell(ends, _data_in(number, flags=0x40))
             ends.initiator.progress(0.0)
 
@@ -367,11 +367,11 @@ def test_a_target_that_takes_no_snack(ends: LossyEnds) -> None:
 def test_snacks_that_leave_are_not_counted(ends: LossyEnds) -> None:
     ends.read(0, 100)
     ends.up_wire.fate = lambda _: DROP
-    for number in range(3 * arrivals.MOST_RUNS):
+    for number in range(33 * arrivals.MOST_RUNS):
         _tell(ends, _data_in(number, flags=0x40))
         ends.initiator.progress(0.0)
         ends.initiator.flush()
-    assert len(ends.snacks()) == 3 * arrivals.MOST_RUNS
+    assert len(ends.snacks()) == 33 * arrivals.MOST_RUNS
 
 
 # -- acknowledgements ------------------------------------------------------------------------------
