@@ -33,6 +33,7 @@ _SCRATCH: Final = 65536
 _MOST_BUFFERS: Final = 256  # of one send
 # PDUs of one turn: with short segments they cost more than the sending of their bytes.
 _MOST_SENT: Final = 1024
+_MOST_BYTES_SENT: Final = 8 << 20  # in one turn
 _MOST_BYTES: Final = 1 << 20
 _MOST_RECEIVED: Final = 1 << 20  # by one call
 _MOST_ORPHANS: Final = 1 << 12  # PDUs without an owner that wait: commands, of 1,024 slots
@@ -427,6 +428,7 @@ class PduSender:
         again after it has released the lock."""
         wire, queued = self._wire, self.queued
         sent = 0
+        end = _MOST_BYTES_SENT
         self._sending = True
         try:
             while True:
@@ -436,7 +438,7 @@ class PduSender:
                     self.blocked = False
                     self._copied = 0
                     return
-                if sent > _MOST_SENT:
+                if sent > _MOST_SENT or end <= 0:
                     self.blocked = True  # the socket takes more, which its descriptor shows
                     return
                 buffers: list[bytes | memoryview] = []
@@ -452,6 +454,7 @@ class PduSender:
                     self._count_orphans()
                     return
                 sent += self._took(left)
+                end -= left
         except TransportError:
             wire.clear()  # none of it will leave; let go of the memory of all owners
             raise

@@ -243,6 +243,23 @@ def test_disown_copies_what_has_to_leave(room: int) -> None:
     assert bytes(stream.out) == bhs_of(1, 7) + b"abcdefg\0"
 
 
+def test_one_turn_sends_no_more_than_its_share() -> None:
+    """A peer that takes all at once does not keep the event loop: the rest leaves in later turns,
+    for which the socket is writable."""
+    stream = Stream()
+    tx = PduSender(stream)
+    source = memoryview(bytes(range(256)) * 4096)
+    for _ in range(24):
+        tx.queued.append(tx.frame(bhs_of(1, len(source)), source, source))
+    turns = 0
+    tx.flush()
+    while tx.blocked:
+        assert len(stream.out) <= (turns + 1) * (10 << 20)
+        turns += 1
+        tx.resume()
+    assert turns == 2 and bytes(stream.out) == (bhs_of(1, len(source)) + bytes(source)) * 24
+
+
 def test_flush_while_another_thread_sends() -> None:
     """``flush`` sends nothing then: the thread that is sending takes the queued PDUs as well."""
     stream = Stream(room=0)

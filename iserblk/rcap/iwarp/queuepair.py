@@ -43,6 +43,9 @@ LARGE_READ: Final = 16 * 1024
 EMSS_PERIOD: Final = 65536  # bytes sent after which the LLP's segment size is looked up again
 TRIM_S: Final = 10.0  # staging that was not in use for so long gives its memory back
 SMALL_HEADERS: Final = 8192  # bytes of header slots that are allocated at once
+# Bytes that are sent in one turn: a peer that takes all at once, and has asked for much (IRD Reads
+# of a MiB each), does not keep the event loop from others.
+TURN_BYTES: Final = 8 << 20
 MOST_REQUESTS: Final = 1 << 16  # that wait: far more than the tasks of a connection have
 INLINE_SIZE: Final = 16384  # a copy of 1 µs saves a round trip: two thirds more 16 KiB writes
 
@@ -219,7 +222,7 @@ class IwarpQueuePair:
             tx = self._tx
             if self._has_failed():
                 self._end()
-            elif tx.batch or tx.requests or self._rx.responses:
+            elif tx.batch or tx.requests or self._rx.responses or self._blocked:
                 self._flush()
         completions = self._rx.completions
         if completions:
@@ -354,8 +357,10 @@ class IwarpQueuePair:
                 self._tx_lock.release()
 
     def _push(self) -> None:
-        """Give batches to the kernel until it takes no more or none is left. Send lock held."""
+        """Give batches to the kernel until it takes no more or none is left, TURN_BYTES at most.
+        Send lock held."""
         tx, wire = self._tx, self._wire
+        end = TURN_BYTES
         try:
             while tx.build():
                 count = wire.send(tx.batch, tx.batch_left)
@@ -368,6 +373,10 @@ class IwarpQueuePair:
                 self._since_emss += count
                 if self._since_emss >= EMSS_PERIOD and not self._emss_fixed:
                     self._follow_emss()
+                end -= count
+                if end <= 0:  # the socket is writable at once: then comes the next turn
+                    self._blocked = True
+                    return
             self._blocked = False
         except OSError as error:
             self._give_up(f"the connection broke: {error.strerror}")

@@ -15,9 +15,9 @@ from iserblk.errors import ConnectionLost, LocalProtocolError, RemoteProtocolErr
 from iserblk.rcap import seam
 from iserblk.rcap.iwarp import ddp, mpa
 from iserblk.rcap.iwarp.llp import MpaLlp
-from iserblk.rcap.iwarp.queuepair import MOST_REQUESTS, IwarpQueuePair
+from iserblk.rcap.iwarp.queuepair import MOST_REQUESTS, TURN_BYTES, IwarpQueuePair
 from iserblk.rcap.iwarp.transmit import SendCore
-from iserblk.sockets.wire import SocketWire
+from iserblk.sockets.wire import WOULD_BLOCK, SocketWire
 from tests.rcap.fpdu import Fpdu, decode_fpdu
 from tests.rcap.wire import (
     PATIENCE_S,
@@ -281,6 +281,43 @@ def test_requests_that_no_peer_takes_have_a_bound(benches: list[Bench]) -> None:
     with pytest.raises(ConnectionLost, match="takes nothing"):
         bench.pair.post([request])
     assert isinstance(bench.run_until_error(), ConnectionLost)
+
+
+class Swallow:
+    """A Wire that takes all at once."""
+
+    def __init__(self) -> None:
+        self.taken = 0
+
+    def send(self, _buffers: list[bytes | memoryview], size: int) -> int:
+        self.taken += size
+        return size
+
+    def receive(self, _buffers: list[memoryview]) -> int:
+        return WOULD_BLOCK
+
+
+def test_one_turn_sends_no_more_than_its_share() -> None:
+    """A peer that takes all at once does not keep the event loop: the rest leaves in later turns,
+    for which the socket is writable."""
+    mine, wire = connected_sockets()
+    lower = MpaLlp(mine, parameters(crc=False))
+    swallow = Swallow()
+    lower.wire = swallow  # type: ignore[assignment]
+    pair = IwarpQueuePair(mine, parameters(crc=False), initiator=True, llp=lower)
+    size = 32 << 20
+    request = rdma_request(seam.RDMA_WRITE, pattern(size), 1, 0, "sent")
+    request.signaled = True
+    pair.post([request])
+    turns, completions = 1, []
+    while pair.wants_write():
+        assert swallow.taken <= turns * (TURN_BYTES + (2 << 20))
+        completions += pair.progress(0.0)
+        turns += 1
+    assert swallow.taken >= size and 2 < turns <= 4
+    assert [each.token for each in completions + pair.progress(0.0)] == ["sent"]
+    pair.close()
+    wire.close()
 
 
 # --- memory and threads ---
