@@ -34,6 +34,7 @@ from iserblk.url import is_url
 
 log = logging.getLogger(__name__)
 
+_NAMES = ("iqn.", "eui.", "naa.")  # of targets
 _NOTHING = "no LUN is in use here by attach, mount or nbd, and no target serves"
 
 
@@ -130,7 +131,7 @@ def _find(what: str) -> tuple[str, Address]:
     if "/" in what:
         if Path(path).is_socket():
             return path, Path(path)
-    elif ":" in what:
+    elif ":" in what and not what.startswith(_NAMES):
         return what, parse_address(what, "stats")
     raise BadArgument(
         f"{what}: no metrics are served for that; `iserblk stats` lists what is in use here, and "

@@ -257,6 +257,7 @@ def test_one_that_was_killed_is_not_listed(
 def test_wrong_arguments(disk: BlockingDisk, place: Path, tmp_path: Path) -> None:
     assert "no metrics are served for that" in bad(7, "stats", "/dev/nbd99")
     assert "no metrics are served for that" in bad(7, "stats", tmp_path)
+    assert "no metrics are served for that" in bad(7, "stats", "iqn.2026-11.example:nothing")
     assert "loopback interface only" in bad(7, "stats", "192.0.2.1:9100")
     assert "--interval" in bad(7, "stats", place, "--json", "--interval", "2")
     assert "--interval" in bad(7, "stats", place, "--interval", "0")

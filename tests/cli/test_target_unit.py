@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from iserblk.metrics.address import UNITS
 from tests.cli.commands import good, good_json
 from tests.support.nbdkit import need
 from tests.support.target import END_S, IQN, ROOT
@@ -60,6 +61,10 @@ def test_the_unit(unit: Path, tmp_path: Path) -> None:
         process.send_signal(signal.SIGTERM)
         assert process.wait(END_S) == int(reload.setting("SuccessExitStatus"))
     assert (tmp_path / "zero").read_bytes() == b"\x11" * (1 << 20)
+
+
+def test_its_metrics_are_where_stats_and_the_exporter_look(unit: Path) -> None:
+    assert Path("/run", Unit(unit, {}).setting("RuntimeDirectory")).parent in UNITS
 
 
 def test_it_is_hardened(unit: Path) -> None:
