@@ -19,10 +19,14 @@ import errno
 from collections.abc import Callable
 from threading import Lock
 
+from iserblk.scsi.reservations import TransportId
 from iserblk.target.seam import Nexus, NexusName
 from iserblk.target.store.status import LostError
 
-MOST_NAMES = 4096  # of nexuses that have written since the last good flush; more are not kept
+# Of nexuses that have written since the last good flush. Beyond that, the names of those that have
+# no session give way to OTHERS: there are always fewer that have one.
+MOST_NAMES = 4096
+OTHERS = NexusName(TransportId("", b""))  # the name of no nexus: it never has a session
 
 
 Begun = tuple[set[NexusName], int]  # what a flush covers; for the end of the flush
@@ -67,9 +71,9 @@ class Unflushed:
         before the initiator gets the response."""
         if nexus.name is not self._last:
             with self._lock:
-                if len(self._writers) < MOST_NAMES:
-                    self._writers.add(nexus.name)
-                    self._last = nexus.name
+                self._writers.add(nexus.name)
+                self._last = nexus.name
+                self._bound(self._writers)
 
     def flush(
         self, nexus: Nexus, flush: Callable[[], None], wanted: Callable[[], bool] = always
@@ -142,9 +146,19 @@ class Unflushed:
         self._expect(self._writers)
 
     def _expect(self, names: set[NexusName]) -> None:
-        if len(self._untold) < MOST_NAMES:
-            self._untold |= names
-            self._away |= names - self._attached
+        self._untold |= names
+        self._away |= names - self._attached
+        if len(self._untold) > MOST_NAMES:
+            self._bound(self._untold)
+            self._away = self._untold - self._attached
+
+    def _bound(self, names: set[NexusName]) -> None:
+        """Where there are too many names, keep those that have a session, and one for all others:
+        nexuses that come and go do not take the place of one that stays. For the others a nexus
+        that logs in later is told."""
+        if len(names) > MOST_NAMES:
+            names &= self._attached
+            names.add(OTHERS)
 
     # -- who has heard ----------------------------------------------------------------------------
 
@@ -169,8 +183,10 @@ class Unflushed:
             self._attached.add(nexus.name)
             if nexus.name in self._away:
                 self._away.discard(nexus.name)
-            elif self._away and len(self._heirs) < MOST_NAMES:
+            elif self._away:
                 self._heirs.add(nexus.name)
+                if len(self._heirs) > MOST_NAMES:
+                    self._heirs &= self._attached
                 self._expect({nexus.name})
 
     def detach(self, nexus: Nexus) -> None:

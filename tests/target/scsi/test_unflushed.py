@@ -6,7 +6,6 @@ import errno
 import gc
 import weakref
 from collections.abc import Callable
-from contextlib import suppress
 
 import pytest
 
@@ -259,21 +258,49 @@ def test_a_loss_that_is_told_to_no_initiator(store: FakeStore) -> None:
         unit.close()
 
 
-def test_the_names_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Sessions beyond the bound are not told of a failure: their names are not kept."""
-    monkeypatch.setattr(unflushed_module, "MOST_NAMES", 3)
+def test_nexuses_that_come_and_go_take_no_place_of_one_that_stays(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The names that are kept have a bound; who has a session is told of a failure nevertheless,
+    whenever it wrote."""
+    monkeypatch.setattr(unflushed_module, "MOST_NAMES", 4)
     unflushed = Unflushed()
-    nexuses = [Nexus(f"iqn.x:{number}", bytes(6)) for number in range(5)]
-    for nexus in nexuses:
-        unflushed.wrote(nexus)
-    unflushed.failed(OSError(errno.EIO, "lost"))
-    told = 0
-    for nexus in nexuses:
-        with suppress(OSError):
+    first, last = (Nexus(f"iqn.x:{name}", bytes(6)) for name in ("first", "last"))
+    unflushed.attach(first)
+    unflushed.wrote(first)
+    for number in range(100):
+        passing = Nexus(f"iqn.x:{number}", bytes(6))
+        unflushed.attach(passing)
+        unflushed.wrote(passing)
+        unflushed.detach(passing)
+    unflushed.attach(last)
+    unflushed.wrote(last)
+    begun = unflushed.begin()
+    assert len(begun[0]) <= 5
+    unflushed.end(Nexus("iqn.x:else", bytes(6)), begun, OSError(errno.EIO, "lost"))
+    for nexus in (first, last):
+        with pytest.raises(OSError, match="another session"):
             unflushed.flush(nexus, lambda: None)
-            continue
-        told += 1
-    assert told == 3
+
+
+def test_one_that_logs_in_later_is_told_for_names_that_gave_way(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(unflushed_module, "MOST_NAMES", 4)
+    unflushed = Unflushed()
+    for number in range(100):
+        passing = Nexus(f"iqn.x:{number}", bytes(6))
+        unflushed.attach(passing)
+        unflushed.wrote(passing)
+        unflushed.detach(passing)
+        unflushed.failed(OSError(errno.EIO, "lost"))
+    assert unflushed.owed
+    later = Nexus("iqn.x:later", bytes(6))
+    unflushed.attach(later)
+    error = unflushed.end(later, unflushed.begin(), None)
+    assert error is not None
+    unflushed.answered(later, error)
+    assert not unflushed.owed
 
 
 def test_no_session_is_kept(server: DeviceServer) -> None:
