@@ -21,7 +21,9 @@ SMALLEST_TRANSFER = 512
 LARGEST_TRANSFER = 1 << 20
 MOST_CONNECTIONS = 8  # of one session
 BUSY_POLL_US = 1000  # longer than a round trip on a local network, in virtual machines, too
-_SIZE = re.compile("([0-9]{1,19})([kKmMgGtT]?)")
+_SIZE = re.compile(
+    r"([0-9]{1,19})(?:(?:\.([0-9]{1,9}))?([kmgt])(?:i?b)?)?", re.IGNORECASE | re.ASCII
+)
 
 
 @dataclass(slots=True, frozen=True)
@@ -207,7 +209,7 @@ def _microseconds(key: str, value: str) -> int:
 
 
 def _transfer(key: str, value: str) -> int:
-    size = parse_size(value, key) if _SIZE.fullmatch(value) else 0
+    size = size_of(value) or 0
     if not SMALLEST_TRANSFER <= size <= LARGEST_TRANSFER:
         raise BadArgument(
             f"{key}={shown(value)}: give a size from {SMALLEST_TRANSFER} to"
@@ -219,7 +221,7 @@ def _transfer(key: str, value: str) -> int:
 def _journal(key: str, value: str) -> int:
     if value.lower() == "off":
         return 0
-    size = parse_size(value, key) if _SIZE.fullmatch(value) else 0
+    size = size_of(value) or 0
     if size < SMALLEST_JOURNAL:
         least = f"{SMALLEST_JOURNAL >> 10}k"
         raise BadArgument(f"{key}={shown(value)}: say off, or a size of {least} or more")
@@ -336,10 +338,23 @@ _KEYS: dict[str, tuple[str, Callable[[str, str], object]]] = {
 OPTION_NAMES = tuple(sorted(_KEYS))
 
 
-def parse_size(text: str, what: str) -> int:
-    """A number of bytes from text with an optional k, M, G or T (powers of 1024). Raises
-    BadArgument; ``what`` names the thing in its text."""
+def size_of(text: str) -> int | None:
+    """The number of bytes that ``text`` means: a number, or one with k, M, G or T behind it, which
+    are powers of 1024, perhaps with a fraction (rounded down), iB or B: 1.5G, 64MiB. None: it means
+    none."""
     match = _SIZE.fullmatch(text)
     if match is None:
-        raise BadArgument(f"{what} {shown(text)}: give a size such as 4096, 64M or 1G")
-    return int(match[1]) << {"": 0, "k": 10, "m": 20, "g": 30, "t": 40}[match[2].lower()]
+        return None
+    whole, fraction, unit = match.groups(default="")
+    shift = {"": 0, "k": 10, "m": 20, "g": 30, "t": 40}[unit.lower()]
+    scale: int = 10 ** len(fraction)
+    return (int(whole + fraction) << shift) // scale
+
+
+def parse_size(text: str, what: str) -> int:
+    """The number of bytes that ``text`` means (``size_of``). Raises BadArgument; ``what`` names the
+    thing in its text."""
+    size = size_of(text)
+    if size is None:
+        raise BadArgument(f"{what} {shown(text)}: give a size such as 4096, 64M or 1.5G")
+    return size

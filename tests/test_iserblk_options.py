@@ -261,13 +261,27 @@ def test_any_value(key: str, value: str) -> None:
 
 @pytest.mark.parametrize(
     ("text", "size"),
-    [("0", 0), ("4096", 4096), ("4k", 4096), ("64M", 64 << 20), ("1G", 1 << 30), ("2t", 2 << 40)],
+    [
+        ("0", 0),
+        ("4096", 4096),
+        ("4k", 4096),
+        ("64M", 64 << 20),
+        ("1G", 1 << 30),
+        ("2t", 2 << 40),
+        ("1.5G", 3 << 29),
+        ("0.1k", 102),
+        ("1GiB", 1 << 30),
+        ("4kB", 4096),
+        ("1.25tib", 5 << 38),
+    ],
 )
 def test_sizes(text: str, size: int) -> None:
     assert parse_size(text, "size") == size
 
 
-@pytest.mark.parametrize("text", ["", "M", "1.5G", "-1", "1GB", "1 G", "٣", "9" * 20, "0x10"])
+@pytest.mark.parametrize(
+    "text", ["", "M", "1.5", "1.G", ".5G", "1B", "1Gi", "-1", "1 G", "٣", "9" * 20, "0x10"]
+)
 def test_wrong_sizes(text: str) -> None:
     with pytest.raises(BadArgument, match="give a size such as"):
         parse_size(text, "size")

@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from iserblk.errors import BadArgument
-from iserblk.options import Options
+from iserblk.options import Options, size_of
 from iserblk.target.scsi.unit import MAXIMUM_SERIAL, LogicalUnit
 from iserblk.target.store.lunfile import open_file
 from iserblk.target.store.statefile import MODES_SUFFIX, SUFFIX, StateFile
@@ -30,8 +30,6 @@ from iserblk.url import may_be_url, parse_url
 BLOCK_SIZES = (512, 4096)
 MAXIMUM_SIZE = 1 << 62  # bytes
 
-_UNITS = {"": 0, "K": 10, "M": 20, "G": 30, "T": 40}
-_SIZE = re.compile(r"([0-9]{1,19})([KMGT]?)", re.ASCII | re.IGNORECASE)
 _LOOKS_LIKE_OPTION = re.compile(r"ro|[a-z][a-z-]*=[^/]*", re.ASCII)
 _REMOTE_READ_ONLY = re.compile(r"(.*(?:/[0-9]+|\?[^ ]*)):ro", re.DOTALL)
 KEYS = ("block", "size", "serial", "wce", "volatile-cache", "soft-threshold")
@@ -149,11 +147,14 @@ def _size(options: Mapping[str, str], key: str, text: str) -> int | None:
     value = options.get(key)
     if value is None:
         return None
-    match = _SIZE.fullmatch(value)
-    size = int(match[1]) << _UNITS[match[2].upper()] if match else 0
-    if not 0 < size <= MAXIMUM_SIZE:
+    size = size_of(value)
+    if size is None:
         raise BadArgument(
             f"{text}: `{key}={value}`: write a number of bytes, or a number with K, M, G or T"
+        )
+    if not 0 < size <= MAXIMUM_SIZE:
+        raise BadArgument(
+            f"{text}: `{key}={value}`: a size is more than 0, and {MAXIMUM_SIZE >> 40}T at most"
         )
     return size
 

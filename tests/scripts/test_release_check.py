@@ -227,7 +227,7 @@ def release(*arguments: object) -> subprocess.CompletedProcess[str]:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ([], "give --output DIR"),
+        (["--output", ""], "--output needs a directory"),
         (["--output"], "--output needs a value"),
         (["--output", "d", "--url", "http://x"], "no https address: http://x"),
         (["--output", "d", "--python", "/bin/true"], "--python /bin/true: no CPython"),
