@@ -1,5 +1,5 @@
-"""What Python's os module does not offer for files: fallocate(2) with its modes, the lock of a
-LUN's file, the type of a file system."""
+"""What Python's os module does not offer for files: fallocate(2) with its modes, what was lost in
+writing back, the lock of a LUN's file, the type of a file system."""
 
 from __future__ import annotations
 
@@ -19,6 +19,13 @@ _call = getattr(_libc, "fallocate64", None) or _libc.fallocate
 _call.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
 _call.restype = ctypes.c_int
 
+_WAIT_BEFORE = 1  # SYNC_FILE_RANGE_WAIT_BEFORE
+_NOWHERE = 1 << 60  # bytes: an offset at which no file has pages
+_sync_file_range = getattr(_libc, "sync_file_range", None)
+if _sync_file_range is not None:
+    _sync_file_range.argtypes = (ctypes.c_int, ctypes.c_int64, ctypes.c_int64, ctypes.c_uint)
+    _sync_file_range.restype = ctypes.c_int
+
 
 def fallocate(fd: int, mode: int, offset: int, length: int) -> bool:
     """Call fallocate(2). Returns False, and does nothing, if the file system or device does not
@@ -34,6 +41,33 @@ def fallocate(fd: int, mode: int, offset: int, length: int) -> bool:
         if number != errno.EINTR:
             raise OSError(number, os.strerror(number))
     return True
+
+
+def open_witness(fd: int) -> int:
+    """Open the file once more, for ``writeback_error``. The caller closes the descriptor. -1: that
+    is not possible."""
+    if _sync_file_range is None:
+        return -1
+    try:
+        return os.open(f"/proc/self/fd/{fd}", os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return -1
+
+
+def writeback_error(witness: int) -> int:
+    """The errno with which the kernel has failed to write back data of the file; 0: since the last
+    call with this descriptor it has not.
+
+    The kernel tells each open file description once of what was lost (errseq_t). So calls that
+    share a description take the error from each other; a witness, which nothing else uses, sees it
+    in any case. Waits for no disk.
+    """
+    if witness < 0 or _sync_file_range is None:
+        return 0
+    if not _sync_file_range(witness, _NOWHERE, 1, _WAIT_BEFORE):
+        return 0
+    number = ctypes.get_errno()
+    return 0 if number in (errno.EINVAL, errno.ESPIPE, errno.ENOSYS, errno.EBADF) else number
 
 
 def lock_lun(fd: int, *, shared: bool) -> bool:

@@ -25,7 +25,7 @@ from iserblk.disk.seam import EXTENT_HOLE, DirectDisk
 from iserblk.errors import CommandError, CommandTimeout, IserblkError, NotSupported
 from iserblk.gateway.statuses import internal_error, status_error
 from iserblk.initiator.session.slots import TaskSlot, Waiter
-from iserblk.target.store.store import OWNER, Ended, Extent
+from iserblk.target.store.store import OWNER, Ended, Extent, OnLoss, no_loss
 from iserblk.waiting.descriptors import Nap
 from iserblk.waiting.strands import Strands, park
 
@@ -91,6 +91,7 @@ class DiskStore:
     def __init__(self, disk: DirectDisk, group: Strands, nursery: trio.Nursery) -> None:
         self.disk = disk
         self.size = disk.size
+        self.on_loss: OnLoss = no_loss  # not called: losses come with the flushes
         self.batch_ended: Callable[[], None] = lambda: None
         # Looks whether the remote LUN says other things of itself than before. Its owner sets it.
         self.look: Callable[[], None] = lambda: None

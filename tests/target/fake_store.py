@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from iserblk.target.store.store import Extent
+from iserblk.target.store.store import Extent, OnLoss, no_loss
 
 
 class FakeStore:
@@ -11,6 +11,7 @@ class FakeStore:
 
     def __init__(self, size: int) -> None:
         self.size = size
+        self.on_loss: OnLoss = no_loss
         self.content = bytearray(size)
         self.calls: list[tuple[object, ...]] = []
         self.failure: OSError | None = None

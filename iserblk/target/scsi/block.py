@@ -18,7 +18,13 @@ from iserblk.target.scsi.task import DeviceTask, check_wanted, nothing
 from iserblk.target.scsi.unit import MAX_PREFETCH, MAX_VERIFY, LogicalUnit
 from iserblk.target.seam import BIDIRECTIONAL, DATA_IN, DATA_OUT, NO_DATA
 from iserblk.target.store.status import StatusError
-from iserblk.target.store.store import Ended, LoopStore
+from iserblk.target.store.store import (
+    Ended,
+    LoopStore,
+    WritebackError,
+    is_full,
+    is_read_only,
+)
 
 log = logging.getLogger(__name__)
 
@@ -84,7 +90,8 @@ def _read(task: DeviceTask, buffer: memoryview, nowait: bool) -> bool:
 
 def _read_from_medium(task: DeviceTask, buffer: memoryview, nowait: bool) -> bool:
     """Execute a READ with FUA: flush first, so that newer data in the cache is on the medium."""
-    task.unit.flush(task.nexus)
+    unit = task.unit
+    unit.unflushed.bring_all(task.nexus, unit.store.flush)
     return _read(task, buffer, nowait)
 
 
@@ -116,25 +123,35 @@ def _write(task: DeviceTask, buffer: memoryview, nowait: bool) -> bool:
         return False
     try:
         if task.durable:
-            return _write_durably(task, buffer, nowait)
+            return write_durably(unit, buffer, offset, nowait)
+        since = unit.unflushed.failures
         done = unit.store.write(buffer, offset, False, nowait)
-        unit.unflushed.wrote(task.nexus)
+        unit.unflushed.wrote(task.nexus, since)
         if unit.write_through:
             # The same, but only now: the flush that goes with it may have come before this write.
-            unit.flush(task.nexus)
+            unit.unflushed.bring(unit.store.flush, since)
         return done
     finally:
         unit.guard.leave(span)
 
 
-def _write_durably(task: DeviceTask, data: memoryview, nowait: bool) -> bool:
-    unit = task.unit
+def write_durably(unit: LogicalUnit, data: memoryview, offset: int, nowait: bool) -> bool:
+    """Write to stable storage. Raises OSError; as for a flush, data of other sessions may be lost
+    then, and they will be told."""
     try:
-        return unit.store.write(data, task.offset, True, nowait)
+        return unit.store.write(data, offset, True, nowait)
     except OSError as error:
-        if error.errno == errno.EIO:  # as for a flush, other sessions' data may be lost
+        if _may_lose_more(error):
             unit.unflushed.failed(error)
         raise
+
+
+def _may_lose_more(error: OSError) -> bool:
+    """Whether a durable write that has failed may have been the only report of what was lost of
+    other writes. Not where the store has told of that, or has had no room for this write."""
+    if isinstance(error, WritebackError) or is_full(error) or is_read_only(error):
+        return False
+    return error.errno == errno.EIO or not isinstance(error, StatusError)
 
 
 def is_repeated(error: StatusError) -> bool:
@@ -155,12 +172,13 @@ def _write_alone(task: DeviceTask, data: memoryview) -> None:
     unit = task.unit
     try:
         if task.durable:
-            _write_durably(task, data, False)
+            write_durably(unit, data, task.offset, False)
             return
+        since = unit.unflushed.failures
         unit.store.write(data, task.offset, False, False)
-        unit.unflushed.wrote(task.nexus)
+        unit.unflushed.wrote(task.nexus, since)
         if unit.write_through:  # as in ``_write``
-            unit.flush(task.nexus)
+            unit.unflushed.bring(unit.store.flush, since)
     except StatusError as error:
         if not is_repeated(error):
             raise
@@ -535,17 +553,26 @@ def _start_write(task: DeviceTask, buffer: memoryview, loop: LoopStore, ended: E
     """The caller has entered the unit's guard."""
     unit = task.unit
     durable = task.durable or unit.write_through
+    since = unit.unflushed.failures
+
+    def bring() -> None:
+        begun = unit.unflushed.begin()
+
+        def brought(error: OSError | None) -> None:
+            ended(unit.unflushed.brought(begun, error, since))
+
+        loop.begin_flush(task.nexus, brought)
 
     def wrote(error: OSError | None) -> None:
         task.stop = None
         unit.guard.leave((task.offset, task.offset + task.length))
         if durable:
-            if error is not None and error.errno == errno.EIO:  # as in ``_write_durably``
+            if error is not None and _may_lose_more(error):  # as in ``write_durably``
                 unit.unflushed.failed(error)
         elif error is None:
-            unit.unflushed.wrote(task.nexus)
+            unit.unflushed.wrote(task.nexus, since)
             if unit.write_through:  # as in ``_write``
-                _start_flush(task, loop, ended)
+                bring()
                 return
         ended(error)
 

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from iserblk.errors import RemoteProtocolError
 from iserblk.scsi import sense, third_party
 from iserblk.scsi.third_party import CopyStatus, Cscd, Segment
-from iserblk.target.scsi.block import check_writable, is_repeated
+from iserblk.target.scsi.block import check_writable, is_repeated, write_durably
 from iserblk.target.scsi.ended import (
     CheckCondition,
     ReservationConflict,
@@ -113,6 +113,7 @@ def _extended_copy(task: DeviceTask, buffer: memoryview, nowait: bool) -> bool:
         if nowait:
             return False
         state, done, transferred = third_party.FAILED, 0, 0
+        since = task.unit.unflushed.failures
         if list_id is not None and not copies.start(name, list_id, task):
             raise TaskAborted
         try:
@@ -122,7 +123,7 @@ def _extended_copy(task: DeviceTask, buffer: memoryview, nowait: bool) -> bool:
                 if list_id is not None:
                     so_far = CopyStatus(third_party.IN_PROGRESS, done, transferred)
                     copies.note(name, list_id, so_far)
-            task.unit.settle(task.nexus)
+            task.unit.settle(task.nexus, since)
             state = third_party.COMPLETED
         finally:
             if list_id is not None:
@@ -195,8 +196,12 @@ def _copy(task: DeviceTask, piece: _Piece) -> None:
         span = (offset, offset + length)
         unit.guard.enter(span, False)
         try:
-            unit.store.write(part, offset, unit.write_through, False)
-            unit.unflushed.wrote(task.nexus)
+            if unit.write_through:
+                write_durably(unit, part, offset, False)
+            else:
+                since = unit.unflushed.failures
+                unit.store.write(part, offset, False, False)
+                unit.unflushed.wrote(task.nexus, since)
         except StatusError as error:
             if not is_repeated(error):
                 raise

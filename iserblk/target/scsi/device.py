@@ -36,7 +36,7 @@ from iserblk.target.scsi.unit import PRODUCT, REVISION, VENDOR
 from iserblk.target.scsi.unit import LogicalUnit as LogicalUnit  # noqa: PLC0414
 from iserblk.target.seam import ALL_PORTS, DATA_IN, NO_DATA, Nexus, NexusName, ScsiTask
 from iserblk.target.store.status import StatusError
-from iserblk.target.store.store import is_full, is_read_only
+from iserblk.target.store.store import WritebackError, is_full, is_read_only
 from iserblk.target.task_set import TaskSets
 
 log = logging.getLogger(__name__)
@@ -579,12 +579,14 @@ def _fail(task: DeviceTask, error: OSError) -> None:
 
 def _sense_of(error: OSError, direction: int) -> bytes:
     """The sense data for an OSError of the store; ``direction`` is that of the command."""
-    if is_full(error):
+    if direction == DATA_IN:
+        key, code = sense.MEDIUM_ERROR, sense.UNRECOVERED_READ_ERROR
+    elif isinstance(error, WritebackError):  # whatever it was: it is lost, and not only for now
+        key, code = sense.MEDIUM_ERROR, sense.WRITE_ERROR
+    elif is_full(error):
         key, code = sense.DATA_PROTECT, sense.SPACE_ALLOCATION_FAILED
     elif is_read_only(error):
         key, code = sense.DATA_PROTECT, sense.WRITE_PROTECTED
-    elif direction == DATA_IN:
-        key, code = sense.MEDIUM_ERROR, sense.UNRECOVERED_READ_ERROR
     else:
         key, code = sense.MEDIUM_ERROR, sense.WRITE_ERROR
     return sense.encode_fixed(key, code >> 8, code & 0xFF)

@@ -56,11 +56,12 @@ def _unmap(task: DeviceTask, buffer: memoryview, nowait: bool) -> bool:
             field=2,
             field_in_cdb=False,
         )
+    since = unit.unflushed.failures
     for lba, blocks in ranges:
         if blocks:
             check_wanted(task)
             _clear(unit, unit.store.unmap, lba * unit.block, blocks * unit.block)
-    unit.settle(task.nexus)
+    unit.settle(task.nexus, since)
     return True
 
 
@@ -108,13 +109,14 @@ def begin_write_same16(task: DeviceTask, unit: LogicalUnit) -> None:
 def _write_same(task: DeviceTask, buffer: memoryview, nowait: bool) -> bool:
     """Execute WRITE SAME. ``buffer``: one block, or empty, which means zeroes."""
     unit = task.unit
+    since = unit.unflushed.failures
     pattern = bytes(buffer[: task.length])
     if pattern.count(0) == len(pattern):
         clear = unit.store.punch if task.cdb[1] & UNMAP else unit.store.zero
         _clear(unit, clear, task.offset, task.extent)
     else:
         _repeat(task, pattern)
-    unit.settle(task.nexus)
+    unit.settle(task.nexus, since)
     return True
 
 

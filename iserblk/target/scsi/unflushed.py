@@ -21,7 +21,8 @@ from threading import Lock
 
 from iserblk.scsi.reservations import TransportId
 from iserblk.target.seam import Nexus, NexusName
-from iserblk.target.store.status import LostError
+from iserblk.target.store.status import LostError, StatusError
+from iserblk.target.store.store import WritebackError
 
 # Of nexuses that have written since the last good flush. Beyond that, the names of those that have
 # no session give way to OTHERS: there are always fewer that have one.
@@ -29,27 +30,46 @@ MOST_NAMES = 4096
 OTHERS = NexusName(TransportId("", b""))  # the name of no nexus: it never has a session
 
 
-Begun = tuple[set[NexusName], int]  # what a flush covers; for the end of the flush
+MEANWHILE = "a flush of another session has failed meanwhile; data may be lost"
+
+
+class Begun:
+    """A flush that is under way. ``writers``: whose writes it covers. ``failures``: how many there
+    were when it began."""
+
+    __slots__ = ("failures", "writers")
+
+    def __init__(self, writers: set[NexusName], failures: int) -> None:
+        self.writers = writers
+        self.failures = failures
 
 
 def always() -> bool:
     return True
 
 
+def is_not_carried_out(error: OSError) -> bool:
+    """Whether a flush was refused for now, by a store that is a LUN itself: nothing is lost."""
+    return isinstance(error, StatusError) and error.errno == errno.EBUSY
+
+
 class Unflushed:
-    """The nexuses of one LUN that have written since the last good flush. Thread-safe."""
+    """The nexuses of one LUN that have written since the last good flush. Thread-safe.
+
+    ``failures``: how often data may have been lost."""
 
     __slots__ = (
         "_attached",
         "_away",
         "_errno",
-        "_failures",
         "_heirs",
         "_last",
         "_lock",
         "_telling",
+        "_under_way",
         "_untold",
         "_writers",
+        "failures",
     )
 
     def __init__(self) -> None:
@@ -63,17 +83,21 @@ class Unflushed:
         self._attached: set[NexusName] = set()  # those that have a session
         self._away: set[NexusName] = set()  # untold, and without one
         self._heirs: set[NexusName] = set()  # who hears in place of these
-        self._failures = 0
+        self._under_way: list[Begun] = []
+        self.failures = 0
         self._errno = errno.EIO
 
-    def wrote(self, nexus: Nexus) -> None:
+    def wrote(self, nexus: Nexus, since: int) -> None:
         """Note a write of ``nexus`` that only a flush makes durable. Call this after the write, and
-        before the initiator gets the response."""
+        before the initiator gets the response. ``since``: ``failures`` before the write."""
         if nexus.name is not self._last:
             with self._lock:
                 self._writers.add(nexus.name)
                 self._last = nexus.name
                 self._bound(self._writers)
+        if since != self.failures:  # perhaps a failed flush has met what was not noted yet
+            with self._lock:
+                self._expect({nexus.name})
 
     def flush(
         self, nexus: Nexus, flush: Callable[[], None], wanted: Callable[[], bool] = always
@@ -82,50 +106,94 @@ class Unflushed:
         session's flush that has failed meanwhile, or since the last flush of ``nexus``. ``wanted``:
         whether ``nexus`` still waits for the answer."""
         begun = self.begin()
-        error: OSError | None = None
-        try:
-            flush()
-        except OSError as problem:
-            error = problem
-        error = self.end(nexus, begun, error, wanted())
+        error = self.end(nexus, begun, self._try(begun, flush), wanted())
         if error is not None:
             raise error
 
+    def bring(self, flush: Callable[[], None], since: int) -> None:
+        """Call ``flush`` for a command that is none: its status tells of the command alone, and
+        whether a nexus was told stays as it is. Raises the OSError of ``flush``, or another where
+        what was written since there were ``since`` failures may be lost."""
+        begun = self.begin()
+        error = self.brought(begun, self._try(begun, flush), since)
+        if error is not None:
+            raise error
+
+    def bring_all(self, nexus: Nexus, flush: Callable[[], None]) -> None:
+        """As ``bring``, for a command after which nothing that ``nexus`` has written may be
+        missing on the medium. Raises OSError, also for an earlier loss of which it was not told."""
+        self.bring(flush, self.failures)
+        if nexus.name in self._untold:
+            raise WritebackError(self._errno, "data may be lost, as the next flush will tell")
+
+    def _try(self, begun: Begun, flush: Callable[[], None]) -> OSError | None:
+        try:
+            flush()
+        except OSError as problem:
+            return problem
+        except BaseException:
+            with self._lock:
+                self._take_back(begun)
+            raise
+        return None
+
     def begin(self) -> Begun:
-        """A flush begins. The result is for ``end``."""
+        """A flush begins. The result is for ``end`` or ``brought``."""
         with self._lock:
             # This flush covers the writes up to now. Later writers go into a new set.
-            writers, self._writers = self._writers, set()
+            begun = Begun(self._writers, self.failures)
+            self._writers = set()
             self._last = None
-            return writers, self._failures
+            self._under_way.append(begun)
+            return begun
+
+    def _take_back(self, begun: Begun) -> None:
+        """A flush has brought nothing to stable storage for certain."""
+        self._under_way.remove(begun)
+        self._writers |= begun.writers
+        self._bound(self._writers)
+
+    def _note_end(self, begun: Begun, error: OSError | None) -> OSError | None:
+        """A flush has ended. Returns its error, as it is to be told."""
+        if error is None:
+            self._under_way.remove(begun)
+            return None
+        self._take_back(begun)
+        if not is_not_carried_out(error) and not isinstance(error, WritebackError):
+            self._fail(error)  # of a WritebackError the store has told
+            if not isinstance(error, StatusError):
+                return WritebackError(error.errno, error.strerror)
+        return error
+
+    def brought(self, begun: Begun, error: OSError | None, since: int) -> OSError | None:
+        """As ``end``, for ``bring``."""
+        with self._lock:
+            error = self._note_end(begun, error)
+            if error is None and since != self.failures:
+                return WritebackError(self._errno, MEANWHILE)
+            return error
 
     def end(
         self, nexus: Nexus, begun: Begun, error: OSError | None, wanted: bool = True
     ) -> OSError | None:
         """A flush for ``nexus`` has ended, with ``error`` or None. Returns the error of which
-        ``nexus`` has to be told, as it will be if it is ``wanted``. EBUSY: it was not carried out,
-        and nothing is lost."""
-        writers, failures = begun
+        ``nexus`` has to be told, as it will be if it is ``wanted``. A StatusError with EBUSY: it
+        was not carried out, and nothing is lost."""
         name = nexus.name
         with self._lock:
+            error = self._note_end(begun, error)
             if error is not None:
-                self._writers |= writers
-                if error.errno == errno.EBUSY:
+                if is_not_carried_out(error):
                     return error
-                self._fail(error)
                 if isinstance(error, LostError) and name not in self._untold:
                     # What others have written was lost; the flush was carried out.
                     if not self._away:
                         return None
                     self._heirs.add(name)
-            elif failures == self._failures and name not in self._untold:
+            elif begun.failures == self.failures and name not in self._untold:
                 return None
             else:
-                if failures != self._failures:
-                    self._expect(writers)  # the flush that has failed did not know of them
-                error = OSError(
-                    self._errno, "a flush of another session has failed meanwhile; data may be lost"
-                )
+                error = WritebackError(self._errno, MEANWHILE)
             if wanted:
                 self._untold.discard(name)
                 self._telling.setdefault(name, []).append(error)
@@ -134,16 +202,18 @@ class Unflushed:
             return error
 
     def failed(self, error: OSError) -> None:
-        """Note that writing back has failed at a write with FUA. The next flush of every writer
-        raises, of the one whose write it was, too: the status of a write tells of that write
+        """Note that writing back has failed, perhaps at a write with FUA. The next flush of every
+        writer raises, of the one whose write it was, too: the status of a write tells of that write
         alone."""
         with self._lock:
             self._fail(error)
 
     def _fail(self, error: OSError) -> None:
-        self._failures += 1
+        self.failures += 1
         self._errno = error.errno or errno.EIO
         self._expect(self._writers)
+        for begun in self._under_way:
+            self._expect(begun.writers)
 
     def _expect(self, names: set[NexusName]) -> None:
         self._untold |= names

@@ -146,6 +146,7 @@ class LogicalUnit:
         self._above_threshold = False
         self.guard = RangeGuard()
         self.unflushed = Unflushed()
+        store.on_loss = self.unflushed.failed
         self.reservations = Reservations()
         self.copies = Copies()
         self._state = state
@@ -297,7 +298,7 @@ class LogicalUnit:
         the flush fails: the cache is on then, so that no host relies on what it has lost."""
         try:
             if self.must_sync:
-                self.flush(nexus)
+                self.unflushed.bring_all(nexus, self.store.flush)
         except OSError:
             self.write_cache = True
             raise
@@ -326,14 +327,14 @@ class LogicalUnit:
         )
         return self._above_threshold and not before
 
-    def settle(self, nexus: Nexus) -> None:
-        """Finish a change other than a write: without a write cache, make it durable now."""
+    def settle(self, nexus: Nexus, since: int) -> None:
+        """Finish a change: without a write cache, make it durable now. ``since``:
+        ``unflushed.failures`` before it. Raises OSError if it may be lost."""
         if self._cached:
-            self.unflushed.wrote(nexus)
-            if self.write_through:
-                self.flush(nexus)
-        else:
-            self.store.flush()
+            self.unflushed.wrote(nexus, since)
+        # Only now: the flush that goes with turning the cache off may have come before the change.
+        if self.write_through:
+            self.unflushed.bring(self.store.flush, since)
 
     def read_for_other(self, buffer: memoryview, offset: int) -> None:
         """Read for a task of another LUN, which ``close`` does not wait for otherwise. Raises

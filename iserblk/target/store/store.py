@@ -11,9 +11,17 @@ import os
 import stat
 from collections.abc import Callable
 from contextvars import ContextVar
+from threading import Lock
 from typing import Final, Protocol
 
-from iserblk.files import PUNCH_HOLE, ZERO_RANGE, fallocate, file_system
+from iserblk.files import (
+    PUNCH_HOLE,
+    ZERO_RANGE,
+    fallocate,
+    file_system,
+    open_witness,
+    writeback_error,
+)
 
 ZEROES = memoryview(bytes(1 << 20))
 _STAT_BLOCK: Final = 512  # bytes: the unit of st_blocks
@@ -27,8 +35,24 @@ OWNER: Final[ContextVar[object]] = ContextVar("owner", default=None)
 Extent = tuple[int, int, bool]
 
 
+class WritebackError(OSError):
+    """Data that a flush or a durable write was to bring to stable storage may be lost, and so may
+    be what other writes before it have left; ``Store.on_loss`` was told of that."""
+
+
+OnLoss = Callable[[OSError], None]
+
+
+def no_loss(_error: OSError) -> None:
+    """For a store whose owner does not ask."""
+
+
 class Store(Protocol):
+    """``on_loss``: the owner sets it. Called in any thread when written data may be lost, before
+    any call of another thread can miss it; it calls no method of the store."""
+
     size: int  # bytes of the LUN
+    on_loss: OnLoss
 
     def read_into(self, buffer: memoryview, offset: int, nowait: bool) -> bool:
         """Fill ``buffer``. Raises OSError if the file has become too small. False, only with
@@ -41,7 +65,8 @@ class Store(Protocol):
         ...
 
     def flush(self) -> None:
-        """Bring all that was written, punched or zeroed before to stable storage."""
+        """Bring all that was written, punched or zeroed before to stable storage. Raises OSError
+        where any of it may be lost, also if another call at the same time has met the error."""
         ...
 
     def unmap(self, offset: int, length: int) -> None:
@@ -136,15 +161,29 @@ def _lives_in_memory(fd: int) -> bool:
 
 class FileStore:
     """Implements Store over an open descriptor, which it owns. ``iserblk.target.store.lunfile``
-    opens the file, and checks that it can be a LUN."""
+    opens the file, and checks that it can be a LUN.
+
+    The kernel reports what it could not write back to one of the calls that wait for the disk,
+    not to that whose data was lost. So each of them looks, before it returns, whether another one
+    has met an error meanwhile: ``_losses`` counts them."""
 
     def __init__(self, fd: int, size: int) -> None:
         """``size``: bytes of the LUN; the file may be larger, but must not be smaller."""
         self.fd = fd
         self.size = size
-        self._nowait_flag = 0 if _lives_in_memory(fd) else os.RWF_NOWAIT
+        self.on_loss: OnLoss = no_loss
+        in_memory = _lives_in_memory(fd)
+        self._nowait_flag = 0 if in_memory else os.RWF_NOWAIT
         self._can_punch = True
         self._can_zero = True
+        self._witness = -1 if in_memory else open_witness(fd)  # nothing is written back to memory
+        self._looking = Lock()
+        self._losses = 0
+        self._errno = errno.EIO  # of the last loss
+        # Flushes that wait share the next one: two at a time could take the error of each other.
+        self._flushing = Lock()
+        self._asked = 0
+        self._covered = 0  # how many of those that have asked are answered
 
     def read_into(self, buffer: memoryview, offset: int, nowait: bool) -> bool:
         try:
@@ -188,17 +227,65 @@ class FileStore:
 
     def write(self, data: memoryview, offset: int, durable: bool, nowait: bool) -> bool:
         self._check_end(offset + len(data))
-        flags = os.RWF_DSYNC if durable else 0
+        if durable:
+            self._write_durably(data, offset)
+        else:
+            self._write(data, offset, 0)
+        return True
+
+    def _write(self, data: memoryview, offset: int, flags: int) -> None:
         done = os.pwritev(self.fd, (data,), offset, flags)
         while done < len(data):
             count = os.pwritev(self.fd, (data[done:],), offset + done, flags)
             if not count:
                 raise OSError(errno.EIO, "the file takes no more bytes")
             done += count
-        return True
+
+    def _write_durably(self, data: memoryview, offset: int) -> None:
+        losses = self._losses
+        try:
+            self._write(data, offset, os.RWF_DSYNC)
+        except OSError as error:
+            # The disk may just be full. Or it was full for what was to be written back: that is
+            # lost, and the kernel does not tell of it again.
+            if self._has_lost(losses):
+                raise WritebackError(error.errno, error.strerror) from None
+            raise
+        if self._has_lost(losses):
+            raise WritebackError(self._errno, "writing back has failed meanwhile")
 
     def flush(self) -> None:
-        os.fdatasync(self.fd)
+        with self._looking:
+            losses = self._losses
+            self._asked += 1
+            mine = self._asked
+        with self._flushing:
+            if self._covered < mine:
+                asked = self._asked
+                try:
+                    os.fdatasync(self.fd)
+                except OSError as error:
+                    with self._looking:
+                        writeback_error(self._witness)  # the same, which is to be counted once
+                        self._lose(error)
+                    raise WritebackError(error.errno, error.strerror) from None
+                finally:
+                    self._covered = asked
+        if self._has_lost(losses):
+            raise WritebackError(self._errno, "writing back has failed meanwhile")
+
+    def _lose(self, error: OSError) -> None:
+        self._losses += 1
+        self._errno = error.errno or errno.EIO
+        self.on_loss(error)
+
+    def _has_lost(self, losses: int) -> bool:
+        """Whether there were losses since there were ``losses``."""
+        with self._looking:
+            number = writeback_error(self._witness)
+            if number:
+                self._lose(OSError(number, os.strerror(number)))
+            return self._losses != losses
 
     def unmap(self, offset: int, length: int) -> None:
         self.punch(offset, length)
@@ -298,4 +385,6 @@ class FileStore:
         return self.size
 
     def close(self) -> None:
+        if self._witness >= 0:
+            os.close(self._witness)
         os.close(self.fd)

@@ -14,7 +14,7 @@ import threading
 from bisect import bisect_right, insort
 from typing import Final
 
-from iserblk.target.store.store import Extent, Store
+from iserblk.target.store.store import Extent, OnLoss, Store, no_loss
 
 _DATA: Final = 0
 _ZERO: Final = 1
@@ -51,6 +51,8 @@ class VolatileStore:
     def __init__(self, store: Store, capacity: int) -> None:
         self.size = store.size
         self.used = 0
+        self.on_loss: OnLoss = no_loss
+        store.on_loss = self._lost
         self._store = store
         self._capacity = capacity
         self._mutex = threading.Lock()
@@ -119,6 +121,9 @@ class VolatileStore:
         else:
             self._store.punch(cached.start, length)
         self._remove(cached)
+
+    def _lost(self, error: OSError) -> None:
+        self.on_loss(error)
 
     # -- Store -------------------------------------------------------------------------------------
 

@@ -10,11 +10,13 @@ from collections.abc import Callable
 import pytest
 
 from iserblk.scsi import cdb, opcodes, sense
+from iserblk.scsi import status as sam
 from iserblk.target.scsi import unflushed as unflushed_module
 from iserblk.target.scsi.device import DeviceServer, LogicalUnit
 from iserblk.target.scsi.unflushed import Unflushed
 from iserblk.target.seam import Nexus
 from iserblk.target.store.status import LostError
+from iserblk.target.store.store import WritebackError
 from tests.support import logs
 from tests.target.fake_store import FakeStore
 from tests.target.scsi_client import GOOD, IQN, Client
@@ -140,7 +142,7 @@ def test_flushes_at_the_same_time() -> None:
     nexus, late = Nexus("iqn.x:y", b"nexus."), Nexus("iqn.x:y", b"late..")
 
     def failing() -> None:
-        unflushed.wrote(late)  # while the flush is under way
+        unflushed.wrote(late, unflushed.failures)  # while the flush is under way
         raise OSError(errno.ENOSPC, "lost")
 
     def meanwhile() -> None:
@@ -152,6 +154,132 @@ def test_flushes_at_the_same_time() -> None:
             unflushed.flush(who, meanwhile if who is nexus else lambda: None)
         assert caught.value.errno == errno.ENOSPC
         unflushed.flush(who, lambda: None)
+
+
+def test_a_write_that_is_noted_behind_the_flush_that_has_lost_it() -> None:
+    """A thread that has written may wait a long time for its turn to say so."""
+    unflushed = Unflushed()
+    one, other = nexus("one"), nexus("other")
+    since = unflushed.failures
+
+    def failing() -> None:  # covers what ``one`` has written, and does not know of it
+        raise OSError(errno.EIO, "lost")
+
+    with pytest.raises(OSError, match="lost"):
+        unflushed.flush(other, failing)
+    unflushed.wrote(one, since)
+    assert hears(unflushed, one) and not hears(unflushed, one)
+
+
+def test_each_hears_once_of_a_loss_that_the_store_tells() -> None:
+    """Flushes at the same time all fail, in whatever order they end."""
+    for first in (0, 1):
+        unflushed = Unflushed()
+        both = [nexus("one"), nexus("other")]
+        for each in both:
+            unflushed.attach(each)
+            unflushed.wrote(each, unflushed.failures)
+        begun = [unflushed.begin() for _ in both]
+        unflushed.failed(OSError(errno.EIO, "lost"))
+        for at in (first, 1 - first):
+            told = unflushed.end(both[at], begun[at], WritebackError(errno.EIO, "lost"))
+            assert told is not None
+            unflushed.answered(both[at], told)
+        assert not any(hears(unflushed, each) for each in both) and not unflushed.owed
+
+
+def test_a_command_that_flushes_tells_of_itself_alone() -> None:
+    """UNMAP without a write cache fails for what it has changed, also where the flush of another
+    command has met the error; and leaves it to a flush to tell of other writes."""
+    unflushed = Unflushed()
+    one, other = nexus("one"), nexus("other")
+    unflushed.wrote(one, unflushed.failures)
+    since = unflushed.failures
+
+    def failing() -> None:
+        raise OSError(errno.ENOSPC, "lost")
+
+    for _ in range(2):
+        with pytest.raises(WritebackError, match="lost"):
+            unflushed.bring(failing, unflushed.failures)
+    with pytest.raises(WritebackError, match="meanwhile") as caught:
+        unflushed.bring(lambda: None, since)
+    assert caught.value.errno == errno.ENOSPC
+    unflushed.bring(lambda: None, unflushed.failures)
+    with pytest.raises(WritebackError):
+        unflushed.bring_all(one, lambda: None)
+    unflushed.bring_all(other, lambda: None)
+    assert hears(unflushed, one) and not hears(unflushed, one) and not hears(unflushed, other)
+
+
+def test_a_flush_that_breaks_off_leaves_everything_as_it_was() -> None:
+    unflushed = Unflushed()
+    one, other = nexus("one"), nexus("other")
+    unflushed.wrote(one, unflushed.failures)
+
+    def broken() -> None:
+        raise RuntimeError("the target ends")
+
+    with pytest.raises(RuntimeError):
+        unflushed.flush(other, broken)
+    with pytest.raises(RuntimeError):
+        unflushed.bring(broken, 0)
+    unflushed.failed(OSError(errno.EIO, "lost"))
+    assert hears(unflushed, one) and not hears(unflushed, other)
+
+
+def test_busy_of_the_kernel_is_a_loss() -> None:
+    """Only a store that is a LUN itself refuses a flush for now."""
+    unflushed = Unflushed()
+    one, other = nexus("one"), nexus("other")
+    unflushed.wrote(other, unflushed.failures)
+    assert unflushed.end(one, unflushed.begin(), OSError(errno.EBUSY, "busy")) is not None
+    assert hears(unflushed, other)
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EROFS, errno.EDQUOT])
+def test_a_flush_that_fails_is_a_write_error(
+    server: DeviceServer, store: FakeStore, number: int
+) -> None:
+    """Hosts take it as lost then: a disk that is full, or read-only, is no reason to go on."""
+    client = Client(server)
+    assert write(client) == GOOD
+    store.failure = OSError(number, "lost")
+    assert client.code(FLUSH) == LOST
+
+
+def test_a_read_that_flushes_does_not_take_the_error_from_the_flush(
+    server: DeviceServer, store: FakeStore
+) -> None:
+    """A host knows from a READ that fails nothing of its writes."""
+    client, reader = Client(server), Client(server, isid=b"reader")
+    fua_read = bytes((opcodes.READ_10, FUA, 0, 0, 0, 0, 0, 0, 1, 0))
+    unreadable = (sense.MEDIUM_ERROR, sense.UNRECOVERED_READ_ERROR)
+    assert write(client) == GOOD
+    store.failure = OSError(errno.EIO, "lost")
+    assert client.code(fua_read) == reader.code(fua_read) == unreadable
+    store.failure = None
+    assert client.code(fua_read) == unreadable, "it is not on the medium"
+    assert reader.code(fua_read) == GOOD
+    assert client.code(FLUSH) == LOST
+    assert client.code(FLUSH) == client.code(fua_read) == reader.code(FLUSH) == GOOD
+
+
+def test_another_answer_does_not_tell_of_a_loss(server: DeviceServer, store: FakeStore) -> None:
+    """A flush has failed, and its session ends before it is answered; a command that was answered
+    with an error in between has told nothing."""
+    client = Client(server)
+    assert write(client) == GOOD
+    store.failure = OSError(errno.EIO, "lost")
+    task = server.begin(client.nexus, 0, FLUSH)
+    assert server.run(task, None)
+    store.failure = None
+    other = server.begin(client.nexus, 0, cdb.compare_and_write(0, 1))
+    assert server.run(other, memoryview(bytearray(b"x" * 1024)))
+    assert task.status == other.status == sam.CHECK_CONDITION
+    other.was_answered()
+    server.detach(client.nexus)
+    assert Client(server).code(FLUSH) == LOST
 
 
 def nexus(name: str) -> Nexus:
@@ -171,7 +299,7 @@ def hears(unflushed: Unflushed, who: Nexus) -> bool:
 def lose(unflushed: Unflushed, *writers: Nexus) -> None:
     """They have written, and a flush of another has failed."""
     for each in writers:
-        unflushed.wrote(each)
+        unflushed.wrote(each, unflushed.failures)
     unflushed.failed(OSError(errno.EIO, "lost"))
 
 
@@ -179,7 +307,7 @@ def test_a_flush_covers_writers_that_another_one_fails_for() -> None:
     """It has begun before the other one, which therefore does not know of them."""
     unflushed = Unflushed()
     one, other, writer = nexus("one"), nexus("other"), nexus("writer")
-    unflushed.wrote(writer)
+    unflushed.wrote(writer, unflushed.failures)
     begun = unflushed.begin()
     second = unflushed.begin()
     assert unflushed.end(other, second, OSError(errno.EIO, "lost")) is not None
@@ -192,14 +320,14 @@ def test_losses_that_are_those_of_writers() -> None:
     unflushed = Unflushed()
     reader, writer = nexus("reader"), nexus("writer")
     unflushed.attach(writer)
-    unflushed.wrote(writer)
+    unflushed.wrote(writer, unflushed.failures)
 
     def flush() -> None:
         raise LostError(errno.EREMOTEIO, "lost", 2)
 
     unflushed.flush(reader, flush)
     assert hears(unflushed, writer) and not hears(unflushed, writer)
-    unflushed.wrote(writer)
+    unflushed.wrote(writer, unflushed.failures)
     with pytest.raises(LostError):
         unflushed.flush(writer, flush)
     unflushed.detach(writer)  # before it was answered: another one hears in its place
@@ -267,16 +395,16 @@ def test_nexuses_that_come_and_go_take_no_place_of_one_that_stays(
     unflushed = Unflushed()
     first, last = (Nexus(f"iqn.x:{name}", bytes(6)) for name in ("first", "last"))
     unflushed.attach(first)
-    unflushed.wrote(first)
+    unflushed.wrote(first, unflushed.failures)
     for number in range(100):
         passing = Nexus(f"iqn.x:{number}", bytes(6))
         unflushed.attach(passing)
-        unflushed.wrote(passing)
+        unflushed.wrote(passing, unflushed.failures)
         unflushed.detach(passing)
     unflushed.attach(last)
-    unflushed.wrote(last)
+    unflushed.wrote(last, unflushed.failures)
     begun = unflushed.begin()
-    assert len(begun[0]) <= 5
+    assert len(begun.writers) <= 5
     unflushed.end(Nexus("iqn.x:else", bytes(6)), begun, OSError(errno.EIO, "lost"))
     for nexus in (first, last):
         with pytest.raises(OSError, match="another session"):
@@ -291,7 +419,7 @@ def test_one_that_logs_in_later_is_told_for_names_that_gave_way(
     for number in range(100):
         passing = Nexus(f"iqn.x:{number}", bytes(6))
         unflushed.attach(passing)
-        unflushed.wrote(passing)
+        unflushed.wrote(passing, unflushed.failures)
         unflushed.detach(passing)
         unflushed.failed(OSError(errno.EIO, "lost"))
     assert unflushed.owed

@@ -86,10 +86,10 @@ def test_whether_a_flush_has_anything_to_do(options: dict[str, Any], expected: b
 
 def test_a_change_is_durable_at_once_without_a_write_cache() -> None:
     unit, store = made(write_cache=False)
-    unit.settle(ONE)
+    unit.settle(ONE, 0)
     assert store.calls == [("flush",)]
     unit, store = made()
-    unit.settle(ONE)
+    unit.settle(ONE, 0)
     assert store.calls == []
     unit.flush(ONE)
     assert store.calls == [("flush",)]
@@ -98,17 +98,17 @@ def test_a_change_is_durable_at_once_without_a_write_cache() -> None:
 def test_a_cache_that_was_turned_off_is_still_flushed_when_asked() -> None:
     """What its last flush could not write is reported to each nexus once, and so to its next."""
     unit, store = made()
-    unit.settle(ONE)
+    unit.settle(ONE, 0)
     unit.write_through = True
     unit.drain_cache(ONE)
     assert store.calls == [("flush",)] and not unit.write_cache and unit.must_sync
-    unit.settle(ONE)
+    unit.settle(ONE, 0)
     assert store.calls == [("flush",), ("flush",)], "a change is durable at once"
 
 
 def test_a_change_that_a_failed_flush_may_have_lost_is_told_to_its_nexus() -> None:
     unit, store = made()
-    unit.settle(OTHER)
+    unit.settle(OTHER, 0)
     store.failure = OSError(errno.EIO, "bad block")
     with pytest.raises(OSError, match="bad block"):
         unit.flush(ONE)

@@ -5,15 +5,18 @@ from __future__ import annotations
 import errno
 import os
 import tempfile
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 
 from iserblk import files
 from iserblk.target.store import store
 from iserblk.target.store.lunfile import open_file
-from iserblk.target.store.store import FileStore
+from iserblk.target.store.store import FileStore, WritebackError
+from tests.support.until import until_blocking
 
 SIZE = 1 << 20
 
@@ -261,3 +264,187 @@ def test_usage(lun: FileStore) -> None:
     lun.punch(0, SIZE)
     now = lun.usage()
     assert now is not None and now[0] < after[0]
+
+
+# -- what the kernel could not write back ----------------------------------------------------------
+
+
+class Kernel:
+    """What the kernel does of a file whose disk fails: ``lost`` is told to the next call that waits
+    for the disk, and to no other; and to the witness once (errseq_t).
+
+    ``meanwhile``: called while such a call is under way, once.
+    """
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.untold: list[int] = []  # errno
+        self.unseen: list[int] = []  # by the witness
+        self.full = False
+        self.flushes = 0
+        self.meanwhile: Callable[[], object] | None = None
+        monkeypatch.setattr(os, "pwritev", self._pwritev)
+        monkeypatch.setattr(os, "fdatasync", self._fdatasync)
+        monkeypatch.setattr(store, "writeback_error", self._look)
+
+    def lose(self, number: int = errno.EIO) -> None:
+        self.untold[:] = self.unseen[:] = [number]
+
+    def _pwritev(self, fd: int, data: tuple[memoryview], offset: int, flags: int) -> int:
+        if self.full:
+            raise OSError(errno.ENOSPC, "full")
+        if flags & os.RWF_DSYNC:
+            self._wait()
+        return len(data[0])
+
+    def _fdatasync(self, _fd: int) -> None:
+        self.flushes += 1
+        self._wait()
+
+    def _wait(self) -> None:
+        meanwhile, self.meanwhile = self.meanwhile, None
+        if meanwhile is not None:
+            meanwhile()
+        if self.untold:
+            raise OSError(self.untold.pop(), "lost")
+
+    def _look(self, _witness: int) -> int:
+        return self.unseen.pop() if self.unseen else 0
+
+
+@pytest.fixture
+def kernel(monkeypatch: pytest.MonkeyPatch) -> Kernel:
+    return Kernel(monkeypatch)
+
+
+@pytest.fixture
+def losses(lun: FileStore) -> list[int]:
+    """Of what the store has told its owner."""
+    told: list[int] = []
+    lun.on_loss = lambda error: told.append(error.errno or 0)
+    return told
+
+
+BLOCK = memoryview(bytes(512))
+
+
+def refused(call: Callable[[], object]) -> int:
+    with pytest.raises(WritebackError) as caught:
+        call()
+    assert caught.value.errno is not None
+    return caught.value.errno
+
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.ENOSPC])
+def test_an_error_that_another_call_has_taken(
+    lun: FileStore, kernel: Kernel, losses: list[int], number: int
+) -> None:
+    """The data of either may be lost, and the kernel has told only one of them."""
+
+    def other() -> None:
+        kernel.lose(number)
+        assert refused(lambda: lun.write(BLOCK, 4096, True, False)) == number
+
+    for call in (lun.flush, lambda: lun.write(BLOCK, 0, True, False)):
+        kernel.meanwhile = other
+        assert refused(call) == number
+        call()
+    assert losses == [number] * 2, "each loss is told once"
+
+
+def test_a_disk_that_is_full_has_lost_nothing(
+    lun: FileStore, kernel: Kernel, losses: list[int]
+) -> None:
+    """But for what is written back it may be full, too, and the errno of a write with RWF_DSYNC
+    does not tell which."""
+    kernel.full = True
+    with pytest.raises(OSError, match="full") as caught:
+        lun.write(BLOCK, 0, True, False)
+    assert not isinstance(caught.value, WritebackError) and not losses
+    kernel.full = False
+    kernel.lose(errno.ENOSPC)
+    assert refused(lambda: lun.write(BLOCK, 0, True, False)) == errno.ENOSPC
+    assert losses == [errno.ENOSPC]
+
+
+def test_a_loss_that_is_known_is_that_of_earlier_calls(lun: FileStore, kernel: Kernel) -> None:
+    kernel.lose()
+    refused(lun.flush)
+    lun.write(BLOCK, 0, True, False)
+    lun.flush()
+
+
+class CountedLock:
+    """A lock that knows which threads wait for it."""
+
+    all: ClassVar[list[CountedLock]] = []
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._waiting: set[int] = set()
+        self.all.append(self)
+
+    def keeps(self, count: int) -> bool:
+        """Whether so many threads wait for the one that has it."""
+        return self._lock.locked() and len(self._waiting) == count
+
+    def __enter__(self) -> None:
+        self._waiting.add(threading.get_ident())
+        self._lock.acquire()
+        self._waiting.remove(threading.get_ident())
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.release()
+
+
+def test_flushes_that_wait_share_the_next_one(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, kernel: Kernel
+) -> None:
+    """One that fails concerns all that have asked while it was under way: what the kernel told it
+    may be what it has lost of theirs."""
+    monkeypatch.setattr(CountedLock, "all", [])
+    monkeypatch.setattr(store, "Lock", CountedLock)
+    lun = open_file(str(tmp_path / "lun"), size=SIZE)
+    losses: list[OSError] = []
+    lun.on_loss = losses.append
+    failed: list[bool] = []
+
+    def flush() -> None:
+        try:
+            lun.flush()
+        except WritebackError:
+            failed.append(True)
+        else:
+            failed.append(False)
+
+    threads = [threading.Thread(target=flush) for _ in range(3)]
+
+    def others() -> None:
+        for each in threads:
+            each.start()
+        until_blocking(lambda: any(each.keeps(len(threads)) for each in CountedLock.all))
+        kernel.lose()
+
+    kernel.meanwhile = others
+    flush()
+    for each in threads:
+        each.join()
+    assert failed == [True] * 4 and kernel.flushes == 2
+    assert [each.errno for each in losses] == [errno.EIO]
+    flush()
+    assert not failed[-1]
+    lun.close()
+
+
+def test_the_witness_of_a_real_file(tmp_path: Path) -> None:
+    """It sees nothing where nothing was lost."""
+    path = tmp_path / "lun"
+    path.write_bytes(bytes(4096))
+    fd = os.open(path, os.O_RDWR)
+    witness = files.open_witness(fd)
+    assert witness >= 0
+    os.pwrite(fd, bytes(512), 0)
+    os.fdatasync(fd)
+    assert files.writeback_error(witness) == files.writeback_error(-1) == 0
+    os.close(witness)
+    os.close(fd)
+    assert files.open_witness(fd) == -1
