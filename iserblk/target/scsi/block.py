@@ -406,6 +406,7 @@ def _compare_and_write(task: DeviceTask, buffer: memoryview, nowait: bool) -> bo
     unit = task.unit
     stored = memoryview(bytearray(task.extent))
     with unit.guard.exclusive((task.offset, task.offset + task.extent)):
+        check_wanted(task)  # it may have waited for the blocks
         _read_stored(task, stored, task.offset)
         at = _first_difference(stored, buffer[: task.extent])
         if at >= 0:
@@ -445,6 +446,7 @@ def _xdwriteread(task: DeviceTask, buffer: memoryview, nowait: bool) -> bool:
         _read_stored(task, stored, task.offset)
     else:
         with unit.guard.exclusive((task.offset, task.offset + task.length)):
+            check_wanted(task)
             _read_stored(task, stored, task.offset)
             _write_alone(task, buffer)
     _xor_into(buffer, stored)

@@ -7,6 +7,7 @@ conditions; SPC-4). All other commands are in ``iserblk.target.scsi.commands``.
 
 from __future__ import annotations
 
+import errno
 import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
@@ -43,6 +44,8 @@ log = logging.getLogger(__name__)
 
 LOOK_S = 1.0  # at least, between two checks of the files' sizes; a command starts the check
 _EMPTY: Final = memoryview(b"")
+# Of a device that was removed, or a server whose file has gone: no block of it is to blame.
+_GONE: Final = (errno.ENODEV, errno.ENXIO, errno.ENOMEDIUM, errno.ESTALE, errno.ESHUTDOWN)
 # Bytes of sense data up to the end of its additional sense code qualifier.
 _FIXED_CODE: Final = 14
 _DESCRIPTOR_CODE: Final = 4
@@ -460,6 +463,11 @@ class DeviceServer:
             _end(task, end.sense, end.status)
         except OSError as error:
             _fail(task, error)
+        except MemoryError:
+            # Not a status for which hosts repeat the command: it may have been carried out in part.
+            log.warning("%s: the system has no memory for it", opcodes.name(task.cdb))
+            failure = CheckCondition(sense.HARDWARE_ERROR, sense.INTERNAL_TARGET_FAILURE)
+            _end(task, failure.sense)
         return True
 
     def start(self, task: ScsiTask, buffer: memoryview | None, ended: Callable[[], None]) -> bool:
@@ -579,7 +587,9 @@ def _fail(task: DeviceTask, error: OSError) -> None:
 
 def _sense_of(error: OSError, direction: int) -> bytes:
     """The sense data for an OSError of the store; ``direction`` is that of the command."""
-    if direction == DATA_IN:
+    if error.errno in _GONE:
+        key, code = sense.HARDWARE_ERROR, sense.INTERNAL_TARGET_FAILURE
+    elif direction == DATA_IN:
         key, code = sense.MEDIUM_ERROR, sense.UNRECOVERED_READ_ERROR
     elif isinstance(error, WritebackError):  # whatever it was: it is lost, and not only for now
         key, code = sense.MEDIUM_ERROR, sense.WRITE_ERROR

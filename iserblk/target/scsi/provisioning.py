@@ -16,6 +16,7 @@ from iserblk.target.scsi.unit import MAX_UNMAP_DESCRIPTORS, MAX_WRITE_SAME, Logi
 from iserblk.target.seam import DATA_IN, DATA_OUT
 from iserblk.target.store.store import Extent
 
+CLEAR_STEP = 64 << 20  # bytes that are unmapped or zeroed at once
 _TILE = 1 << 20  # bytes of a repeated pattern that are written at once
 _STATUS_DESCRIPTORS = 1024
 _MOST_BLOCKS = 0xFFFFFFFF  # in one descriptor
@@ -59,20 +60,26 @@ def _unmap(task: DeviceTask, buffer: memoryview, nowait: bool) -> bool:
     since = unit.unflushed.failures
     for lba, blocks in ranges:
         if blocks:
-            check_wanted(task)
-            _clear(unit, unit.store.unmap, lba * unit.block, blocks * unit.block)
+            _clear(task, unit.store.unmap, lba * unit.block, blocks * unit.block)
     unit.settle(task.nexus, since)
     return True
 
 
-def _clear(unit: LogicalUnit, clear: Callable[[int, int], None], offset: int, length: int) -> None:
-    """Call ``clear``, a method of the unit's store, for the range."""
-    span = (offset, offset + length)
-    unit.guard.enter(span, False)
+def _clear(task: DeviceTask, clear: Callable[[int, int], None], offset: int, length: int) -> None:
+    """Call ``clear``, a method of the unit's store, for the range: in steps, as it may have to
+    write all of the zeroes. They end at multiples of a step, so that no granule is cut."""
+    guard = task.unit.guard
+    end = offset + length
+    span = (offset, end)
+    guard.enter(span, False)
     try:
-        clear(offset, length)
+        while offset < end:
+            check_wanted(task)
+            stop = min(end, offset - offset % CLEAR_STEP + CLEAR_STEP)
+            clear(offset, stop - offset)
+            offset = stop
     finally:
-        unit.guard.leave(span)
+        guard.leave(span)
 
 
 # -- WRITE SAME ------------------------------------------------------------------------------------
@@ -113,7 +120,7 @@ def _write_same(task: DeviceTask, buffer: memoryview, nowait: bool) -> bool:
     pattern = bytes(buffer[: task.length])
     if pattern.count(0) == len(pattern):
         clear = unit.store.punch if task.cdb[1] & UNMAP else unit.store.zero
-        _clear(unit, clear, task.offset, task.extent)
+        _clear(task, clear, task.offset, task.extent)
     else:
         _repeat(task, pattern)
     unit.settle(task.nexus, since)

@@ -213,6 +213,8 @@ class FileStore:
             name = os.readlink(f"/proc/self/fd/{self.fd}")
         except OSError:
             name = "the LUN's file"
+        if not end and stat.S_ISBLK(os.fstat(self.fd).st_mode):
+            return OSError(errno.ENXIO, f"{name}: the device has gone")
         return OSError(
             errno.EIO,
             f"{name} was made smaller: it ends at byte {end}, its LUN has {self.size} bytes",
@@ -320,8 +322,14 @@ class FileStore:
         if start >= stop or (start, stop) == (offset, end):
             self._write_zeroes(offset, length)
             return True
-        if not fallocate(self.fd, mode, start, stop - start):
-            return False
+        try:
+            if not fallocate(self.fd, mode, start, stop - start):
+                return False
+        except OSError as error:
+            if error.errno != errno.EINVAL:
+                raise
+            self._write_zeroes(offset, length)  # sectors that are larger still
+            return True
         self._write_zeroes(offset, start - offset)
         self._write_zeroes(stop, end - stop)
         return True

@@ -553,6 +553,69 @@ def test_errors_of_the_file(
     assert client.code(cdb.compare_and_write(0, 1), bytes(store.content[:block]) * 2) == GOOD
 
 
+@pytest.mark.parametrize("number", [errno.ENODEV, errno.ENXIO, errno.ESTALE])
+def test_a_device_that_has_gone(client: Client, store: FakeStore, block: int, number: int) -> None:
+    """No block is to blame: the errors are no medium errors."""
+    store.failure = OSError(number, os.strerror(number))
+    for command, data in (
+        (rw(opcodes.WRITE_16, 0, 1), bytes(block)),
+        (rw(opcodes.READ_16, 0, 1), b""),
+        (cdb.write_same16(0, 1, ndob=True), b""),
+        (cdb.synchronize_cache16(0, 0), b""),
+        (cdb.get_lba_status16(0, 32), b""),
+    ):
+        expected = (sense.HARDWARE_ERROR, sense.INTERNAL_TARGET_FAILURE)
+        assert client.code(command, data) == expected
+
+
+@pytest.mark.logs("no memory")
+def test_a_command_for_which_there_is_no_memory(
+    client: Client, store: FakeStore, block: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It ends with an error, and the target goes on."""
+
+    def none_left(*_: object) -> bool:
+        raise MemoryError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(store, "read_into", none_left)
+        for command, data in (
+            (cdb.compare_and_write(0, 1), bytes(2 * block)),
+            (rw(opcodes.READ_16, 0, 1), b""),
+            (cdb.verify16(0, 1), b""),
+        ):
+            expected = (sense.HARDWARE_ERROR, sense.INTERNAL_TARGET_FAILURE)
+            assert client.code(command, data) == expected
+    assert client.code(cdb.compare_and_write(0, 1), bytes(store.content[:block]) * 2) == GOOD
+
+
+def test_a_compare_and_write_that_was_aborted_while_it_waited_writes_nothing(
+    store: FakeStore, block: int
+) -> None:
+    """For example it was preempted: its blocks are those of another host now."""
+    before = bytes(store.content)
+    commands = (
+        (cdb.compare_and_write(0, 1), before[:block] + bytes(block)),
+        (cdb.xdwriteread10(0, 1), bytes(block)),
+    )
+    unit = unit_of(store, block)
+    client = Client(DeviceServer({0: unit}, IQN))
+    for command, data in commands:
+        assert unit.guard.enter((0, block), nowait=True)
+        task = client.server.begin(client.nexus, 0, command)
+        buffer = memoryview(bytearray(data))
+        thread = threading.Thread(target=client.server.run, args=(task, buffer))
+        thread.start()
+        # It has announced itself when no other write gets in.
+        while thread.is_alive() and unit.guard.enter((0, block), nowait=True):
+            unit.guard.leave((0, block))
+        task.cancel()
+        unit.guard.leave((0, block))
+        thread.join()
+        assert (task.status, task.sense) == (sam.TASK_ABORTED, b"")
+        assert store.content == before and not store.calls
+
+
 def test_a_read_that_would_wait_is_put_off(client: Client, store: FakeStore, block: int) -> None:
     store.cached = False
     task = client.server.begin(client.nexus, 0, rw(opcodes.READ_16, 3, 2))

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from iserblk.scsi import cdb, lba, sense
 from iserblk.scsi import status as sam
+from iserblk.target.scsi import provisioning
 from iserblk.target.scsi.device import DeviceServer, LogicalUnit
 from iserblk.target.scsi.provisioning import block_ranges
 from iserblk.target.store.store import Extent
@@ -224,12 +225,12 @@ def test_blocks_are_deallocated_only_when_all_of_them_is(
         has_data[offset : offset + length] = bytes((is_data,)) * length
     found = block_ranges(extents, block)
     expected_next = first
-    for lba_first, blocks, provisioning in found:
+    for lba_first, blocks, state in found:
         assert lba_first == expected_next and blocks > 0
         expected_next += blocks
         for each in range(lba_first, lba_first + blocks):
             mapped = any(has_data[each * block : (each + 1) * block])
-            assert mapped == (provisioning == lba.MAPPED)
+            assert mapped == (state == lba.MAPPED)
     assert expected_next == position // block
 
 
@@ -246,13 +247,28 @@ def test_extents_of_more_blocks_than_a_descriptor_holds() -> None:
     [
         (cdb.verify16(0, 3 << 11), b""),
         (cdb.write_same16(0, 3 << 11), b"x" * BLOCK),
+        (cdb.verify16(0, 3 << 11, cdb.BYTCHK), bytes(3 << 20)),
         (cdb.unmap(40), lba.unmap_parameters([(0, 8), (16, 8)])),
+        (cdb.unmap(24), lba.unmap_parameters([(0, 9 << 10)])),
+        (cdb.write_same16(0, 9 << 10, unmap=True, ndob=True), b""),
+        (cdb.write_same16(0, 9 << 10, ndob=True), b""),
     ],
-    ids=["VERIFY", "WRITE SAME", "UNMAP"],
+    ids=[
+        "VERIFY",
+        "WRITE SAME",
+        "VERIFY of data",
+        "UNMAP of two",
+        "UNMAP of much",
+        "WRITE SAME that unmaps",
+        "WRITE SAME of zeroes",
+    ],
 )
-def test_a_cancelled_command_ends_between_its_steps(command: bytes, data: bytes) -> None:
+def test_a_cancelled_command_ends_between_its_steps(
+    command: bytes, data: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The command ends with TASK ABORTED, does no more, and other commands may write there."""
-    store = FakeStore(4 << 20)
+    monkeypatch.setattr(provisioning, "CLEAR_STEP", 4 << 20)
+    store = FakeStore(8 << 20)
     client = Client(DeviceServer({0: LogicalUnit(store, serial="S", block=BLOCK)}, IQN))
     task = client.server.begin(client.nexus, 0, command)
     steps: list[str] = []
@@ -265,12 +281,24 @@ def test_a_cancelled_command_ends_between_its_steps(command: bytes, data: bytes)
 
         return stepped
 
-    for name in ("read_into", "write", "punch"):
+    for name in ("read_into", "write", "punch", "zero"):
         setattr(store, name, step(name, getattr(store, name)))
     assert client.server.run(task, memoryview(bytearray(data)))
     assert task.status == sam.TASK_ABORTED and not task.sense
     assert len(steps) == 1
     assert client.code(cdb.write_same16(0, 3 << 11, ndob=True)) == GOOD
+
+
+def test_long_changes_are_cut_between_granules(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever block they begin with."""
+    monkeypatch.setattr(provisioning, "CLEAR_STEP", 1 << 20)
+    store = FakeStore(4 << 20)
+    client = Client(DeviceServer({0: LogicalUnit(store, serial="S", block=BLOCK)}, IQN))
+    assert client.code(cdb.unmap(24), lba.unmap_parameters([(2047, 2049)])) == GOOD
+    assert store.calls == [
+        ("punch", 2047 * BLOCK, BLOCK),
+        ("punch", 2048 * BLOCK, 1 << 20),
+    ]
 
 
 @pytest.mark.parametrize(
