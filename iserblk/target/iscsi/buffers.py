@@ -53,7 +53,8 @@ class DataBudget:
     ``beside``: bytes that connections hold otherwise: PDUs that came before their turn, answers
     that are not acknowledged, slots for answers. ``waiting``: callbacks of the connections that
     wait for room, and their addresses. ``keepers``: called when there is none: they let go of what
-    is only kept for retransmission. ``refused``: how often data that cannot wait has found no room.
+    is only kept for retransmission. ``share``: bytes of the sessions of one address. ``refused``:
+    how often data that cannot wait has found no room.
 
     The sessions of one address ("": not known) have no more than half of the limit, so that they
     leave as much to the others. Data that comes unasked has no more than three quarters of either:
@@ -65,7 +66,7 @@ class DataBudget:
 
     def __init__(self, most: int = TOTAL) -> None:
         self._most = most
-        self._share = most // 2
+        self.share = most // 2
         self._aside = most // SET_ASIDE
         self.refused = 0
         self.used = 0
@@ -81,14 +82,14 @@ class DataBudget:
 
     def fits(self, length: int, address: str = "") -> bool:
         total = self.used + self.beside + length
-        if total <= self._share:
+        if total <= self.share:
             return True  # whoever holds it leaves half
-        return total <= self._most and self._has_share(length, address, self._share)
+        return total <= self._most and self._has_share(length, address, self.share)
 
     def fits_unasked(self, length: int, address: str = "") -> bool:
         """As ``fits``, for data that comes unasked."""
         total = self.used + self.beside + length
-        share = self._share - self._share // 4
+        share = self.share - self.share // 4
         if total <= share:
             return True
         return total <= self._most - self._most // 4 and self._has_share(length, address, share)
@@ -114,11 +115,6 @@ class DataBudget:
     def most(self) -> int:
         """Bytes of all sessions together."""
         return self._most
-
-    @property
-    def share(self) -> int:
-        """Bytes of the sessions of one address."""
-        return self._share
 
     def held_by_address(self) -> dict[str, int]:
         """Bytes that the sessions of each address hold, free buffers left out; none that hold

@@ -556,7 +556,10 @@ class TargetSession:
         length = slot.task.length
         if not length or (slot.buffer is not None and len(slot.buffer) >= length):
             return True
-        used = self.pool.used
+        used, budget = self.pool.used, self._budget
+        # Mostly: no call.
+        if used + length <= GUARANTEED and budget.used + budget.beside + length <= budget.share:
+            return True
         size = size_of(length)
         if self._budget.guarantees(used, size, GUARANTEED):
             return True
@@ -567,6 +570,9 @@ class TargetSession:
 
     def may_take(self, length: int) -> bool:
         """Whether ``length`` bytes may be taken for data that comes unasked, which cannot wait."""
+        used, budget = self.pool.used, self._budget
+        if used + length <= UNASKED and budget.used + budget.beside + length <= budget.share // 2:
+            return True
         size = size_of(length)
         if self._budget.guarantees(self.pool.used, size, UNASKED) or self._budget.fits_unasked(
             size, self.pool.address
