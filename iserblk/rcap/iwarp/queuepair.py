@@ -40,6 +40,8 @@ DEFAULT_RECEIVE_SIZE: Final = 8268  # iSER header 28, BHS 48, 8192 of data: what
 # One call of ``progress`` reads this many times at most, and again only after a large read.
 READ_ROUNDS: Final = 16
 LARGE_READ: Final = 16 * 1024
+# Nor after so many segments: of small ones it is not the bytes that cost time.
+MOST_SEGMENTS: Final = 8192
 EMSS_PERIOD: Final = 65536  # bytes sent after which the LLP's segment size is looked up again
 TRIM_S: Final = 10.0  # staging that was not in use for so long gives its memory back
 SMALL_HEADERS: Final = 8192  # bytes of header slots that are allocated at once
@@ -306,6 +308,7 @@ class IwarpQueuePair:
                     if rx.completions:
                         return
                 self._pending = False
+                rx.segments = 0
                 for _ in range(READ_ROUNDS):
                     buffers = rx.get_buffers()
                     count = self._wire.receive(buffers)
@@ -317,7 +320,7 @@ class IwarpQueuePair:
                     rx.received(count)
                     if self._records:
                         self._pending = self._llp.pending()
-                    if rx.completions or count < LARGE_READ:
+                    if rx.completions or count < LARGE_READ or rx.segments > MOST_SEGMENTS:
                         return
             except RemoteProtocolError as error:
                 self._error = without_frames(error)  # which would keep the caller's frames

@@ -46,15 +46,15 @@ class ReceiveCore:
     ``completions``: messages and RDMA Reads that are complete; their ``data`` is readable until the
     next ``get_buffers``. ``opened``: at least one FPDU was valid for MPA; from then on a responder
     may send (RFC 5044 section 7.1.2). ``posted``: receives posted in total, set by the owner.
-    ``reads``, ``responses``: the deques of module ``reads``. ``reads_received``: Read Requests that
-    the peer has sent.
+    ``segments``: how many were taken; the owner sets it back. ``reads``, ``responses``: the deques
+    of module ``reads``. ``reads_received``: Read Requests that the peer has sent.
     """
 
     __slots__ = ("_assembly", "_consumed", "_crc", "_direct", "_direct_last", "_direct_read",
                  "_direct_region", "_direct_size", "_head", "_ird", "_most", "_read_msn",
                  "_receive_size", "_rtr_send", "_segment_kind", "_send_msn", "_send_offset",
                  "_settle", "_skip", "_staging", "_stags", "_tail", "_used", "_view", "completions",
-                 "opened", "posted", "reads", "reads_received", "responses",
+                 "opened", "posted", "reads", "reads_received", "responses", "segments",
                  "terminate")  # fmt: skip
 
     def __init__(
@@ -86,6 +86,7 @@ class ReceiveCore:
         self._used = 0  # bytes of staging that may have memory
         self.completions: list[seam.Completion] = []
         self.opened = False
+        self.segments = 0
         self.terminate = b""
         self.posted = 0
         self._consumed = 0  # receives that messages have used
@@ -177,6 +178,7 @@ class ReceiveCore:
         pos, tail = self._head, self._tail
         regions = self._stags.regions
         check = self._crc
+        segments = self.segments
         while tail - pos >= ddp.UNTAGGED_SIZE:
             header: ddp.Header = ddp.unpack_header(staging, pos)
             length, control, stag, to, mo = header
@@ -213,6 +215,8 @@ class ReceiveCore:
                 self._rare(pos, length, control, stag, to)
             pos = end + ddp.CRC_SIZE
             self._head = pos
+            segments += 1
+        self.segments = segments
         if tail - pos >= 2 and ddp.LENGTH.unpack_from(staging, pos)[0] < _TAGGED_ULPDU:
             raise self._violation(pos, checks.TOO_SHORT)
 

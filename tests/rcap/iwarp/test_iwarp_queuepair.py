@@ -320,6 +320,40 @@ def test_one_turn_sends_no_more_than_its_share() -> None:
     wire.close()
 
 
+class Flood:
+    """A Wire that always has as many of one FPDU as fit. ``receives``: how often it was asked."""
+
+    fpdu = b""
+    receives = 0
+
+    def send(self, _buffers: list[bytes | memoryview], size: int) -> int:
+        return size
+
+    def receive(self, buffers: list[memoryview]) -> int:
+        self.receives += 1
+        count = len(buffers[0]) // len(self.fpdu)
+        buffers[0][: count * len(self.fpdu)] = self.fpdu * count
+        return count * len(self.fpdu)
+
+
+@pytest.mark.parametrize(("size", "fewest", "most"), [(0, 1, 1), (8, 1, 1), (16384, 16, 16)])
+def test_one_turn_takes_no_more_segments_than_its_share(size: int, fewest: int, most: int) -> None:
+    """A peer that always has small segments does not keep the event loop, though none of them
+    completes anything."""
+    mine, wire = connected_sockets()
+    lower = MpaLlp(mine, parameters(crc=False))
+    flood = Flood()
+    lower.wire = flood  # type: ignore[assignment]
+    pair = IwarpQueuePair(mine, parameters(crc=False), initiator=True, llp=lower)
+    stag, _ = pair.advertise(memoryview(bytearray(1 << 20)), seam.REMOTE_WRITE)
+    header = ddp.TaggedHeader(ddp.TAGGED_SIZE - ddp.LENGTH_SIZE + size, 0xC140, stag, 0)
+    flood.fpdu = ddp.encode_fpdu(header, bytes(size), crc=False)
+    assert not pair.progress(0.0)
+    assert fewest <= flood.receives <= most
+    pair.close()
+    wire.close()
+
+
 # --- memory and threads ---
 
 
