@@ -74,12 +74,14 @@ class Newcomers:
             self._give_up_one()
 
     def begins(self, who: object) -> None:
-        """Its first message has come (a Login Request). Does nothing if ``who`` does not count."""
+        """A message has come (a Login Request). All but the first do nothing: who goes on talking
+        does not get younger by that. Does nothing if ``who`` does not count."""
         newcomer = self._all.get(who)
         if newcomer is not None:
             origin = self._origins[newcomer.origin]
-            origin.silent.pop(who, None)
-            origin.begun[who] = None
+            if who in origin.silent:
+                del origin.silent[who]
+                origin.begun[who] = None
 
     def remove(self, who: object) -> None:
         """It has logged in, or has ended. Does nothing if it does not count."""

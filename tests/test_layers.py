@@ -156,7 +156,7 @@ ALLOWED: dict[str, set[str]] = {
         *("datamover", "target.ports", "target.seam", "target.task_set"),
     },
     "target.announcing": {
-        *("errors", "iscsi", "discovery.isns", "discovery.isns_connection"),
+        *("errors", "newcomers", "iscsi", "discovery.isns", "discovery.isns_connection"),
         *("discovery.slp", "discovery.slp_connection", "discovery.multicast"),
     },
     "target.access": {"errors", "names", "url"},

@@ -51,6 +51,15 @@ def test_who_stops_in_the_middle_of_a_login_leaves_half_of_the_room() -> None:
     assert given.up == ["flood 16", "flood 17"]
 
 
+def test_who_goes_on_talking_does_not_get_younger() -> None:
+    given = Given(3)
+    for number in range(3):
+        given.add(f"flood {number}", "a", begins=True)
+    given.newcomers.begins("flood 0")
+    given.add("next", "a")
+    assert given.up == ["flood 0"]
+
+
 def test_who_has_ended_does_not_count() -> None:
     given = Given(2)
     given.add("1", "a")

@@ -11,9 +11,10 @@ from __future__ import annotations
 import errno
 import logging
 import socket
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import cast
 
 import trio
@@ -28,6 +29,7 @@ from iserblk.errors import (
     PermissionDenied,
     RemoteProtocolError,
 )
+from iserblk.newcomers import Newcomers, origin_of
 from iserblk.target.announcing.announced import Announced
 from iserblk.target.announcing.slp_agent import LIFETIME_S, ServiceAgent
 
@@ -164,31 +166,31 @@ class SlpAnnouncer:
                 await sock.sendmsg([answer], multicast.from_address(here), 0, address)
 
     async def _serve_connections(self, sock: trio.socket.SocketType, agent: ServiceAgent) -> None:
-        limit = trio.CapacityLimiter(MAXIMUM_CONNECTIONS)
+        """Where there are too many connections, one of the address that has most is given up."""
+        newcomers = Newcomers()
 
-        async def serve(stream: trio.SocketStream, borrower: object) -> None:
-            try:
-                async with stream:
-                    with (
-                        trio.move_on_after(CONNECTION_S),
-                        suppress(RemoteProtocolError, trio.BrokenResourceError),
-                    ):
-                        await _converse(stream, agent)
-            finally:
-                limit.release_on_behalf_of(borrower)
+        async def serve(stream: trio.SocketStream, origin: str) -> None:
+            async with stream:
+                with (
+                    trio.move_on_after(CONNECTION_S) as scope,
+                    suppress(RemoteProtocolError, trio.BrokenResourceError),
+                ):
+                    newcomers.add(stream, origin, scope.cancel, MAXIMUM_CONNECTIONS)
+                    try:
+                        await _converse(stream, agent, partial(newcomers.begins, stream))
+                    finally:
+                        newcomers.remove(stream)
 
         async with trio.open_nursery() as nursery:
             while True:
-                borrower = object()
-                await limit.acquire_on_behalf_of(borrower)
                 try:
-                    accepted, _ = await sock.accept()
+                    accepted, peer = await sock.accept()
                 except OSError as error:
                     log.info("SLP: %s", error.strerror)
-                    limit.release_on_behalf_of(borrower)
                     await trio.sleep(0.1)
                     continue
-                nursery.start_soon(serve, trio.SocketStream(accepted), borrower)
+                origin = origin_of(f"{peer[0]}:{peer[1]}")
+                nursery.start_soon(serve, trio.SocketStream(accepted), origin)
 
     # -- directory agents -------------------------------------------------------------------------
 
@@ -250,8 +252,11 @@ class SlpAnnouncer:
                     await _register(agent, directory, leaving=True)
 
 
-async def _converse(stream: trio.SocketStream, agent: ServiceAgent) -> None:
-    """Answer the requests of one TCP connection. Raises RemoteProtocolError."""
+async def _converse(
+    stream: trio.SocketStream, agent: ServiceAgent, begun: Callable[[], None]
+) -> None:
+    """Answer the requests of one TCP connection. ``begun`` is called when something has come.
+    Raises RemoteProtocolError."""
     here = stream.socket.getsockname()[0]
     data = b""
     while True:
@@ -265,6 +270,7 @@ async def _converse(stream: trio.SocketStream, agent: ServiceAgent) -> None:
         more = await stream.receive_some(4096)
         if not more or len(data) + len(more) > MAXIMUM_REQUEST:
             return
+        begun()
         data += more
 
 

@@ -7,7 +7,7 @@ import logging
 import socket
 import struct
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from functools import partial
 
 import pytest
@@ -110,6 +110,28 @@ async def test_several_requests_on_one_connection() -> None:
             with trio.fail_after(20):
                 assert await stream.receive_some() == b""  # that ends the connection
         assert await asked(f"slp://127.0.0.1:{announcer.port}") == [record()]
+
+
+async def test_a_flood_of_connections_keeps_no_other_address_away() -> None:
+    """They are silent, and more than there may be."""
+    async with announced() as announcer, AsyncExitStack() as stack:
+
+        async def come(address: str) -> trio.SocketStream:
+            sock = trio.socket.socket()
+            await sock.bind((address, 0))
+            await sock.connect(("127.0.0.1", announcer.port))
+            return await stack.enter_async_context(trio.SocketStream(sock))
+
+        honest = await come("127.0.0.2")
+        flood = [await come("127.0.0.1") for _ in range(announcing.MAXIMUM_CONNECTIONS + 5)]
+        with trio.fail_after(20):
+            for each in flood[:5]:
+                assert await each.receive_some(1) == b""
+            body = slp.service_request((), slp.TARGET, ["DEFAULT"])
+            for stream in (honest, await come("127.0.0.3")):
+                request = slp.encode(slp.SERVICE_REQUEST, 1, body)
+                reply = await ask_by_stream(stream, "agent", request, slp.SERVICE_REPLY)
+                assert len(slp.service_reply_untrusted(reply)[1]) == 2
 
 
 async def test_datagrams_that_are_no_requests() -> None:
