@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping
+from pathlib import Path
 
 import pytest
 import trio
 
 from iserblk.disk.seam import AsyncDisk
 from iserblk.errors import IserblkError
+from iserblk.nbd import messages as nbd
 from tests.integration.conftest import StartTarget
 from tests.support import logs
 from tests.support.faces import FACES, NBD, QUEUE, one_disk, read, write
+from tests.support.nbd_client import RawClient, connected, request
+from tests.support.nbdkit import running_nbd
 from tests.support.until import until
 
 pytestmark = pytest.mark.logs(logs.LOST_POWER, logs.LOST_WRITES, logs.RECONNECTED)
@@ -137,3 +141,74 @@ async def test_killed_while_many_write(start_target: StartTarget, face: str) -> 
                 await until(lambda: done >= goal)  # noqa: B023 (awaited within the turn)
                 running.kill()
                 running = start_target(SPEC, listen=running.listen)
+
+
+class Writer:
+    """A client of an NBD server, which writes to a region of its own: with FUA now and then, and
+    with flushes; and which breaks its connection off in the middle of a write, now and then."""
+
+    def __init__(self, path: Path, number: int) -> None:
+        self.base = number * MIB
+        self.model = bytearray(MIB)  # what has been acknowledged
+        # By block of 512 bytes: what a write before a break may have done, or may still do.
+        self.perhaps: dict[int, list[bytes]] = {}
+        self.done = 0
+        self._path = path
+        self._chance = random.Random(number)
+
+    async def work(self, steps: int) -> None:
+        client = await connected(self._path)
+        for step in range(steps):
+            offset = self._chance.randrange(MIB // 4096 - 16) * 4096
+            data = self._chance.randbytes(self._chance.choice((512, 4096, 60_416)))
+            fua = nbd.FLAG_FUA if step % 5 == 2 else 0
+            message = request(nbd.WRITE, self.base + offset, len(data), step, fua) + data
+            if step % 12 == 11:
+                await client.send(message)
+                await trio.aclose_forcefully(client.stream)
+                client = await connected(self._path)
+                for at in range(0, len(data), 512):
+                    self.perhaps.setdefault(offset + at, []).append(data[at : at + 512])
+            else:
+                await self._ask(client, message)
+                self.model[offset : offset + len(data)] = data
+            if step % 15 == 14:
+                await self._ask(client, request(nbd.FLUSH))
+            self.done += 1
+        # What is acknowledged now is not lost, whatever comes.
+        await self._ask(client, request(nbd.FLUSH))
+        async with client:
+            await client.send(request(nbd.DISC))
+
+    async def _ask(self, client: RawClient, message: bytes) -> None:
+        await client.send(message)
+        assert (await client.reply()).error == 0
+
+    def check(self, found: bytes) -> None:
+        for at in range(0, MIB, 512):
+            good = [bytes(self.model[at : at + 512]), *self.perhaps.get(at, ())]
+            assert found[at : at + 512] in good, f"block at {at}"
+
+
+async def test_killed_while_nbd_clients_write_and_leave(
+    start_target: StartTarget, tmp_path: Path
+) -> None:
+    """Each on a connection of its own. What was acknowledged before a flush that succeeded is there
+    when the target has lost its cache for the last time, too."""
+    running = start_target(SPEC)
+    words = ("io-timeout=60",)
+    with running_nbd("iserblk", [f"{running.url}/0"], tmp_path, parameters=words):
+        path = tmp_path / "nbd.sock"
+        writers = [Writer(path, number) for number in range(6)]
+        async with trio.open_nursery() as nursery:
+            for each in writers:
+                nursery.start_soon(each.work, 90)
+            for part in range(1, 4):
+                await until(lambda: sum(each.done for each in writers) >= 120 * part)  # noqa: B023
+                running.kill()
+                running = start_target(SPEC, listen=running.listen)
+        running.kill()
+        running = start_target(SPEC, listen=running.listen)
+    async with one_disk("async", f"{running.url}/0", {}) as disk:
+        for each in writers:
+            each.check(await read(disk, each.base, MIB))
