@@ -1,5 +1,6 @@
 """What Python's os module does not offer for files: fallocate(2) with its modes, what was lost in
-writing back, the lock of a LUN's file, the type of a file system."""
+writing back, whether a block device takes writes, the lock of a LUN's file, the type of a file
+system."""
 
 from __future__ import annotations
 
@@ -19,6 +20,7 @@ _call = getattr(_libc, "fallocate64", None) or _libc.fallocate
 _call.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
 _call.restype = ctypes.c_int
 
+_BLKROGET = 0x125E
 _WAIT_BEFORE = 1  # SYNC_FILE_RANGE_WAIT_BEFORE
 _NOWHERE = 1 << 60  # bytes: an offset at which no file has pages
 _sync_file_range = getattr(_libc, "sync_file_range", None)
@@ -68,6 +70,13 @@ def writeback_error(witness: int) -> int:
         return 0
     number = ctypes.get_errno()
     return 0 if number in (errno.EINVAL, errno.ESPIPE, errno.ENOSYS, errno.EBADF) else number
+
+
+def is_read_only_device(fd: int) -> bool:
+    """Whether a block device takes no writes. Raises OSError."""
+    answer = bytearray(4)
+    fcntl.ioctl(fd, _BLKROGET, answer)
+    return any(answer)
 
 
 def lock_lun(fd: int, *, shared: bool) -> bool:

@@ -8,7 +8,7 @@ import os
 import stat
 
 from iserblk.errors import BadArgument, Busy, IserblkError, PermissionDenied
-from iserblk.files import lock_lun
+from iserblk.files import is_read_only_device, lock_lun
 from iserblk.images import image_warning
 from iserblk.target.store.store import FileStore
 
@@ -37,6 +37,9 @@ def open_file(
     except OSError as error:
         raise _open_error(path, read_only, error) from None
     try:
+        if not read_only and kind is not None and stat.S_ISBLK(kind) and is_read_only_device(fd):
+            # Newer kernels open it, and refuse each write.
+            raise OSError(errno.EROFS, os.strerror(errno.EROFS))
         _lock(fd, path, read_only)
         size_of_lun = _fit(fd, path, size, read_only, block)
         if warning := image_warning(fd, path):

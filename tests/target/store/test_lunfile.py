@@ -195,6 +195,7 @@ def loop_device(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path
         made = subprocess.run(command, capture_output=True, text=True, check=True)
     except (OSError, subprocess.CalledProcessError) as error:
         pytest.skip(f"no loop device can be set up: {error}")
+    subprocess.run(["blockdev", "--setrw", made.stdout.strip()], check=True)
     yield Path(made.stdout.strip())
     subprocess.run(["losetup", "--detach", made.stdout.strip()], check=True)
 
