@@ -630,7 +630,7 @@ class Steps:
         run("nbdcopy", nbd.told, back)
         same(source, back)
         nbd.stop()
-        run(self._way.program, "trim", url)
+        run(self._way.program, "trim", "--all", url)
         back.unlink()
         run(self._way.program, "copy", source, url, "--verify")
         run(self._way.program, "copy", url, back, "--verify")

@@ -42,7 +42,7 @@ COMMANDS = {
     "compare": "Compare LUNs, files and block devices.",
     "trim": "Tell a LUN that a range is not needed any more.",
     "bench": "Measure the speed of a LUN through the Python API.",
-    "stats": "Show requests and latencies of the LUNs in use, and what targets serve.",
+    "stats": "Show requests and latencies of LUNs in use, and targets here.",
     "exporter": "Serve the metrics of all LUNs in use, for Prometheus.",
     "csi": "Serve LUNs as volumes of Kubernetes: a CSI node plugin.",
     "doctor": "Check this machine and a portal; say what to do about problems.",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import click
 
 from iserblk.cli.endpoints import check_one_lun, only_disk
@@ -9,18 +11,24 @@ from iserblk.cli.options import Size, connection, connection_options, json_optio
 from iserblk.cli.output import print_json, size_words
 from iserblk.cli.running import run
 from iserblk.disk.aio import open_disks
-from iserblk.errors import BadArgument
+from iserblk.errors import BadArgument, IserblkError
 from iserblk.named.resolving import urls_of
 
 
 @click.command("trim")
 @click.argument("urls", metavar="URL…", nargs=-1, required=True)
-@click.option("--offset", type=Size(), default=0, help="First byte; default 0.")
+@click.option("--offset", type=Size(), help="First byte; default 0.")
 @click.option("--length", type=Size(), help="Bytes; default: up to the end of the LUN.")
+@click.option("--all", "everything", is_flag=True, help="The whole LUN, without a question.")
 @json_option
 @connection_options
 def command(
-    urls: tuple[str, ...], offset: int, length: int | None, as_json: bool, **options: str | None
+    urls: tuple[str, ...],
+    offset: int | None,
+    length: int | None,
+    everything: bool,
+    as_json: bool,
+    **options: str | None,
 ) -> None:
     """Tell the LUN that a range is not needed any more: its data is lost, its space is free.
 
@@ -30,22 +38,39 @@ def command(
     given = connection(options)
     found = urls_of(urls, given, to_write=True)
     check_one_lun(found)
+    if offset is None and length is None:
+        if not everything:
+            _ask()
+    elif everything:
+        raise BadArgument("--all is the whole LUN; leave out --offset and --length, or --all")
+    first = offset or 0
 
     async def trim() -> int:
         async with open_disks(found, given) as disks:
             disk = only_disk(disks.disks)
-            count = max(disk.size - offset, 0) if length is None else length
-            if offset + count > disk.size:
+            count = max(disk.size - first, 0) if length is None else length
+            if first + count > disk.size:
                 raise BadArgument(
                     f"{disk.info.url} has {disk.size} bytes: the range that begins at --offset "
-                    f"{offset} leaves it"
+                    f"{first} leaves it"
                 )
-            await disk.trim(offset, count, patient=True)
+            await disk.trim(first, count, patient=True)
             await disk.flush()
             return count
 
     count = run(trim)
     if as_json:
-        print_json({"offset": offset, "length": count})
+        print_json({"offset": first, "length": count})
     else:
-        click.echo(f"trimmed {size_words(count)} from offset {offset}")
+        click.echo(f"trimmed {size_words(count)} from offset {first}")
+
+
+def _ask() -> None:
+    """Raises BadArgument where nobody can be asked, and IserblkError where the answer is no."""
+    if not sys.stdin.isatty():
+        raise BadArgument(
+            "this trims the whole LUN, and loses all its data: add --all, or give --offset and"
+            " --length"
+        )
+    if not click.confirm("Trim the whole LUN? All its data is lost.", err=True):
+        raise IserblkError("nothing was trimmed")

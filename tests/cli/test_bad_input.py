@@ -303,7 +303,7 @@ def test_a_read_only_lun_is_not_written(url: str, tmp_path: Path, rest: None) ->
     lun = f"{url}/1"
     for words in (
         ("copy", tmp_path / "small", lun),
-        ("trim", lun),
+        ("trim", lun, "--all"),
         ("bench", lun, "--rw", "randwrite", "--destroy"),
     ):
         assert "read-only" in bad(13, *words)

@@ -350,7 +350,7 @@ def test_what_is_read_only_is_not_written_to(url: str, tmp_path: Path) -> None:
     good("add", "disk", f"{url}/0", "-o", "ro")
     (tmp_path / "file").write_bytes(bytes(512))
     for words in (
-        ["trim", "disk"],
+        ["trim", "disk", "--all"],
         ["copy", tmp_path / "file", "disk"],
         ["bench", "disk", "--rw", "write", "--destroy"],
     ):

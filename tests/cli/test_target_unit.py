@@ -130,7 +130,7 @@ def test_what_is_left_suffices(unit: Path, tmp_path: Path) -> None:
         for scheme in ("iser", "iscsi"):
             place = f"{url.replace('iser:', f'{scheme}:')}/0"
             good("copy", tmp_path / "ones", place, "--verify")
-            good("trim", place)
+            good("trim", place, "--all")
         process.send_signal(signal.SIGHUP)
         process.send_signal(signal.SIGTERM)
         assert process.wait(END_S * 2) == 143

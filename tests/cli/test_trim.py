@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import os
+import pty
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from tests.cli.commands import bad, good, good_json, iserblk
 from tests.cli.runs import MIB, documented
-from tests.support.target import running_target
+from tests.support.target import ROOT, running_target
 
 
 def test_trim_gives_space_back(url: str, files: Path, tmp_path: Path) -> None:
@@ -23,7 +27,7 @@ def test_trim_gives_space_back(url: str, files: Path, tmp_path: Path) -> None:
     good("copy", f"{url}/1", tmp_path / "back")
     ones = b"\x11" * MIB
     assert (tmp_path / "back").read_bytes() == ones + bytes(2 * MIB) + ones
-    assert good("trim", f"{url}/1") == "trimmed 4.0 MiB from offset 0\n"
+    assert good("trim", f"{url}/1", "--all") == "trimmed 4.0 MiB from offset 0\n"
     assert (files / "small").stat().st_blocks == 0
     assert documented("trim") == {"offset", "length"}
 
@@ -43,7 +47,7 @@ def test_several_portals(url: str, files: Path, tmp_path: Path) -> None:
     done("copy", tmp_path / "ones", *both, "--verify")
     done("copy", *both, tmp_path / "back")
     assert (tmp_path / "back").read_bytes() == b"\x11" * 4 * MIB
-    assert "trimmed 4.0 MiB" in done("trim", *both)
+    assert "trimmed 4.0 MiB" in done("trim", *both, "--all")
     assert (files / "small").stat().st_blocks == 0
     for face in ("async", "blocking"):
         assert "IOPS" in done("bench", *both, "--time", "0.1", "--face", face)
@@ -51,7 +55,7 @@ def test_several_portals(url: str, files: Path, tmp_path: Path) -> None:
 
 def test_several_luns_are_refused(url: str) -> None:
     """Before anything is done to one of them."""
-    for arguments in (["trim"], ["bench", "--rw", "write", "--destroy"]):
+    for arguments in (["trim", "--all"], ["bench", "--rw", "write", "--destroy"]):
         words = bad(7, *arguments, f"{url}/1", f"{url}/0")
         assert "name several LUNs" in words
 
@@ -65,7 +69,7 @@ def test_trim_behind_the_end_is_refused(url: str, arguments: list[object]) -> No
 
 
 def test_trim_of_what_must_not_be_written(url: str) -> None:
-    assert "read-only" in bad(13, "trim", f"{url}/2")
+    assert "read-only" in bad(13, "trim", f"{url}/2", "--all")
 
 
 def test_a_lun_that_refuses_to_trim(tmp_path: Path) -> None:
@@ -73,6 +77,39 @@ def test_a_lun_that_refuses_to_trim(tmp_path: Path) -> None:
     with running_target(
         [f"{tmp_path}/lun:size=8M"], tmp_path / "log", environment={"PROFILE": "summitstor"}
     ) as target:
-        ended = iserblk("trim", f"{target.url}/0")
+        ended = iserblk("trim", f"{target.url}/0", "--all")
     assert ended.returncode == 27 and len(ended.stderr.splitlines()) == 1
     assert "lun0" in ended.stderr and "5/20/00" in ended.stderr
+
+
+def test_a_whole_lun_is_not_trimmed_by_mistake(url: str, tmp_path: Path) -> None:
+    (tmp_path / "ones").write_bytes(b"\x11" * 4 * MIB)
+    good("copy", tmp_path / "ones", f"{url}/1")
+    assert "add --all, or give --offset" in bad(7, "trim", f"{url}/1")
+    assert "leave out --offset" in bad(7, "trim", f"{url}/1", "--all", "--length", "1M")
+    assert answered("n\n", url) == 1
+    good("compare", tmp_path / "ones", f"{url}/1")
+    assert answered("y\n", url) == 0
+    good("copy", f"{url}/1", tmp_path / "back")
+    assert not any((tmp_path / "back").read_bytes())
+
+
+def answered(words: str, url: str) -> int:
+    """The exit status, where somebody at a terminal is asked and answers with ``words``."""
+    ours, theirs = pty.openpty()
+    try:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "iserblk.cli", "trim", f"{url}/1"],
+            stdin=theirs,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            cwd=ROOT,
+        )
+        os.write(ours, words.encode())
+        _, asked = process.communicate(timeout=60)
+    finally:
+        os.close(ours)
+        os.close(theirs)
+    assert "All its data is lost. [y/N]:" in asked
+    return process.returncode

@@ -46,7 +46,7 @@ WAYS = {
     "nbd --nbdkit": _iserblk("nbd", "{url}", "--socket", "{at}/s", "--nbdkit"),
     "copy from": _iserblk("copy", "{url}", "{at}/f"),
     "copy to": _iserblk("copy", str(PLUGIN), "{url}"),
-    "trim": _iserblk("trim", "{url}"),
+    "trim": _iserblk("trim", "{url}", "--all"),
     "bench": _iserblk("bench", "{url}", "--time", "1"),
     "bench blocking": _iserblk("bench", "{url}", "--time", "1", "--face", "blocking"),
     "mount": _iserblk("mount", "{url}", "{at}", usage=1, other=32),
