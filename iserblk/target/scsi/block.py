@@ -17,14 +17,8 @@ from iserblk.target.scsi.ended import CheckCondition, invalid_field
 from iserblk.target.scsi.task import DeviceTask, check_wanted, nothing
 from iserblk.target.scsi.unit import MAX_PREFETCH, MAX_VERIFY, LogicalUnit
 from iserblk.target.seam import BIDIRECTIONAL, DATA_IN, DATA_OUT, NO_DATA
-from iserblk.target.store.status import StatusError
-from iserblk.target.store.store import (
-    Ended,
-    LoopStore,
-    WritebackError,
-    is_full,
-    is_read_only,
-)
+from iserblk.target.store.status import StatusError, WritebackError
+from iserblk.target.store.store import Ended, LoopStore, is_full, is_read_only
 
 log = logging.getLogger(__name__)
 

@@ -36,8 +36,8 @@ from iserblk.target.scsi.task import DeviceTask
 from iserblk.target.scsi.unit import PRODUCT, REVISION, VENDOR
 from iserblk.target.scsi.unit import LogicalUnit as LogicalUnit  # noqa: PLC0414
 from iserblk.target.seam import ALL_PORTS, DATA_IN, NO_DATA, Nexus, NexusName, ScsiTask
-from iserblk.target.store.status import StatusError
-from iserblk.target.store.store import WritebackError, is_full, is_read_only
+from iserblk.target.store.status import StatusError, WritebackError
+from iserblk.target.store.store import is_full, is_read_only
 from iserblk.target.task_set import TaskSets
 
 log = logging.getLogger(__name__)

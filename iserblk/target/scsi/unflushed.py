@@ -21,8 +21,7 @@ from threading import Lock
 
 from iserblk.scsi.reservations import TransportId
 from iserblk.target.seam import Nexus, NexusName
-from iserblk.target.store.status import LostError, StatusError
-from iserblk.target.store.store import WritebackError
+from iserblk.target.store.status import LostError, StatusError, WritebackError
 
 # Of nexuses that have written since the last good flush. Beyond that, the names of those that have
 # no session give way to OTHERS: there are always fewer that have one.

@@ -1,10 +1,12 @@
-"""The error of a store that is a LUN itself: it has a SCSI status, and perhaps sense data."""
+"""Errors of a store. They stand here because the store is compiled: no class there can inherit from
+an error that Python has built in."""
 
 from __future__ import annotations
 
 
 class StatusError(OSError):
-    """A command has ended with ``status`` (SAM) and ``sense`` (SPC, b"" if none) at the store.
+    """Of a store that is a LUN itself: a command has ended with ``status`` (SAM) and ``sense`` (SPC,
+    b"" if none) there.
 
     ``errno`` EBUSY: nothing is lost, and the initiator may send the command again. EIO: what was
     written before may be lost, as after any other OSError of a flush.
@@ -18,3 +20,8 @@ class StatusError(OSError):
 
 class LostError(StatusError):
     """A flush was carried out, but writes before it are lost."""
+
+
+class WritebackError(OSError):
+    """Data that a flush or a durable write was to bring to stable storage may be lost, and so may
+    be what other writes before it have left; ``Store.on_loss`` was told of that."""

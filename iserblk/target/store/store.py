@@ -22,6 +22,7 @@ from iserblk.files import (
     open_witness,
     writeback_error,
 )
+from iserblk.target.store.status import WritebackError
 
 ZEROES = memoryview(bytes(1 << 20))
 _STAT_BLOCK: Final = 512  # bytes: the unit of st_blocks
@@ -33,11 +34,6 @@ OWNER: Final[ContextVar[object]] = ContextVar("owner", default=None)
 
 # Offset, length, whether it is data (else a hole). Lists of extents are ascending, without gaps.
 Extent = tuple[int, int, bool]
-
-
-class WritebackError(OSError):
-    """Data that a flush or a durable write was to bring to stable storage may be lost, and so may
-    be what other writes before it have left; ``Store.on_loss`` was told of that."""
 
 
 OnLoss = Callable[[OSError], None]

@@ -15,8 +15,7 @@ from iserblk.target.scsi import unflushed as unflushed_module
 from iserblk.target.scsi.device import DeviceServer, LogicalUnit
 from iserblk.target.scsi.unflushed import Unflushed
 from iserblk.target.seam import Nexus
-from iserblk.target.store.status import LostError
-from iserblk.target.store.store import WritebackError
+from iserblk.target.store.status import LostError, WritebackError
 from tests.support import logs
 from tests.target.fake_store import FakeStore
 from tests.target.scsi_client import GOOD, IQN, Client

@@ -15,7 +15,8 @@ import pytest
 from iserblk import files
 from iserblk.target.store import store
 from iserblk.target.store.lunfile import open_file
-from iserblk.target.store.store import FileStore, WritebackError
+from iserblk.target.store.status import WritebackError
+from iserblk.target.store.store import FileStore
 from tests.support.until import until_blocking
 
 SIZE = 1 << 20
