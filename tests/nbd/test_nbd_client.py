@@ -20,6 +20,7 @@ from iserblk.nbd.buffers import CLIENT_BYTES, HEADROOM, Memory
 from iserblk.nbd.client import Client
 from iserblk.nbd.exports import Export
 from iserblk.nbd.handshake import Tls
+from iserblk.nbd.transmission import MOST_REFUSALS
 from iserblk.waiting.strands import elsewhere, open_strands, run
 from tests.nbd.serving import DirectFake, HeldDisk, fake
 from tests.support.fake_disk import AsyncFake, FakeDisk, lun_info
@@ -888,3 +889,29 @@ async def test_what_is_large_ends_early(gone: bool) -> None:
             assert await one.raw.reply() == Reply(nbd.ESHUTDOWN, 1)
         await one.over.wait()
     assert disk.steps == [(0, 32 * MIB, True)]
+
+
+async def test_many_requests_that_are_refused_are_all_answered() -> None:
+    """More at once than answers may wait; and what comes behind them."""
+    count = 5 * MOST_REFUSALS
+    said = b"".join(request(77, 0, 0, number) for number in range(count))
+    async with served(fake()) as (one,):
+        await one.raw.send(said + request(nbd.READ, 0, 512, count))
+        with trio.fail_after(20):
+            found = await one.raw.replies({**dict.fromkeys(range(count), 0), count: 512})
+        assert {each.error for each in found.values()} == {0, nbd.EINVAL}
+        await one.raw.send(request(nbd.DISC))
+
+
+async def test_refusals_that_are_not_read_stop_what_comes_behind_them() -> None:
+    """Until they are read: then all are answered."""
+    count = 40_000  # whose answers are more than the socket takes
+    async with served(fake()) as (one,), trio.open_nursery() as nursery:
+
+        async def send() -> None:
+            said = b"".join(request(77, 0, 0, number) for number in range(count))
+            await one.raw.send(said + request(nbd.DISC))
+
+        nursery.start_soon(send)
+        await trio.testing.wait_all_tasks_blocked()
+        assert len(await one.raw.replies(dict.fromkeys(range(count), 0))) == count

@@ -251,8 +251,8 @@ async def test_too_many_clients(tmp_path: Path, caplog: pytest.LogCaptureFixture
         await third.greet()
         await work(first)  # a handshake ends no client: only its end does
         await third.choose()
-        assert await is_let_go(idle)
         await work(first, second, third)
+        assert await is_let_go(idle)
         assert await is_let_go(await come())
         await second.stream.aclose()
         await until(lambda: server.clients == 2)
@@ -553,6 +553,25 @@ async def behind_tls(plain: RawClient, trust: ssl.SSLContext) -> tuple[RawClient
     assert await client.choose() == 8 * MIB
     cork.keeps = True
     return client, cork
+
+
+@pytest.mark.logs("let go: too many handshakes at once", "connection has been closed")
+async def test_a_client_that_is_silent_in_the_handshake_of_tls_is_in_its_handshake(
+    tmp_path: Path,
+) -> None:
+    authority = Authority(tmp_path / "ca")
+    context = by_certificates(str(authority.server(tmp_path / "server")), False)
+    server = server_of(fake(), context=context)
+    server.most_handshakes = 2
+    async with at(tmp_path, server) as path, AsyncExitStack() as stack:
+        silent = []
+        for _ in range(3):
+            each = await stack.enter_async_context(await connect(path))
+            silent.append(each)
+            await each.greet()
+            await each.send(option(nbd.Option.STARTTLS))
+            assert await each.option_reply() == (nbd.REP_ACK, b"")
+        assert await is_let_go(silent[0])
 
 
 async def test_tls_records_that_wait_for_memory_are_not_forgotten(
