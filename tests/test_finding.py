@@ -44,9 +44,6 @@ ELSEWHERE: dict[str, str] = {
     "iserblk/discovery/multicast.py": (
         "sockets, tests/target/announcing/test_announcing_slp.py on loopback"
     ),
-    "iserblk/discovery/slp_client.py": (
-        "tests/target/announcing/test_announcing_slp.py and tests/integration/test_openslp.py"
-    ),
     "iserblk/discovery/slp_connection.py": "tests/target/announcing/test_announcing_slp.py",
     "iserblk/disk/aio.py": "tests/integration/test_disk_data.py, through both faces",
     "iserblk/disk/asyncio.py": "tests/integration/test_asyncio.py",
