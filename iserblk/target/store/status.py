@@ -5,8 +5,8 @@ from __future__ import annotations
 
 
 class StatusError(OSError):
-    """Of a store that is a LUN itself: a command has ended with ``status`` (SAM) and ``sense`` (SPC,
-    b"" if none) there.
+    """Of a store that is a LUN itself: a command has ended there, with ``status`` (SAM) and
+    ``sense`` (SPC, b"" if none).
 
     ``errno`` EBUSY: nothing is lost, and the initiator may send the command again. EIO: what was
     written before may be lost, as after any other OSError of a flush.
