@@ -101,6 +101,7 @@ pack_scsi_response: Final = SCSI_RESPONSE_FIELDS.pack_into
 ScsiCommandFields = tuple[int, int, int, bytes, int, int, int, int, bytes]
 ScsiResponseFields = tuple[int, int, int, int, int, int, int]
 
+MOST_SENSE: Final = 252  # bytes (SPC-4, Sense data: ADDITIONAL SENSE LENGTH is 244 at most)
 _ANY_BUFFER = bytes | bytearray | memoryview
 
 
@@ -131,12 +132,13 @@ def data_segment_untrusted(message: memoryview, at: int = 0) -> memoryview:
 def sense_of_untrusted(message: memoryview, at: int = 0) -> bytes:
     """The sense data of a SCSI Response: behind its 2-byte SenseLength (11.4.7.1).
 
-    A SenseLength beyond the data segment is cut to the bytes that are there.
+    A SenseLength beyond the data segment is cut to the bytes that are there, and all to the most
+    that sense data can have: each task keeps it for a while.
     """
     data = data_segment_untrusted(message, at)
     if len(data) < 2:
         return b""
-    return bytes(data[2 : 2 + int.from_bytes(data[:2], "big")])
+    return bytes(data[2 : 2 + min(int.from_bytes(data[:2], "big"), MOST_SENSE)])
 
 
 def additional_headers_untrusted(message: memoryview, at: int = 0) -> list[tuple[int, memoryview]]:

@@ -117,6 +117,12 @@ def test_sense(data: bytes, sense: bytes) -> None:
     assert bhs.sense_of_untrusted(at(message(data))) == sense
 
 
+def test_sense_data_is_no_longer_than_it_can_be() -> None:
+    """Each task keeps it: a target does not make that 64 KiB each."""
+    data = (0xFFFF).to_bytes(2, "big") + bytes(0xFFFF)
+    assert len(bhs.sense_of_untrusted(at(message(data)))) == bhs.MOST_SENSE
+
+
 @given(st.binary(max_size=200), st.integers(0, 60))
 def test_any_bytes(data: bytes, offset: int) -> None:
     """No decoder raises anything but RemoteProtocolError, for any bytes at any place."""

@@ -21,6 +21,7 @@ log = logging.getLogger(__name__)
 
 FIRST_ALLOCATION = 16384  # bytes: 2,047 LUNs
 MOST_ALLOCATION = 1 << 20
+TOLD = 16  # LUNs that are logged one by one, of one change
 REREADS = 3  # how often a list is read at most, when it changes meanwhile
 
 
@@ -78,11 +79,15 @@ class Inventory(LunListener):
         except (CommandError, TransportError) as error:
             log.warning("%s: the target's LUNs have changed: %s", session.portal, error)
             return
-        for lun in sorted(now - before):
-            log.warning(
-                "%s: LUN %d is new at the target: open the URL again to have it",
-                session.portal,
-                lun,
-            )
-        for lun in sorted(before - now):
-            log.warning("%s: LUN %d is gone from the target", session.portal, lun)
+        new = "is new at the target: open the URL again to have it"
+        self._tell(session, sorted(now - before), new)
+        self._tell(session, sorted(before - now), "is gone from the target")
+
+    def _tell(self, session: CommandSession, changed: list[int], how: str) -> None:
+        """Log what has become of LUNs, a few of them one by one: there may be thousands, each time
+        that the target says so."""
+        for lun in changed[:TOLD]:
+            log.warning("%s: LUN %d %s", session.portal, lun, how)
+        more = len(changed) - TOLD
+        if more > 0:
+            log.warning("%s: each of %d more LUNs %s", session.portal, more, how)

@@ -6,7 +6,7 @@ import logging
 
 import pytest
 
-from iserblk.disk.lun.inventory import FIRST_ALLOCATION, Inventory, report_luns
+from iserblk.disk.lun.inventory import FIRST_ALLOCATION, TOLD, Inventory, report_luns
 from iserblk.initiator.session.slots import TaskSlot
 from iserblk.scsi import luns
 from iserblk.scsi.sense import (
@@ -85,3 +85,15 @@ def test_a_list_that_cannot_be_read_again_fails_no_request(
     finish(inventory.look_again(session, 0.0))  # type: ignore[arg-type]
     assert words in caplog.text and session.asked == [(0, "REPORT LUNS")]
     assert session.queue.busy == 0
+
+
+def test_a_few_of_many_luns_are_logged(caplog: pytest.LogCaptureFixture) -> None:
+    """A target may have thousands, and others each time that it is asked."""
+    session = FakeLuns()
+    session.luns = dict.fromkeys(range(2000), FakeLun())
+    inventory = Inventory()
+    finish(inventory.look_again(session, 0.0))  # type: ignore[arg-type]
+    texts = [record.getMessage() for record in caplog.records]
+    assert len(texts) == TOLD + 1
+    assert "LUN 0 is new at the target: open the URL again" in texts[0]
+    assert f"each of {2000 - TOLD} more LUNs is new" in texts[-1]
