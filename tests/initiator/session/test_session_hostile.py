@@ -33,12 +33,13 @@ from iserblk.errors import (
     RemoteProtocolError,
     TransportError,
 )
-from iserblk.initiator import commands
+from iserblk.initiator import commands, reconnecting
 from iserblk.initiator.drivers import tasks, threads
+from iserblk.initiator.reconnecting import Reconnector
 from iserblk.initiator.session import deadlines
 from iserblk.initiator.session.sending import CONTROL_SLOTS
 from iserblk.initiator.session.session import Session
-from iserblk.initiator.session.slots import TaskSlot
+from iserblk.initiator.session.slots import Operation, TaskSlot
 from iserblk.iscsi import bhs, pdu
 from iserblk.rcap import seam
 from iserblk.rcap.iwarp import llp
@@ -100,6 +101,8 @@ _ACTS = st.one_of(
     st.tuples(st.just("read"), _WHICH, st.sampled_from([0, 512, 1 << 40]),
               st.sampled_from([0, 1, 512, 9000])),
     st.tuples(st.just("reject"), _WHICH, st.sampled_from([2, 3, 4])),
+    st.tuples(st.just("asynchronous"), st.sampled_from([0, 1, 2, 3, 4, 5, 255]),
+              st.tuples(*[st.sampled_from([0, 1, 3, 0xFFFF])] * 3)),
     st.tuples(st.just("bytes"), st.binary(min_size=1, max_size=100)),
     st.tuples(st.just("close")),
 )  # fmt: skip
@@ -112,12 +115,12 @@ class Hostile:
     def __init__(self, peer: Peer, acts: list[Any]) -> None:
         self.peer = peer
         self.sinks: list[bytearray] = []  # into which the target read
-        self._acts = iter(acts)
+        self.acts = iter(acts)
         self._random = random.Random(len(acts))
 
     def on_pdu(self, _heard: Heard) -> None:
         for _ in range(self._random.randint(1, 3)):
-            act = next(self._acts, None)
+            act = next(self.acts, None)
             if act is not None:
                 with suppress(TransportError):
                     getattr(self, f"_{act[0]}")(*act[1:])
@@ -178,6 +181,20 @@ class Hostile:
             header,
         )
 
+    def _asynchronous(self, event: int, parameters: tuple[int, int, int]) -> None:
+        one, two, three = parameters
+        self.peer.say(
+            pdu.AsyncMessage(
+                event=event,
+                parameter1=one,
+                parameter2=two,
+                parameter3=three,
+                stat_sn=self.peer.next_stat_sn(),
+                exp_cmd_sn=1,
+                max_cmd_sn=99,
+            )
+        )
+
     def _bytes(self, data: bytes) -> None:
         """Send raw bytes, without framing where the transport has framing."""
         if isinstance(self.peer.pair, IwarpQueuePair):
@@ -211,6 +228,7 @@ def _impatient(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Short time limits towards the silent target, and no log."""
     monkeypatch.setattr(deadlines, "STEP_S", 0.02)
     monkeypatch.setattr(commands, "BACK_OFF_S", 0.001)
+    monkeypatch.setattr(reconnecting, "FIRST_PAUSE_S", 0.001)
     for driver in (threads, tasks):
         monkeypatch.setattr(driver, "TICK_S", 0.01)
         monkeypatch.setattr(driver, "LOGOUT_S", 0.05)
@@ -406,6 +424,75 @@ async def _in_trio(pair: str, acts: list[Any], seed: int) -> None:
     hostile.peer.close()
 
 
+async def _in_recovery(pair: str, acts: list[Any], seed: int) -> None:
+    """Each connection that is lost is followed by another one, to a peer that goes on with the
+    script; in the end with one that is silent."""
+    script = iter(acts)
+    hostiles: list[Hostile] = []
+
+    def meet(peer: Peer) -> Hostile:
+        hostile = Hostile(peer, [])
+        hostile.acts = script
+        hostiles.append(hostile)
+        return hostile
+
+    made, peer = _link(pair, bool(seed & 1))
+    first = meet(peer)
+    victims = Victims(made)
+    driver = tasks.TrioDriver(made)
+    disk = aio.TrioDisk(victims.disk, driver)
+
+    async def client(
+        buffer: bytearray, call: Callable[[], Awaitable[object]], writes: bool
+    ) -> None:
+        for _ in range(2):
+            try:
+                await call()
+            except Exception as error:
+                victims.failed(error)
+        victims.gave_back(buffer, writes)
+
+    def resume(_fresh: Session) -> Operation[None]:
+        yield from ()
+
+    with trio.fail_after(PATIENCE_S):
+        async with trio.open_nursery() as nursery:
+            spawn = nursery.start_soon
+
+            async def connect() -> Session:
+                await trio.lowlevel.checkpoint()
+                fresh, end = _link(pair, bool(seed & 1))
+                spawn(end.run, meet(end).on_pdu)
+                return fresh
+
+            nursery.start_soon(first.peer.run, first.on_pdu)
+            await nursery.start(driver.run)
+            reconnector = Reconnector(driver, connect, resume)
+            nursery.start_soon(reconnector.run)
+            async with trio.open_nursery() as clients:
+                for buffer, (_, offset) in zip(victims.reads, READS, strict=True):
+                    call = partial(disk.read_into, memoryview(buffer), offset)
+                    clients.start_soon(client, buffer, call, False)
+                for buffer, (_, offset) in zip(victims.writes, WRITES, strict=True):
+                    call = partial(disk.write, memoryview(buffer), offset)
+                    clients.start_soon(client, buffer, call, True)
+                del call, buffer
+            reconnector.stop()
+            await driver.log_out()
+            if made.error is None:
+                made.fail(ConnectionLost("end of test"))
+            nursery.cancel_scope.cancel()
+    del clients, nursery
+    for hostile in hostiles:
+        for heard in hostile.peer.heard:  # what it remembers of commands that have ended
+            for stag in filter(None, (heard.head.read_stag, heard.head.write_stag)):
+                hostile.peer.write(stag, 0, bytes([MARK]))
+    assert all(GIVEN_BACK not in each.peer.sent for each in hostiles)
+    victims.check(first)
+    for hostile in hostiles:
+        hostile.peer.close()
+
+
 SCRIPTS = st.lists(_ACTS, max_size=20)
 SEEDS = st.integers(0, 1 << 16)
 EXAMPLES = settings(
@@ -433,6 +520,14 @@ def test_threads_survive(pair: str, acts: list[Any], seed: int) -> None:
 def test_tasks_survive(pair: str, acts: list[Any], seed: int) -> None:
     """Random acts against the trio driver, with cancellations."""
     trio.run(_in_trio, pair, acts, seed)
+
+
+@pytest.mark.parametrize("pair", SURVIVORS)
+@settings(EXAMPLES, max_examples=15)
+@given(acts=SCRIPTS, seed=SEEDS)
+def test_recovery_survives(pair: str, acts: list[Any], seed: int) -> None:
+    """Random acts while connections are lost, and made again."""
+    trio.run(_in_recovery, pair, acts, seed)
 
 
 # --- single misdeeds --------------------------------------------------------------------------
