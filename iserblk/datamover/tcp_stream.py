@@ -366,6 +366,7 @@ class PduSender:
     def __init__(self, stream: ByteStream) -> None:
         self.orphaned = False
         self._copied = 0  # bytes whose owner had gone before they left, since none waited
+        self._orphans = 0  # PDUs of ``_wire`` without an owner
         self._begun = False  # part of the first PDU of ``_wire`` has left
         self._stream = stream
         self._lock = Lock()
@@ -433,7 +434,10 @@ class PduSender:
         try:
             while True:
                 while queued:
-                    wire.append(queued.popleft())
+                    pdu = queued.popleft()
+                    if pdu.owner is None:
+                        self._orphans += 1
+                    wire.append(pdu)
                 if not wire:
                     self.blocked = False
                     self._copied = 0
@@ -451,12 +455,15 @@ class PduSender:
                 left = self._stream.send(buffers, size)
                 if left < 0:
                     self.blocked = True
-                    self._count_orphans()
+                    # (Honest peers answer what they have taken: so what waits belongs to what is
+                    # not answered.)
+                    self.orphaned = self._copied > _MOST_COPIED or self._orphans > _MOST_ORPHANS
                     return
                 sent += self._took(left)
                 end -= left
         except TransportError:
             wire.clear()  # none of it will leave; let go of the memory of all owners
+            self._orphans = 0
             raise
         finally:
             self._sending = False
@@ -469,6 +476,8 @@ class PduSender:
             pdu = wire.popleft()
             count -= pdu.size
             whole += 1
+            if pdu.owner is None:
+                self._orphans -= 1
             if pdu.token is not None:
                 self.sent.append(pdu.token)
             if pdu.rest is not None:  # it was the last of what was sent at once
@@ -487,19 +496,12 @@ class PduSender:
             pdu.buffers[0] = memoryview(pdu.buffers[0])[count:]
         return whole
 
-    def _count_orphans(self) -> None:
-        """The socket is full. (Honest peers answer what they have taken: so what waits belongs to
-        what is not answered.)"""
-        if self._copied > _MOST_COPIED:
-            self.orphaned = True
-        elif len(self._wire) > _MOST_ORPHANS:
-            self.orphaned = sum(pdu.owner is None for pdu in self._wire) > _MOST_ORPHANS
-
     def take_unsent(self) -> bytes:
         """Take away what is still to be sent, for the caller to send: it counts as sent."""
         with self._lock:
             pdus = [*self._wire, *self.queued]
             self._wire.clear()
+            self._orphans = 0
             self.queued.clear()
             self.blocked = False
             self.sent.extend(pdu.token for pdu in pdus if pdu.token is not None)
@@ -529,6 +531,8 @@ class PduSender:
                     pdu.buffers = [b"".join(pdu.buffers)]
                     pdu.owner = None
                     self._copied += pdu.size
+                    if pdus is self._wire:
+                        self._orphans += 1
 
     def hand_over(self, owner: object, to: object) -> None:
         """What is still to be sent from memory of ``owner`` is that of ``to`` from now on."""
