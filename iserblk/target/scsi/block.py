@@ -119,12 +119,13 @@ def _write(task: DeviceTask, buffer: memoryview, nowait: bool) -> bool:
         if task.durable:
             return write_durably(unit, buffer, offset, nowait)
         since = unit.unflushed.failures
-        done = unit.store.write(buffer, offset, False, nowait)
+        if not unit.store.write(buffer, offset, False, nowait):
+            return False
         unit.unflushed.wrote(task.nexus, since)
         if unit.write_through:
             # The same, but only now: the flush that goes with it may have come before this write.
             unit.unflushed.bring(unit.store.flush, since)
-        return done
+        return True
     finally:
         unit.guard.leave(span)
 

@@ -12,6 +12,7 @@ import stat
 from collections.abc import Callable
 from contextvars import ContextVar
 from threading import Lock
+from time import monotonic
 from typing import Final, Protocol
 
 from iserblk.files import (
@@ -27,6 +28,9 @@ from iserblk.target.store.status import WritebackError
 ZEROES = memoryview(bytes(1 << 20))
 _STAT_BLOCK: Final = 512  # bytes: the unit of st_blocks
 _SECTOR: Final = 4096  # bytes: the largest sector size of devices
+_PAGE: Final = 4096  # bytes: of the page cache, or a part of one
+# Seconds that a call which waits for the disk may take before the disk counts as one that hangs.
+STALLED_S: Final = 0.1
 
 # The nexus for which a thread calls methods of Store. For stores whose owners take turns, as those
 # of LoopStore's own methods do.
@@ -57,7 +61,8 @@ class Store(Protocol):
 
     def write(self, data: memoryview, offset: int, durable: bool, nowait: bool) -> bool:
         """Write all of ``data``. With ``durable`` it is on stable storage at return. False, only
-        with ``nowait``: the write would wait for another task; nothing was written."""
+        with ``nowait``: the write would wait for another task, or may wait for a disk; nothing was
+        written."""
         ...
 
     def flush(self) -> None:
@@ -155,6 +160,21 @@ def _lives_in_memory(fd: int) -> bool:
     return file_system(fd) == "tmpfs"
 
 
+class Waiting:
+    """A context in which a thread may wait for the disk. ``waits``: since when each does."""
+
+    __slots__ = ("_waits",)
+
+    def __init__(self, waits: dict[Waiting, float]) -> None:
+        self._waits = waits
+
+    def __enter__(self) -> None:
+        self._waits[self] = monotonic()
+
+    def __exit__(self, *_: object) -> None:
+        del self._waits[self]
+
+
 class FileStore:
     """Implements Store over an open descriptor, which it owns. ``iserblk.target.store.lunfile``
     opens the file, and checks that it can be a LUN.
@@ -170,6 +190,8 @@ class FileStore:
         self.on_loss: OnLoss = no_loss
         in_memory = _lives_in_memory(fd)
         self._nowait_flag = 0 if in_memory else os.RWF_NOWAIT
+        self._probe = (memoryview(bytearray(1)),)
+        self._waits: dict[Waiting, float] = {}  # since when threads wait for the disk
         self._can_punch = True
         self._can_zero = True
         self._witness = -1 if in_memory else open_witness(fd)  # nothing is written back to memory
@@ -182,21 +204,25 @@ class FileStore:
         self._covered = 0  # how many of those that have asked are answered
 
     def read_into(self, buffer: memoryview, offset: int, nowait: bool) -> bool:
+        if not nowait:
+            with Waiting(self._waits):
+                self._read_rest(buffer, offset, 0)
+            return True
         try:
-            done = os.preadv(self.fd, (buffer,), offset, self._nowait_flag if nowait else 0)
+            done = os.preadv(self.fd, (buffer,), offset, self._nowait_flag)
         except OSError as error:
-            if nowait and error.errno in (errno.EAGAIN, errno.EOPNOTSUPP):
+            if error.errno in (errno.EAGAIN, errno.EOPNOTSUPP):
                 return False
             raise
         if done == len(buffer):
             return True
-        if nowait and self._nowait_flag:
+        if self._nowait_flag:
             return False
         self._read_rest(buffer, offset, done)
         return True
 
     def _read_rest(self, buffer: memoryview, offset: int, done: int) -> None:
-        """Continue after a short read. Raises OSError if the file has shrunk."""
+        """Read from byte ``done`` of the buffer on. Raises OSError if the file has shrunk."""
         while done < len(buffer):
             count = os.preadv(self.fd, (buffer[done:],), offset + done)
             if not count:
@@ -225,11 +251,35 @@ class FileStore:
 
     def write(self, data: memoryview, offset: int, durable: bool, nowait: bool) -> bool:
         self._check_end(offset + len(data))
-        if durable:
-            self._write_durably(data, offset)
-        else:
+        if nowait and not durable:
+            if self._nowait_flag and self._may_wait(offset, offset + len(data)):
+                return False
             self._write(data, offset, 0)
+            return True
+        with Waiting(self._waits):
+            if durable:
+                self._write_durably(data, offset)
+            else:
+                self._write(data, offset, 0)
         return True
+
+    def _may_wait(self, start: int, end: int) -> bool:
+        """Whether a write into the page cache may wait for the disk: this one hangs, or part of a
+        page has to be read first. (Most file systems refuse RWF_NOWAIT for such writes.)"""
+        if self._waits:
+            since = list(self._waits.values())
+            if since and monotonic() - min(since) > STALLED_S:
+                return True
+        return bool(
+            (start % _PAGE and not self._is_cached(start))
+            or (end % _PAGE and not self._is_cached(end - 1))
+        )
+
+    def _is_cached(self, offset: int) -> bool:
+        try:
+            return os.preadv(self.fd, self._probe, offset, os.RWF_NOWAIT) == 1
+        except OSError:
+            return False
 
     def _write(self, data: memoryview, offset: int, flags: int) -> None:
         done = os.pwritev(self.fd, (data,), offset, flags)
@@ -261,7 +311,8 @@ class FileStore:
             if self._covered < mine:
                 asked = self._asked
                 try:
-                    os.fdatasync(self.fd)
+                    with Waiting(self._waits):
+                        os.fdatasync(self.fd)
                 except OSError as error:
                     with self._looking:
                         writeback_error(self._witness)  # the same, which is to be counted once
@@ -309,7 +360,8 @@ class FileStore:
         of sectors: at both ends of the range zeroes are written instead. Result as
         ``fallocate``."""
         try:
-            return fallocate(self.fd, mode, offset, length)
+            with Waiting(self._waits):
+                return fallocate(self.fd, mode, offset, length)
         except OSError as error:
             if error.errno != errno.EINVAL:
                 raise

@@ -154,6 +154,8 @@ class VolatileStore:
                 # First the store, then the cache: if the store fails, the older bytes remain here.
                 self._store.write(data, offset, True, False)
                 self._cut(offset, offset + len(data))
+            elif nowait and self.used + _OVERHEAD + len(data) > self._capacity:
+                return False  # others have to be written back first
             else:
                 self._write_cached(data, offset)
             return True

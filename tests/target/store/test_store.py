@@ -449,3 +449,52 @@ def test_the_witness_of_a_real_file(tmp_path: Path) -> None:
     os.close(witness)
     os.close(fd)
     assert files.open_witness(fd) == -1
+
+
+# -- a write in the loop ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("at", [512, 4096 - 512, 8192 + 512])
+def test_a_write_that_has_to_read_first_is_for_a_thread(tmp_path: Path, at: int) -> None:
+    """Part of a page that is not in the page cache: the kernel reads it from the disk."""
+    lun = open_file(str(tmp_path / "lun"), size=SIZE)
+    whole = memoryview(b"x" * 16384)
+    assert lun.write(whole, 0, False, nowait=True), "whole pages"
+    lun.flush()
+    os.posix_fadvise(lun.fd, 0, 0, os.POSIX_FADV_DONTNEED)
+    if lun.read_into(memoryview(bytearray(512)), at, True):
+        pytest.skip("the file system does not drop its pages")
+    data = memoryview(b"y" * 1024)
+    assert not lun.write(data, at, False, nowait=True)
+    assert read(lun, at, 1024) == b"x" * 1024, "nothing was written"
+    assert lun.write(data, at, False, nowait=False)
+    assert lun.write(data, at, False, nowait=True), "it is cached"
+    assert read(lun, at, 1024) == data
+    lun.close()
+
+
+def test_a_disk_that_hangs_holds_up_no_loop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A call in a thread shows it: from then on writes are for threads, too, until it ends."""
+    now = [100.0]
+    monkeypatch.setattr(store, "monotonic", lambda: now[0])
+    lun = open_file(str(tmp_path / "lun"), size=SIZE)
+    data = memoryview(bytes(4096))
+    begun, answers = threading.Event(), threading.Event()
+
+    def hang(_fd: int) -> None:
+        begun.set()
+        answers.wait()
+
+    monkeypatch.setattr(os, "fdatasync", hang)
+    thread = threading.Thread(target=lun.flush)
+    thread.start()
+    begun.wait()
+    assert lun.write(data, 0, False, nowait=True), "a flush may take a moment"
+    now[0] += 10
+    assert not lun.write(data, 0, False, nowait=True)
+    answers.set()
+    thread.join()
+    assert lun.write(data, 0, False, nowait=True)
+    lun.close()
