@@ -606,6 +606,7 @@ class TargetConnection:
         slot.data_sn = 0
         slot.age = 0
         slot.reassigned = False
+        slot.losses = 0
         slot.acknowledged = False
         slot.resume_at = 0
         slot.turn = AT_ONCE

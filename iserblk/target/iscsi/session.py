@@ -50,6 +50,7 @@ DATA_BUDGET = 64 << 20  # bytes of buffers in use, above which commands wait
 # States in which a task can be ended at once.
 _BEGUN: Final = (DEFERRED, DORMANT, UNSOLICITED, SUSPENDED, COMPLETED)
 RECOVERY: Final = 2  # the ErrorRecoveryLevel at which tasks survive their connection
+_MOST_LOSSES: Final = 8  # of the connection of a task that still lacks data
 _FENCES: Final = 64  # requests that wait for commands before them
 
 
@@ -303,11 +304,19 @@ class TargetSession:
             if slot.state == DEFERRED:
                 self.deferred.remove(slot)
             if slot.state in (DEFERRED, FETCHING, UNSOLICITED):
+                slot.losses += 1
+                if slot.losses > _MOST_LOSSES:
+                    # Its initiator comes and goes, and others wait for it.
+                    slot.task.cancel()
+                    slot.task.status = sam.TASK_ABORTED
+                    slot.task.transferred = 0
+                    self._task_sets.leave(slot.lun, slot)
                 slot.state = COMPLETED if slot.task.status else SUSPENDED
         # Hardly more of them than the session may have connections.
         while len(self.lost) > self.parameters.max_connections:
             self.expire(self.lost[0])
         self.lost.append(connection)
+        self._task_sets.enable_ready()
 
     def _terminate(self, connection: Allegiance) -> None:
         """End the tasks of a connection without a word; the session goes on. What they have written

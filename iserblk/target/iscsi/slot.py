@@ -135,6 +135,7 @@ class TargetTask(TargetSlot):
         "immediate_data",
         "itt",
         "kept",
+        "losses",
         "lun",
         "more",
         "on_aborted",
@@ -165,6 +166,7 @@ class TargetTask(TargetSlot):
         self.kept = False  # its response has not been acknowledged
         self.acknowledged = False  # its Data-In has come to the initiator's buffer
         self.reassigned = False
+        self.losses = 0  # connections that it has lost before it had its data
         self.resume_at = 0  # bytes of Data-In that need not be sent again
         self.filled = 0  # bytes of Data-Out that are in the buffer
         self.arrived = 0  # bytes of unsolicited Data-Out that have come

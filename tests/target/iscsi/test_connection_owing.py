@@ -7,6 +7,7 @@ import socket
 import pytest
 
 from iserblk.iscsi import bhs, pdu
+from iserblk.rcap import seam
 from iserblk.scsi import status as sam
 from iserblk.target.iscsi.owing import LONGEST_S, PATIENCE_S
 from tests.target.iscsi.several import (
@@ -42,7 +43,7 @@ def logged_in(kind: Kind, host: Host, *more: tuple[str, str]) -> Peer:
 def stop(peer: Peer) -> None:
     """The initiator lets no RDMA Read pass from now on."""
     if isinstance(peer, IserPeer):
-        peer.theirs.intercept = lambda message: False
+        peer.theirs.intercept = lambda message: message.kind != seam.RDMA_READ
 
 
 def begin(peer: Peer, flags: int, itt: int = 1) -> None:
@@ -112,6 +113,37 @@ def test_a_task_that_is_kept_has_ended_without_its_data() -> None:
     opcodes = second.opcodes()
     assert opcodes == [bhs.TASK_MANAGEMENT_RESPONSE, bhs.SCSI_RESPONSE]
     assert second.heard[1][0][3] == sam.TASK_ABORTED
+
+
+@KINDS
+def test_a_task_that_loses_its_connection_again_and_again_ends(kind: Kind) -> None:
+    """Each of them has its time; one that is too short for that would hold up others for ever."""
+    host = Host(level=2)
+    peer = logged_in(kind, host)
+    stop(peer)
+    begin(peer, HEAD_OF_QUEUE, itt=7)
+    first = host.tsih
+    other = logged_in(TcpPeer, host)
+    other.command(cdb10(WRITE_10, 1), WRITES, 512, b"o" * 512)
+    host.tsih = first
+    losses = 0
+    while not other.heard:
+        assert losses <= 8
+        successor = kind(host, losses + 1)
+        assert successor.log_in() == 0
+        stop(successor)
+        peer.lose()
+        losses += 1
+        if other.heard:
+            break
+        successor.log_out(pdu.LOGOUT_FOR_RECOVERY, cid=peer.cid)
+        successor.logged_out()
+        header = successor.writes_from(DATA) if isinstance(successor, IserPeer) else None
+        successor.manage(pdu.TMF_TASK_REASSIGN, 7, header=header)
+        assert pdu.TaskManagementResponse.unpack_from(successor.heard.pop(0)[0]).response == 0
+        successor.heard.clear()
+        peer = successor
+    assert losses > 4 and other.answer(bhs.SCSI_RESPONSE)[0][3] == 0
 
 
 def test_a_host_that_sends_slowly_is_waited_for() -> None:
