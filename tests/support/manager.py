@@ -98,10 +98,14 @@ class Manager:
                 stdin=subprocess.DEVNULL, stdout=log, stderr=log,
             )  # fmt: skip
         self._first = 0
-        until_blocking(lambda: self._ended() or self._running())
-        if self._ended():
-            pytest.skip(f"requires namespaces for a systemd: {self._log.read_text().strip()}")
-        self._set_up(environment)
+        try:
+            until_blocking(lambda: self._ended() or self._running())
+            if self._ended():
+                pytest.skip(f"requires namespaces for a systemd: {self._log.read_text().strip()}")
+            self._set_up(environment)
+        except BaseException:
+            self.end()
+            raise
 
     def path(self, place: str) -> Path:
         """A place inside, from here."""
@@ -144,6 +148,8 @@ class Manager:
         """Kill all that runs inside."""
         if self._first and not self._ended():
             os.kill(self._first, signal.SIGKILL)
+        else:
+            self._process.kill()
         self._process.wait()
         script = 'mount -t cgroup2 none "$1/groups"; find "$1/groups/$2" -depth -type d -delete'
         subprocess.run(
