@@ -222,6 +222,7 @@ ALLOWED: dict[str, set[str]] = {
         *("secret", "scsi", "named"),
         *("metrics", "disk", "discovery", "doctor", "nbd", "csi", "target", "gateway"),
     },
+    "__main__": {"cli"},
 }
 # Only the drivers, the shells and the command line wait.
 TRIO_ALLOWED = {

@@ -9,10 +9,11 @@ import sys
 import click
 import pytest
 
-from iserblk import errors
+from iserblk import __version__, errors
 from iserblk.cli import main
 from tests.cli import commands
 from tests.cli.commands import COMMAND, bad, environment, good, iserblk
+from tests.support.target import ROOT
 
 
 @pytest.fixture
@@ -93,6 +94,15 @@ def test_a_missing_module_of_ours_is_a_bug(failing: list[BaseException]) -> None
     failing.append(ModuleNotFoundError("No module named 'iserblk.x'", name="iserblk.x"))
     with pytest.raises(ModuleNotFoundError):
         main.main(["info"])
+
+
+def test_the_package_is_a_program() -> None:
+    for module in ("iserblk", "iserblk.cli"):
+        done = subprocess.run(
+            [sys.executable, "-m", module, "--version"],
+            capture_output=True, text=True, check=True, cwd=ROOT,
+        )  # fmt: skip
+        assert done.stdout == f"iserblk {__version__}\n"
 
 
 def test_help_lists_every_command() -> None:
