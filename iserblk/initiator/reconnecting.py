@@ -114,6 +114,8 @@ class Reconnector:
         self._stopped = False
         self._pause = FIRST_PAUSE_S
         self._regained_at = -math.inf  # never
+        self._add_pause = FIRST_PAUSE_S
+        self._added_at = -math.inf
         driver.reconnect = self._call
 
     def _call(self) -> None:
@@ -271,13 +273,21 @@ class Reconnector:
         wants the session to leave."""
         session = self._session
         pause, told = FIRST_PAUSE_S, ""
+        if monotonic() - self._added_at < self._add_pause:  # a connection did not last: wait first
+            await self._sleep(self._add_pause, self._add_pause)
+            self._add_pause = min(2 * self._add_pause, MOST_PAUSE_S)
+        else:
+            self._add_pause = FIRST_PAUSE_S
         while session.missing and not self._stopped and not session.leave_asked:
+            missing = session.missing
             try:
                 with trio.CancelScope() as self._adding:
                     session.offer_connection(await more(session))
-                    pause = FIRST_PAUSE_S
+                    self._added_at = monotonic()
                     self._driver.kick()
-                    continue
+                    if session.missing < missing:  # else it is lost already
+                        pause = FIRST_PAUSE_S
+                        continue
             except (IserblkError, OSError) as error:
                 if str(error) != told:
                     told = str(error)

@@ -434,6 +434,40 @@ async def test_a_missing_connection_is_tried_again(
     ]
 
 
+@pytest.mark.parametrize("lasts", [0.0, 0.05])
+async def test_a_further_connection_that_does_not_last(
+    autojump_clock: MockClock, lasts: float
+) -> None:
+    """A target that drops each soon after its login is asked for another after growing pauses."""
+    bench = Bench(None, datamover=Polled(), max_connections=2)
+    tries: list[float] = []
+
+    async def more(session: Session) -> Connection:
+        tries.append(trio.current_time())
+        datamover = Polled()
+        memory = [PduSlot(index) for index in range(len(session.queue.slots))]
+        datamover.allocate_connection_resources(memory, 0)
+        if not lasts:
+            datamover.inbox.append(ConnectionLost("cut"))
+        else:
+            nursery.start_soon(cut, datamover)
+        return Connection(datamover, memory, session.parameters, "portal:3260", session.free_cid())
+
+    async def cut(datamover: Polled) -> None:
+        await trio.sleep(lasts)
+        datamover.inbox.append(ConnectionLost("cut"))
+        bench.session.progress(clocks.now())
+
+    bench.session.more = more
+    async with trio.open_nursery() as nursery, bench.running():
+        await trio.sleep(2.0)
+        bench.reconnector.stop()
+        nursery.cancel_scope.cancel()
+    assert bench.session.suspended is None and bench.session.count == 1
+    assert _gaps(tries) == [round(lasts + pause, 1) for pause in (0.1, 0.2, 0.4, 0.8)]
+    bench.session.fail(ConnectionLost("closing"))
+
+
 async def test_a_bug_in_the_login_of_a_further_connection_ends_nothing(
     autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
 ) -> None:

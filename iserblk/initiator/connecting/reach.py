@@ -143,7 +143,9 @@ async def complete(session: Session, options: Options) -> None:
             agreed.error_recovery_level,
             options.error_recovery_level,
         )
-    while session.missing and session.more is not None:
+    for _ in range(session.missing):  # each once: a target may drop them as soon as they are there
+        if not session.missing or session.more is None:
+            return
         try:
             session.offer_connection(await session.more(session))
         except (IserblkError, OSError) as error:

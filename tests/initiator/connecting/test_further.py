@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import trio
 
 from iserblk.errors import (
     ConnectFailed,
@@ -17,9 +18,14 @@ from iserblk.errors import (
     RemoteProtocolError,
 )
 from iserblk.initiator.connecting.further import FAILED_LATELY_S, Further, Place
+from iserblk.initiator.connecting.reach import complete
+from iserblk.initiator.session.connection import Connection
+from iserblk.initiator.session.session import Session
 from iserblk.iscsi import pdu
 from iserblk.options import Options
 from iserblk.url import Url, parse_url
+from tests.initiator.several import Bench, Polled
+from tests.support import clocks, logs
 from tests.support.target import IQN
 
 GROUP = 7
@@ -175,3 +181,27 @@ async def test_all_connections_are_of_one_target_and_one_mode() -> None:
     assert [await site.more() for _ in range(2)] == ["c", "a"]
     url, options = site.tried[0]
     assert (url.scheme, options.fallback, options.data_digest) == ("iscsi", "none", "CRC32C,None")
+
+
+@pytest.mark.logs(logs.ONE_OF_SEVERAL)
+async def test_opening_ends_where_further_connections_do_not_last(clock: clocks.Clock) -> None:
+    """Each is asked for once; the reconnector sees to the others."""
+    bench = Bench(3)
+    bench.lose(2)
+    bench.lose(1)
+    asked = 0
+
+    async def more(session: Session) -> Connection:
+        nonlocal asked
+        asked += 1
+        await trio.lowlevel.checkpoint()
+        datamover = Polled()
+        datamover.inbox.append(ConnectionLost("cut"))
+        memory = bench.memory_for(datamover)
+        return Connection(datamover, memory, session.parameters, "portal:3260", asked + 9)
+
+    bench.session.more = more
+    with trio.fail_after(5):
+        await complete(bench.session, Options(connections=3))
+    assert asked == 2 and bench.session.count == 1
+    bench.close()
