@@ -22,6 +22,8 @@ from iserblk.url import Url, fitting, name_portal
 
 log = logging.getLogger(__name__)
 _ANSWER_S = 3.0
+FIND_S = 30.0  # for all portals that are found when a URL is opened: looked up, and tried
+MOST_FOUND = 64  # portals of one target that are looked at: each costs a look-up and a connection
 AGAIN_S = 5.0  # a session that reconnects asks no longer than this, and then not for as long
 
 
@@ -42,7 +44,16 @@ async def discover_ways(addresses: Sequence[Address]) -> list[Address]:
 
 async def _with_more(address: Address) -> Address:
     finder = _Finder(address)
-    joined = with_paths([*finder.given, *await finder.find(log.warning)])
+    found: list[Address] = []
+    with trio.move_on_after(FIND_S) as limit:
+        found = await finder.find(log.warning)
+    if limit.cancelled_caught:
+        log.warning(
+            "%s: other portals are not used: they were not found out within %g s",
+            _asked(address),
+            FIND_S,
+        )
+    joined = with_paths([*finder.given, *found])
     assert joined.paths is not None
     joined.paths.find_more = finder.find_again
     joined.paths.groups = finder.groups
@@ -125,6 +136,9 @@ async def _portals(address: Address, complain: Callable[..., None]) -> list[tupl
         if target.name.lower() == url.iqn.lower()
         for way in target.ways
     ]
+    if len(ways) > MOST_FOUND:
+        complain("%s: only %d of %d portals are looked at", found.source, MOST_FOUND, len(ways))
+        del ways[MOST_FOUND:]
     for way in ways:
         if way.unusable:
             complain(

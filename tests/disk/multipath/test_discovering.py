@@ -13,7 +13,7 @@ from iserblk.discovery.ranking import Candidate
 from iserblk.discovery.targets import Found, FoundTarget
 from iserblk.disk.multipath import discovering
 from iserblk.disk.multipath.addresses import Address, settle, with_paths
-from iserblk.disk.multipath.discovering import discover_ways
+from iserblk.disk.multipath.discovering import FIND_S, MOST_FOUND, discover_ways
 from iserblk.errors import BadArgument, ConnectFailed, HostNotFound
 from iserblk.initiator.connecting.iwarp import Address as SocketAddress
 from iserblk.iscsi.send_targets import Portal
@@ -115,6 +115,44 @@ async def test_a_portal_whose_interface_is_not_known_is_left_out(
     assert listed[0] == "source: left out: address 0"
     assert listed[-1] == "source: left out: 12 more"
     assert last.startswith("[fe80::1]:3260: found, and left out") and "%INTERFACE" in last
+
+
+async def test_portals_beyond_a_bound_are_not_looked_at(
+    world: World, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A target may name any number of any hosts: each costs a look-up and a connection."""
+    world.portals = [(f"198.51.100.{number}", True) for number in range(200)]
+    world.tcp.update(host for host, _ in world.portals)
+    looked: set[str] = set()
+
+    async def count(addresses: Sequence[SocketAddress], name: str, seconds: float) -> socket.socket:
+        looked.add(name)
+        return await world.connect_tcp(addresses, name, seconds)
+
+    monkeypatch.setattr(discovering, "connect_tcp", count)
+    ((given_way, *found),) = await discovered(given())
+    assert given_way == ("iser", "192.0.2.1") and len(found) == len(looked) == MOST_FOUND
+    assert f"only {MOST_FOUND} of 200 portals are looked at" in caplog.text
+
+
+async def test_names_that_are_not_found_out_do_not_hold_an_opening_up(
+    world: World,
+    monkeypatch: pytest.MonkeyPatch,
+    autojump_clock: trio.testing.MockClock,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    world.portals = [(f"slow{number}", True) for number in range(50)]
+    resolve = world.resolve
+
+    async def slowly(host: str, port: int) -> list[SocketAddress]:
+        if host.startswith("slow"):
+            await trio.sleep(10)
+        return await resolve(host, port)
+
+    monkeypatch.setattr(discovering, "resolve", slowly)
+    with trio.fail_after(FIND_S + 1):
+        assert await discovered(given()) == [[("iser", "192.0.2.1")]]
+    assert "other portals are not used" in caplog.text
 
 
 async def test_only_addresses_that_ask_for_it_get_more_ways(world: World) -> None:
