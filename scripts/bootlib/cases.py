@@ -41,6 +41,7 @@ NAMES = ("data", "archive", "files")
 CASES = {
     "off-alive": "it shuts down with the target alive: nothing at all is lost",
     "mounted": "after a reboot every LUN is there again",
+    "reloaded": "the device gets a new server, within what its unit confines",
     "suspended": "the target is suspended for two minutes: writes wait, and go on",
     "restarted": "the target is killed, and is back after two minutes, without its cache",
     "off-target-gone": "it shuts down with the target gone",
@@ -142,6 +143,10 @@ class Cases:
     def _second_boot(self, machine: Machine) -> None:
         with self._case("mounted"):
             self._everything_is_there(machine)
+        if "reloaded" in self._wanted:
+            with self._case("reloaded"):
+                machine.agent.run("systemctl reload iserblk-attach@data", limit_s=_START_S)
+                self._nothing_has_failed(machine)
         if "suspended" in self._wanted:
             with self._case("suspended"):
                 self._target.suspend()
