@@ -35,7 +35,7 @@ REQUEST_S = 5.0  # until the whole request has come
 ANSWER_S = 10.0  # until the client has taken the answer
 CLIENTS = 8  # at once
 START_S = 2.0  # in which a process has better things to do
-_BACKLOG = 32
+_BACKLOG = 256  # connections that wait to be accepted, in a flood, too
 _PLAIN = "text/plain; charset=utf-8"
 _OK = "200 OK"
 

@@ -26,7 +26,7 @@ from iserblk.nbd import messages as nbd
 from iserblk.nbd.exports import Export
 from iserblk.nbd.messages import Negotiated, Option
 
-MOST_OPTION = 64 << 10  # bytes of the data of an option; what is longer is refused, and passed over
+MOST_OPTION = 32 << 10  # bytes of the data of an option; what is longer is refused, and passed over
 MOST_PASSED_OVER = 1 << 20  # bytes of that in a handshake
 MOST_OPTIONS = 256  # in a handshake, and
 MOST_OPTIONS_EACH = 8  # for each export: `nbdinfo --list` asks about all of them

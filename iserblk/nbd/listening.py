@@ -15,7 +15,7 @@ from urllib.parse import quote
 
 from iserblk.errors import BadArgument, Busy, IserblkError, PermissionDenied
 
-_BACKLOG = 128
+_BACKLOG = 1024  # connections that wait to be accepted: as many clients may come at once
 _FAMILIES = (socket.AF_UNIX, socket.AF_INET, socket.AF_INET6)
 _FIRST_FD = 3  # sd_listen_fds(3)
 

@@ -32,7 +32,7 @@ _CREDENTIALS = struct.Struct("iII")  # ucred, unix(7): pid, uid, gid
 MOST_CLIENTS = 1024  # that have chosen an export, and
 SPARE = 128  # more, of origins that have
 SPARE_EACH = 8  # clients at most: so no origin takes all places
-MOST_HANDSHAKES = 256
+MOST_HANDSHAKES = 1024  # at once: as many clients may come together
 # Descriptors of all that is no client: the targets' connections, and what Python opens by itself.
 OTHER_DESCRIPTORS = 128
 _DESCRIPTORS = MOST_CLIENTS + SPARE + MOST_HANDSHAKES + OTHER_DESCRIPTORS

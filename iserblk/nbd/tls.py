@@ -19,6 +19,7 @@ from iserblk.sockets.wire import WOULD_BLOCK, Wire
 _CA, _REVOKED = "ca-cert.pem", "ca-crl.pem"
 _CERTIFICATE, _KEY = "server-cert.pem", "server-key.pem"
 _STEP = 64 << 10  # bytes of TLS records that are read, or made, at once
+_RECORDS = memoryview(bytearray(_STEP))  # on their way from the socket to OpenSSL
 _MOST_READS = 4  # of that, for the first byte of data: a client could send records without any
 
 
@@ -109,7 +110,8 @@ class PlainStream:
 class TlsStream:
     """Implements Stream behind TLS, whose handshake is done by ``shake_hands``.
 
-    Raises OSError as the socket does; ssl.SSLError, which is one, where the client breaks TLS.
+    Raises OSError as the socket does; ssl.SSLError, which is one, where the client breaks TLS. Of
+    one thread: all streams share the memory through which records come.
     """
 
     def __init__(self, wire: Wire, context: ssl.SSLContext) -> None:
@@ -117,7 +119,6 @@ class TlsStream:
         self._in = ssl.MemoryBIO()
         self._out = ssl.MemoryBIO()
         self._tls = context.wrap_bio(self._in, self._out, server_side=True)
-        self._records = memoryview(bytearray(_STEP))
         self._unsent: bytes = b""  # records
         self._decrypted = False  # there may be more of what has been received
 
@@ -139,11 +140,11 @@ class TlsStream:
                 return True
 
     def _read_records(self) -> bool:
-        count = self._wire.receive([self._records])
+        count = self._wire.receive([_RECORDS])
         if count == WOULD_BLOCK:
             return False
         if count:
-            self._in.write(self._records[:count])
+            self._in.write(_RECORDS[:count])
         else:
             self._in.write_eof()
         return True

@@ -204,6 +204,40 @@ async def test_silent_clients_by_the_thousand(place: Place) -> None:
             await trio.aclose_forcefully(each.stream)
 
 
+async def test_a_thousand_clients_at_work(place: Place) -> None:
+    """All at once, each with a read; none is let go, and each takes little."""
+    memory = place.memory
+    async with bystander(place), contextlib.AsyncExitStack() as stack:
+        clients = []
+        for _ in range(1000):
+            client = await connect(place.path)
+            clients.append(await stack.enter_async_context(client))
+        for each in clients:
+            await each.shake_hands("lun1")
+        for number, each in enumerate(clients):
+            await each.send(request(nbd.READ, 0, 4096, number))
+        for number, each in enumerate(clients):
+            assert await each.reply(4096) == Reply(0, number, bytes(4096))
+        assert place.memory - memory < 128 * MIB
+
+
+async def test_many_clients_with_requests_that_are_refused(place: Place) -> None:
+    """A thousand each, whose answers they do not read. Then they do, and have all of them."""
+    memory = place.memory
+    each_has = 1000
+    said = b"".join(request(77, 0, 0, cookie) for cookie in range(each_has))
+    async with bystander(place), contextlib.AsyncExitStack() as stack:
+        clients = []
+        for _ in range(250):
+            client = await connected(place.path, "lun1")
+            clients.append(await stack.enter_async_context(client))
+            await client.send(said)
+        for each in clients:
+            answers = await each.replies(dict.fromkeys(range(each_has), 0))
+            assert {answer.error for answer in answers.values()} == {nbd.EINVAL}
+        assert place.memory - memory < 128 * MIB
+
+
 @pytest.mark.timeout(PATIENCE_S)
 @pytest.mark.parametrize("length", [1, 4 * KIB, MIB, 32 * MIB])
 async def test_a_flood_that_reads_no_reply(place: Place, length: int) -> None:

@@ -133,8 +133,8 @@ async def test_a_handshake_takes_no_longer_than_it_may(
         else:
             await client.greet()
             with pytest.raises(trio.BrokenResourceError):
-                for byte in nbd.OPTION.pack(nbd.OPTION_MAGIC, nbd.Option.GO, 60_000) + bytes(
-                    60_000
+                for byte in nbd.OPTION.pack(nbd.OPTION_MAGIC, nbd.Option.GO, 30_000) + bytes(
+                    30_000
                 ):
                     await client.send(bytes([byte]))
                     await trio.sleep(0.02)
@@ -284,7 +284,12 @@ async def test_one_address_does_not_take_all_places(caplog: pytest.LogCaptureFix
 
 @pytest.mark.parametrize(
     ("limit", "places"),
-    [(1536, (1024, 128, 256)), (20000, (1024, 128, 256)), (832, (512, 64, 128)), (64, (8, 2, 4))],
+    [
+        (2304, (1024, 128, 1024)),
+        (20000, (1024, 128, 1024)),
+        (1216, (512, 64, 512)),
+        (64, (8, 2, 4)),
+    ],
 )
 def test_room_goes_by_the_limit_of_descriptors(limit: int, places: tuple[int, ...]) -> None:
     assert server_module.room(limit) == places
@@ -293,13 +298,13 @@ def test_room_goes_by_the_limit_of_descriptors(limit: int, places: tuple[int, ..
 def test_too_few_descriptors_are_told(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    limits = [(256, 832)]
+    limits = [(256, 1216)]
     monkeypatch.setattr(resource, "getrlimit", lambda _: limits[-1])
     monkeypatch.setattr(resource, "setrlimit", lambda _, both: limits.append(both))
     server_module.allow_descriptors()
-    assert limits[-1] == (832, 832)
+    assert limits[-1] == (1216, 1216)
     assert caplog.messages == [
-        "room for 512 clients, not 1024: the limit of descriptors is 832; raise it to 1536"
+        "room for 512 clients, not 1024: the limit of descriptors is 1216; raise it to 2304"
         " (LimitNOFILE=, ulimit -n)"
     ]
 
