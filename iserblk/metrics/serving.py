@@ -33,7 +33,7 @@ Document = Callable[[], Awaitable[tuple[str, bytes]]]  # its content type, and t
 REQUEST_BYTES = 8192
 REQUEST_S = 5.0  # until the whole request has come
 ANSWER_S = 10.0  # until the client has taken the answer
-CLIENTS = 8  # at once
+CLIENTS = 32  # at once: more than ask one process for its figures together
 START_S = 2.0  # in which a process has better things to do
 _BACKLOG = 256  # connections that wait to be accepted, in a flood, too
 _PLAIN = "text/plain; charset=utf-8"

@@ -32,7 +32,7 @@ async def test_a_scrape(address: Address) -> None:
 
 async def test_many_scrapes_at_once(address: Address) -> None:
     async with served(address), trio.open_nursery() as nursery:
-        for _ in range(3 * CLIENTS):
+        for _ in range(CLIENTS):
             nursery.start_soon(scraped, address)
 
 
