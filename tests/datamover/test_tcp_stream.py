@@ -243,6 +243,46 @@ def test_disown_copies_what_has_to_leave(room: int) -> None:
     assert bytes(stream.out) == bhs_of(1, 7) + b"abcdefg\0"
 
 
+class Following:
+    """A Rest: ``made`` counts."""
+
+    made = 0
+
+    def following(self) -> list[OutPdu]:
+        self.made += 1
+        return [OutPdu([bhs_of(DATA_OUT, 0)], 48)]
+
+
+@pytest.mark.parametrize("ends", [False, True])
+def test_what_follows_a_pdu_that_has_begun_to_leave(ends: bool) -> None:
+    """It is made when that has left; not at all where its owner has gone."""
+    stream = Stream(room=50)
+    tx = PduSender(stream)
+    source = bytearray(b"abcdefg")
+    unit = tx.frame(bhs_of(DATA_OUT, 7), memoryview(source), source)
+    unit.rest = rest = Following()
+    tx.queued.append(unit)
+    send = stream.send
+
+    def once(buffers: list[bytes | memoryview], size: int) -> int:
+        done = send(buffers, size)
+        stream.room = 0
+        return done
+
+    stream.send = once  # type: ignore[method-assign]
+    tx.flush()
+    assert tx.blocked and not rest.made
+    if ends:
+        tx.disown(source)
+        source.clear()  # BufferError while a view of it is left
+    stream.room = 1000
+    stream.send = send  # type: ignore[method-assign]
+    tx.resume()
+    assert rest.made == (0 if ends else 1)
+    expected = bhs_of(DATA_OUT, 7) + b"abcdefg\0"
+    assert bytes(stream.out) == expected + (b"" if ends else bhs_of(DATA_OUT, 0))
+
+
 def test_one_turn_sends_no_more_than_its_share() -> None:
     """A peer that takes all at once does not keep the event loop: the rest leaves in later turns,
     for which the socket is writable."""
