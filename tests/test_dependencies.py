@@ -36,6 +36,7 @@ IMPORTED_AS = {
     "grpcio": "grpc",
     "protobuf": "google",
     "mypy-extensions": "mypy_extensions",
+    "cyclonedx-python-lib": "cyclonedx",
 }
 
 OF_EXTRAS = {"csi": "iserblk/csi", "fuse": "fuse_mount"}  # extra → who alone may need it

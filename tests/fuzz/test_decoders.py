@@ -58,7 +58,7 @@ ELSEWHERE = {
     "initiator/connecting/login.py:at_portal": "tests/faults/test_hostile_target.py",
     "discovery/slp_connection.py:ask_by_stream": "tests/target/announcing/test_announcing_slp.py",
     "discovery/slp_connection.py:named": "tests/target/announcing/test_announcing_slp.py",
-    "discovery/isns_client.py:ask_isns": "tests/integration/test_isns_server.py",
+    "discovery/isns_client.py:_look": "tests/discovery/test_isns_client.py",
     "nbd/kernel/succession.py:Taker._offered": "tests/nbd/kernel/test_succession.py",
     "nbd/kernel/succession.py:_sockets": "tests/nbd/kernel/test_succession.py",
     "nbd/kernel/succession.py:check_peer": "tests/nbd/kernel/test_succession.py",
@@ -80,6 +80,7 @@ OURS = {
     "initiator/session/sending.py:SendQueue.plug_gap": "a ping of ours",
     "nbd/kernel/netlink.py:exchange": "the kernel's answer",
     "nbd/kernel/netlink.py:family_number": "the kernel's answer",
+    "nbd/server.py:_origin": "credentials of the kernel",
     "target/scsi/block.py:_xor_into": "data: tests/target/scsi/test_block.py has it",
 }
 

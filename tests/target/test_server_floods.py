@@ -103,6 +103,7 @@ async def test_silent_peers_do_not_end_a_login_of_their_own_address(
         assert pdu.LoginResponse.unpack_from(head).status == 0
 
 
+@pytest.mark.plain("replaces a class that compiled code makes")
 async def test_addresses_of_one_network_have_one_share_of_the_memory(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
