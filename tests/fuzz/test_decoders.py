@@ -59,6 +59,7 @@ ELSEWHERE = {
     "discovery/slp_connection.py:ask_by_stream": "tests/target/announcing/test_announcing_slp.py",
     "discovery/slp_connection.py:named": "tests/target/announcing/test_announcing_slp.py",
     "discovery/isns_client.py:_look": "tests/discovery/test_isns_client.py",
+    "discovery/isns_client.py:ask_isns": "tests/integration/test_isns_server.py",
     "nbd/kernel/succession.py:Taker._offered": "tests/nbd/kernel/test_succession.py",
     "nbd/kernel/succession.py:_sockets": "tests/nbd/kernel/test_succession.py",
     "nbd/kernel/succession.py:check_peer": "tests/nbd/kernel/test_succession.py",
