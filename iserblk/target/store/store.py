@@ -317,9 +317,9 @@ class FileStore:
                     with self._looking:
                         writeback_error(self._witness)  # the same, which is to be counted once
                         self._lose(error)
+                    self._covered = asked  # each of them finds that there was a loss
                     raise WritebackError(error.errno, error.strerror) from None
-                finally:
-                    self._covered = asked
+                self._covered = asked
         if self._has_lost(losses):
             raise WritebackError(self._errno, "writing back has failed meanwhile")
 

@@ -284,7 +284,7 @@ class Kernel:
         self.flushes = 0
         self.meanwhile: Callable[[], object] | None = None
         monkeypatch.setattr(os, "pwritev", self._pwritev)
-        monkeypatch.setattr(os, "fdatasync", self._fdatasync)
+        monkeypatch.setattr(os, "fdatasync", self.fdatasync)
         monkeypatch.setattr(store, "writeback_error", self._look)
 
     def lose(self, number: int = errno.EIO) -> None:
@@ -297,7 +297,7 @@ class Kernel:
             self._wait()
         return len(data[0])
 
-    def _fdatasync(self, _fd: int) -> None:
+    def fdatasync(self, _fd: int) -> None:
         self.flushes += 1
         self._wait()
 
@@ -433,6 +433,45 @@ def test_flushes_that_wait_share_the_next_one(
     assert [each.errno for each in losses] == [errno.EIO]
     flush()
     assert not failed[-1]
+    lun.close()
+
+
+def test_a_flush_that_was_not_carried_out_covers_no_other(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, kernel: Kernel
+) -> None:
+    monkeypatch.setattr(CountedLock, "all", [])
+    monkeypatch.setattr(store, "Lock", CountedLock)
+    lun = open_file(str(tmp_path / "lun"), size=SIZE)
+    flushed: list[int] = []  # how many flushes of the kernel had succeeded by then
+    succeeded = 0
+
+    def fdatasync(fd: int) -> None:
+        nonlocal succeeded
+        kernel.fdatasync(fd)
+        if kernel.flushes == 2:
+            raise MemoryError
+        succeeded += 1
+
+    def flush() -> None:
+        try:
+            lun.flush()
+        except MemoryError:
+            return
+        flushed.append(succeeded)
+
+    threads = [threading.Thread(target=flush) for _ in range(2)]
+
+    def others() -> None:
+        for each in threads:
+            each.start()
+        until_blocking(lambda: any(each.keeps(len(threads)) for each in CountedLock.all))
+
+    monkeypatch.setattr(os, "fdatasync", fdatasync)
+    kernel.meanwhile = others
+    flush()
+    for each in threads:
+        each.join()
+    assert flushed == [1, 2]
     lun.close()
 
 
