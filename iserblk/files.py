@@ -1,4 +1,5 @@
-"""What Python's os module does not offer for files: fallocate(2) with its modes, what was lost in
+"""Text of a file that people or programs have written, in bounds; and what Python's os module does
+not offer for files: fallocate(2) with its modes, what was lost in
 writing back, whether a block device takes writes, the lock of a LUN's file, the type of a file
 system."""
 
@@ -8,7 +9,9 @@ import ctypes
 import errno
 import fcntl
 import os
+from pathlib import Path
 
+MOST_TEXT = 4 << 20  # bytes
 PUNCH_HOLE = 0x02 | 0x01  # never without KEEP_SIZE
 ZERO_RANGE = 0x10 | 0x01  # with KEEP_SIZE
 
@@ -27,6 +30,16 @@ _sync_file_range = getattr(_libc, "sync_file_range", None)
 if _sync_file_range is not None:
     _sync_file_range.argtypes = (ctypes.c_int, ctypes.c_int64, ctypes.c_int64, ctypes.c_uint)
     _sync_file_range.restype = ctypes.c_int
+
+
+def read_text(path: Path) -> str:
+    """The text of a file, of MOST_TEXT bytes at most. Raises OSError (EFBIG: it is longer), and
+    UnicodeDecodeError for what is not UTF-8."""
+    with path.open("rb") as file:
+        content = file.read(MOST_TEXT + 1)
+    if len(content) > MOST_TEXT:
+        raise OSError(errno.EFBIG, f"more than {MOST_TEXT} bytes")
+    return content.decode()
 
 
 def fallocate(fd: int, mode: int, offset: int, length: int) -> bool:

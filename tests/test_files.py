@@ -1,16 +1,21 @@
-"""fallocate(2) on real files, and locks and types of file systems."""
+"""Text in bounds, fallocate(2) on real files, and locks and types of file systems."""
 
 from __future__ import annotations
 
 import errno
 import os
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+from iserblk import files
+from iserblk.errors import BadArgument
 from iserblk.files import PUNCH_HOLE, ZERO_RANGE, fallocate, file_system, lock_lun
+from iserblk.target.access import read_access
+from iserblk.target.lunlist import read_lun_list
+from iserblk.target.ports import read_states
 
 SIZE = 1 << 20
 
@@ -92,3 +97,27 @@ def test_the_type_of_a_file_system(fd: int) -> None:
     assert file_system(read_end) == ""  # it is mounted nowhere
     os.close(read_end)
     os.close(write_end)
+
+
+# -- text that somebody has written --------------------------------------------------------------
+
+
+def test_text_has_a_bound(tmp_path: Path) -> None:
+    """/dev/zero has no end; a file is read up to the bound, and no further."""
+    path = tmp_path / "text"
+    path.write_text("ä" * (files.MOST_TEXT // 2))
+    assert len(files.read_text(path)) == files.MOST_TEXT // 2
+    path.write_bytes(b"x" * (files.MOST_TEXT + 1))
+    for each in (path, Path("/dev/zero")):
+        with pytest.raises(OSError, match="more than 4194304 bytes") as caught:
+            files.read_text(each)
+        assert caught.value.errno == errno.EFBIG
+    path.write_bytes(b"\xff")
+    with pytest.raises(UnicodeDecodeError):
+        files.read_text(path)
+
+
+@pytest.mark.parametrize("read", [read_access, read_lun_list, read_states])
+def test_files_of_a_target_without_an_end(read: Callable[[Path], object]) -> None:
+    with pytest.raises(BadArgument, match="/dev/zero: more than 4194304 bytes"):
+        read(Path("/dev/zero"))

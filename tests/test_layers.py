@@ -138,13 +138,13 @@ ALLOWED: dict[str, set[str]] = {
     },
     "nbd.kernel": {
         *("endings", "errors", "installation", "names", "background", "credentials", "metrics"),
-        *("limited_log", "disk.seam", "nbd.messages", "nbd.buffers"),
+        *("files", "limited_log", "disk.seam", "nbd.messages", "nbd.buffers"),
         *("nbd.listening", "nbd.client", "nbd.server", "nbd.serving"),
     },
     "nbd.nbdkit": {"endings", "errors", "credentials", "disk.blocking", "nbd.kernel"},
-    "csi": {"errors", "options", "url", "nbd.kernel"},
+    "csi": {"errors", "files", "options", "url", "nbd.kernel"},
     "target.store": {"errors", "files", "images"},
-    "target.ports": {"errors", "names", "scsi"},
+    "target.ports": {"errors", "files", "names", "scsi"},
     "target.task_set": {"scsi"},
     "target.seam": {"scsi", "target.ports", "target.task_set"},
     "target.scsi": {
@@ -159,9 +159,9 @@ ALLOWED: dict[str, set[str]] = {
         *("errors", "newcomers", "iscsi", "discovery.isns", "discovery.isns_connection"),
         *("discovery.slp", "discovery.slp_connection", "discovery.multicast"),
     },
-    "target.access": {"errors", "names", "url"},
+    "target.access": {"errors", "files", "names", "url"},
     "target.lunspec": {"errors", "options", "url", "target.store", "target.scsi"},
-    "target.lunlist": {"errors", "url", "target.lunspec", "target.scsi"},
+    "target.lunlist": {"errors", "files", "url", "target.lunspec", "target.scsi"},
     "target.config": {
         *("errors", "options", "url", "iscsi"),
         *("target.access", "target.lunspec", "target.ports"),

@@ -28,6 +28,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from iserblk import files
 from iserblk.csi import messages
 from iserblk.csi.refusals import Code, Refused
 from iserblk.errors import IserblkError
@@ -344,9 +345,9 @@ def _flocked(lock: int) -> bool:
 
 def _read(path: Path) -> Volume | None:
     try:
-        fields: Mapping[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        fields: Mapping[str, Any] = json.loads(files.read_text(path))
         lists = {name: tuple(fields[name]) for name in ("urls", "flags", "targets")}
         lists["read_only_at"] = tuple(fields.get("read_only_at", ()))
         return Volume(**{**fields, **lists})
-    except (OSError, ValueError, TypeError, KeyError):
+    except (OSError, ValueError, TypeError, KeyError, RecursionError):
         return None  # none, or one of another version: what is there is found by its mounts

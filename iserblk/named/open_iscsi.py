@@ -30,6 +30,7 @@ _EMPTY = ("", "<empty>")
 _AUTH = "node.session.auth."
 _DEPTH = 1024  # the largest of queue-depth
 _LONGEST_S = 86400  # of io-timeout
+_LONGEST = 1 << 20  # bytes of a record that are read
 
 # What editors and packages leave beside a file. A copy of a record is none: it may be an old one.
 _COPY = re.compile(r"[.#].*|.*(~|\.(bak|old|orig|rej|save|sw[a-p]|tmp|dpkg-\w+|rpm\w+|ucf-\w+))")
@@ -181,7 +182,8 @@ def _record(path: Path) -> Record:
     if _COPY.fullmatch(path.name):
         raise BadArgument(f"{path}: a copy that an editor or a package has left, not a node record")
     try:
-        text = path.read_bytes()[: 1 << 20].decode(errors="surrogateescape")
+        with path.open("rb") as file:
+            text = file.read(_LONGEST).decode(errors="surrogateescape")
     except PermissionError:
         raise PermissionDenied(f"{path}: only root may read the nodes: use sudo") from None
     except OSError as error:

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
+from iserblk import files
 from iserblk.errors import BadArgument
 from iserblk.names import check_name
 from iserblk.url import MAXIMUM_LUN
@@ -67,7 +68,7 @@ def read_access(path: Path) -> Access:
     """Read a file and parse it with ``parse_access``. Raises BadArgument, also when the file cannot
     be read."""
     try:
-        text = path.read_text()
+        text = files.read_text(path)
     except (OSError, UnicodeDecodeError) as error:
         words = getattr(error, "strerror", None) or "the file is not UTF-8 text"
         raise BadArgument(f"--access {path}: {words}") from None

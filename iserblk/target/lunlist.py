@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from iserblk import files
 from iserblk.errors import BadArgument
 from iserblk.target.lunspec import (
     LunSpec,
@@ -28,7 +29,7 @@ def read_lun_list(path: Path) -> dict[int, LunSpec]:
     """Read a file and parse it with ``parse_lun_list``. Raises BadArgument, also when the file
     cannot be read."""
     try:
-        text = path.read_text()
+        text = files.read_text(path)
     except (OSError, UnicodeDecodeError) as error:
         words = getattr(error, "strerror", None) or "the file is not UTF-8 text"
         raise BadArgument(f"--luns {path}: {words}") from None

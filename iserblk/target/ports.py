@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
+from iserblk import files
 from iserblk.errors import BadArgument
 from iserblk.names import shown
 from iserblk.scsi import alua
@@ -242,7 +243,7 @@ def read_states(path: Path) -> AccessStates:
     """Read a file and parse it with ``parse_states``. Raises BadArgument, also when the file cannot
     be read."""
     try:
-        text = path.read_text()
+        text = files.read_text(path)
     except (OSError, UnicodeDecodeError) as error:
         words = getattr(error, "strerror", None) or "the file is not UTF-8 text"
         raise BadArgument(f"--access-states {path}: {words}") from None

@@ -21,6 +21,7 @@ import pytest
 
 from tests.fuzz import (
     engine,
+    rows_files,
     rows_iscsi,
     rows_nbd,
     rows_recovery,
@@ -37,6 +38,7 @@ ALL = (
     *rows_recovery.ROWS,
     *rows_services.ROWS,
     *rows_nbd.ROWS,
+    *rows_files.ROWS,
 )
 ROWS = {row.name: row for row in ALL}
 FEW = 4000

@@ -7,6 +7,7 @@ import contextlib
 import logging
 from pathlib import Path
 
+from iserblk import files
 from iserblk.disk.seam import LossCount
 
 log = logging.getLogger(__name__)
@@ -23,7 +24,7 @@ class Owed:
     def read(self) -> LossCount:
         """A file that makes no sense stands for a loss."""
         try:
-            losses, told = map(int, self._path.read_text().split())
+            losses, told = map(int, files.read_text(self._path).split())
         except FileNotFoundError:
             return LossCount()
         except (OSError, ValueError):

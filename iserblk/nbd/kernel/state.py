@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from iserblk import files
 from iserblk.errors import Busy, IserblkError
 from iserblk.metrics.address import socket_of
 from iserblk.nbd.kernel.device import Device
@@ -88,8 +89,8 @@ class Home:
     def state(self) -> State:
         """The state given to ``make``; harmless defaults if the file is missing or incomplete."""
         try:
-            return State(**json.loads(self._state.read_text()))
-        except (OSError, ValueError, TypeError):
+            return State(**json.loads(files.read_text(self._state)))
+        except (OSError, ValueError, TypeError, RecursionError):
             return State("an unknown LUN", 30.0, 0)
 
     def is_ours(self) -> bool:
@@ -105,10 +106,9 @@ class Home:
 def read_pid(path: Path) -> int:
     """The process id in a pid file; 0 if there is none (yet)."""
     try:
-        text = path.read_text().strip()
-    except OSError:
+        return max(0, int(files.read_text(path)))
+    except (OSError, ValueError):
         return 0
-    return int(text) if text.isdigit() else 0
 
 
 def write_pid(path: Path, pid: int) -> None:
