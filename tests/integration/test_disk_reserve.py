@@ -123,7 +123,7 @@ async def test_by_the_key_of_one_that_is_gone(url: str) -> None:
 
 async def test_on_the_command_line(url: str) -> None:
     # Not the machine's own name: tests of other processes may hold a LUN by it.
-    words = ["trim", f"{url}/0", "--reserve", "exclusive", "--initiator-name", THIEF]
+    words = ["trim", f"{url}/0", "--all", "--reserve", "exclusive", "--initiator-name", THIEF]
     async with one_disk("async", f"{url}/0", EXCLUSIVE):
         done = await trio.run_process(
             [sys.executable, "-m", "iserblk.cli", *words],

@@ -100,7 +100,7 @@ def test_copy_both_ways(running: Istgt, tmp_path: Path, record: Record, digest: 
 
 
 def test_a_trim_is_refused(running: Istgt) -> None:
-    assert bad(27, "trim", running.url) == (
+    assert bad(27, "trim", running.url, "--all") == (
         "iserblk: lun0: the LUN cannot unmap; zero the range instead"
     )
 
