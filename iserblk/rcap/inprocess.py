@@ -12,6 +12,7 @@ with each message that leaves this end; when it returns False, the message is lo
 from __future__ import annotations
 
 import os
+import weakref
 from collections import deque
 from collections.abc import Callable
 from threading import Lock
@@ -77,6 +78,8 @@ class MemoryQueuePair:
         self.peer: MemoryQueuePair | None = None
         self.inbox: deque[Message] = deque()
         self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        # Also where nobody calls ``close``: unlike a socket, a number is not closed when it goes.
+        self._close_bell = weakref.finalize(self, os.close, self._bell)
         self._bell_lock = Lock()
         self._rx_lock = Lock()  # held for every placement
         self._tx_lock = Lock()  # keeps posted requests in order; taken after ``_rx_lock``
@@ -210,7 +213,7 @@ class MemoryQueuePair:
             self.stags.clear()
         self._transmit(Message(CLOSED))
         with self._bell_lock:
-            os.close(self._bell)
+            self._close_bell()
             self._bell = -1
 
     # --- sending ---

@@ -25,8 +25,12 @@ def fd() -> Iterator[int]:
 
 
 @pytest.fixture
-def server(fd: int) -> DeviceServer:
-    return DeviceServer({0: make_unit(fd, SIZE), 5: make_unit(fd, SIZE, 4096)}, IQN)
+def server(fd: int) -> Iterator[DeviceServer]:
+    """Its units own descriptors of their own, of the same file."""
+    units = {0: make_unit(os.dup(fd), SIZE), 5: make_unit(os.dup(fd), SIZE, 4096)}
+    yield DeviceServer(units, IQN)
+    for unit in units.values():
+        unit.close()
 
 
 @pytest.fixture
