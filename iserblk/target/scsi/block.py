@@ -15,7 +15,7 @@ from iserblk.scsi import status as sam
 from iserblk.scsi.cdb import BYTCHK, DISABLE_WRITE, FUA, RW6, RW10, RW12, RW16
 from iserblk.target.scsi.ended import CheckCondition, invalid_field
 from iserblk.target.scsi.task import DeviceTask, check_wanted, nothing
-from iserblk.target.scsi.unit import MAX_PREFETCH, MAX_VERIFY, LogicalUnit
+from iserblk.target.scsi.unit import MAX_EXCLUSIVE_OR, MAX_PREFETCH, MAX_VERIFY, LogicalUnit
 from iserblk.target.seam import BIDIRECTIONAL, DATA_IN, DATA_OUT, NO_DATA
 from iserblk.target.store.status import StatusError, WritebackError
 from iserblk.target.store.store import Ended, LoopStore, is_full, is_read_only
@@ -418,7 +418,7 @@ def begin_xdwriteread10(task: DeviceTask, unit: LogicalUnit) -> None:
     if not flags & DISABLE_WRITE:
         check_writable(unit)
     check_range(unit, lba, blocks)
-    if blocks > unit.max_transfer_blocks:
+    if blocks * unit.block > MAX_EXCLUSIVE_OR:
         raise too_long(task)
     if not blocks:
         return

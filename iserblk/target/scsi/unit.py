@@ -36,6 +36,8 @@ OPTIMAL_TRANSFER: Final = 1 << 20
 MAX_UNMAP: Final = 512 << 20
 MAX_WRITE_SAME: Final = 2 << 30
 MAX_VERIFY: Final = 2 << 30
+# Of XDWRITEREAD: what the blocks held before is kept beside the data, which no account has.
+MAX_EXCLUSIVE_OR: Final = 1 << 20
 MAX_PREFETCH: Final = 64 << 20
 MAX_UNMAP_DESCRIPTORS: Final = 256
 MAX_COMPARE_AND_WRITE_BLOCKS: Final = 255

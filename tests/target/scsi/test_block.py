@@ -389,6 +389,17 @@ def test_xdwriteread_has_limits(client: Client, store: FakeStore, block: int) ->
     assert not store.calls
 
 
+@pytest.mark.parametrize("flags", [0, cdb.DISABLE_WRITE])
+def test_xdwriteread_keeps_a_mib_beside_its_data_at_most(flags: int) -> None:
+    """Each of a LUN's threads may carry one out."""
+    store = FakeStore(4 << 20)
+    client = client_of(store)
+    most = (1 << 20) // 512
+    assert client.run(cdb.xdwriteread10(0, most, flags), bytes(1 << 20)).code == GOOD
+    answer = client.run(cdb.xdwriteread10(0, most + 1, flags), bytes((1 << 20) + 512))
+    assert (answer.code, answer.sense.field) == (INVALID_FIELD, 7)
+
+
 def test_xdwriteread_that_must_be_durable(client: Client, store: FakeStore, block: int) -> None:
     old, new = bytes(store.content[:block]), os.urandom(block)
     assert client.run(cdb.xdwriteread10(0, 1, FUA | cdb.DPO), new).data == xor(old, new)
