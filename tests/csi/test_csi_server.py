@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import subprocess
@@ -74,33 +75,41 @@ def test_calls_and_their_errors(tmp_path: Path) -> None:
     assert host.attached == {"/dev/nbd0": URL}  # it stays
 
 
-def test_calls_that_wait_leave_room_for_others(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Targets that are away, of more volumes than a node usually has."""
-    host = FakeHost(URL)
+@contextlib.contextmanager
+def waiting(kubelet: Kubelet, host: FakeHost, count: int) -> Iterator[None]:
+    """So many calls wait, as their targets are away."""
     begun, go_on = threading.Semaphore(0), threading.Event()
 
-    def waiting(_path: str) -> None:
+    def wait(_path: str) -> None:
         begun.release()
         assert go_on.wait(60)
 
-    monkeypatch.setattr(host, "unmount", waiting)
-    with served(tmp_path, host) as path, Kubelet(path, "csi.v1.Node") as kubelet:
-        calls = [
-            threading.Thread(target=kubelet.call, args=("NodeUnpublishVolume", unpublish(name)))
-            for name in map(str, range(20))
-        ]
-        try:
-            for each in calls:
-                each.start()
-            for _ in calls:
-                assert begun.acquire(timeout=60)
-            assert kubelet.call("NodeGetInfo").node_id == "worker-1"
-        finally:
-            go_on.set()
-            for each in calls:
-                each.join()
+    host.unmount = wait  # type: ignore[method-assign,assignment]
+    calls = [
+        threading.Thread(target=kubelet.call, args=("NodeUnpublishVolume", unpublish(name)))
+        for name in map(str, range(count))
+    ]
+    try:
+        for each in calls:
+            each.start()
+        for _ in calls:
+            assert begun.acquire(timeout=60)
+        yield
+    finally:
+        go_on.set()
+        for each in calls:
+            each.join()
+
+
+def test_calls_that_wait_leave_room_for_others(tmp_path: Path) -> None:
+    """Of more volumes than a node usually has."""
+    host = FakeHost(URL)
+    with (
+        served(tmp_path, host) as path,
+        Kubelet(path, "csi.v1.Node") as kubelet,
+        waiting(kubelet, host, 20),
+    ):
+        assert kubelet.call("NodeGetInfo").node_id == "worker-1"
 
 
 def test_no_more_calls_wait_than_there_is_room_for(
@@ -108,31 +117,11 @@ def test_no_more_calls_wait_than_there_is_room_for(
 ) -> None:
     """Those beyond are refused, and cost nothing. The kubelet repeats what is refused so."""
     host = FakeHost(URL)
-    begun, go_on = threading.Semaphore(0), threading.Event()
-
-    def waiting(_path: str) -> None:
-        begun.release()
-        assert go_on.wait(60)
-
-    monkeypatch.setattr(host, "unmount", waiting)
     monkeypatch.setattr(server, "MOST_CALLS", 5)
     with served(tmp_path, host) as path, Kubelet(path, "csi.v1.Node") as kubelet:
-        calls = [
-            threading.Thread(target=kubelet.call, args=("NodeUnpublishVolume", unpublish(name)))
-            for name in map(str, range(5))
-        ]
-        try:
-            for each in calls:
-                each.start()
-            for _ in calls:
-                assert begun.acquire(timeout=60)
-            with pytest.raises(grpc.RpcError) as caught:
-                kubelet.call("NodeGetInfo")
-            assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
-        finally:
-            go_on.set()
-            for each in calls:
-                each.join()
+        with waiting(kubelet, host, 5), pytest.raises(grpc.RpcError) as caught:
+            kubelet.call("NodeGetInfo")
+        assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
         assert kubelet.call("NodeGetInfo").node_id == "worker-1"
 
 

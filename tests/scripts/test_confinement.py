@@ -69,11 +69,11 @@ def test_the_target_and_the_nbd_server_do_their_work(manager: Manager) -> None:
     manager.path("/etc/iserblk/lun.conf").write_text(f"URL={URL}\nOPTIONS=io-timeout=30\n")
     manager.start("iserblk-nbd@lun")
     data = os.urandom(MIB) + bytes(7 * MIB)
-    manager.path("/root/data").write_bytes(data)
+    manager.path("/run/data").write_bytes(data)
     uri = "nbd+unix:///?socket=/run/iserblk-nbd/lun/socket"
-    manager.run("nbdcopy", "--flush", "/root/data", uri)
-    manager.run("nbdcopy", uri, "/root/back")
-    assert manager.path("/root/back").read_bytes() == data
+    manager.run("nbdcopy", "--flush", "/run/data", uri)
+    manager.run("nbdcopy", uri, "/run/back")
+    assert manager.path("/run/back").read_bytes() == data
     manager.stop("iserblk-nbd@lun")
     assert manager.path("/var/lib/iserblk/disk").read_bytes() == data
     manager.run("systemctl", "reload", "iserblk-target@disk")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import logging
+from collections.abc import AsyncIterator
 
 import pytest
 import trio
@@ -168,18 +169,28 @@ async def test_failed_attempts_delay_the_next_of_that_address_and_user(
         assert await attempt(url, "alice", SECRETS["alice"]) == 0
 
 
+@contextlib.asynccontextmanager
+async def waiting_attempt(
+    url: Url, caplog: pytest.LogCaptureFixture
+) -> AsyncIterator[tuple[trio.SocketStream, bytes]]:
+    """A connection whose wrong answer waits to be looked at, and the request with that answer."""
+    for _ in range(FREE):
+        await attempt(url, "alice", "a-wrong-secret")
+    async with await connect(url) as stream:
+        head, data = proof(await challenged(stream), "alice", "a-wrong-secret")
+        message = head + data + bytes(-len(data) & 3)
+        await stream.send_all(message)
+        await said("CHAP waits for 1 s", caplog)
+        yield stream, message
+
+
 @refusals
 async def test_an_attempt_whose_connection_ends_is_not_looked_at(
     mock_clock: MockClock, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with serving(accounts=ACCOUNTS) as text:
-        url = parse_url(text)
-        for _ in range(FREE):
-            await attempt(url, "alice", "a-wrong-secret")
-        async with await connect(url) as stream:
-            message = proof(await challenged(stream), "alice", "a-wrong-secret")
-            await stream.send_all(message[0] + message[1] + bytes(-len(message[1]) & 3))
-            await said("CHAP waits for 1 s", caplog)
+        async with waiting_attempt(parse_url(text), caplog):
+            pass
         await wait_all_tasks_blocked()
         refused = caplog.text.count("authentication failed")
         mock_clock.jump(3)
@@ -251,15 +262,9 @@ async def test_a_login_request_while_the_last_one_waits_ends_the_connection(
     """What waits is not looked at then: attempts are not to be had for less time."""
     async with serving(accounts=ACCOUNTS) as text:
         url = parse_url(text)
-        for _ in range(FREE):
-            await attempt(url, "alice", "a-wrong-secret")
-        refused = caplog.text.count("authentication failed")
-        async with await connect(url) as stream:
-            message = proof(await challenged(stream), "alice", "a-wrong-secret")
-            whole = message[0] + message[1] + bytes(-len(message[1]) & 3)
-            await stream.send_all(whole)
-            await said("CHAP waits for 1 s", caplog)
-            await stream.send_all(whole)
+        async with waiting_attempt(url, caplog) as (stream, message):
+            refused = caplog.text.count("authentication failed")
+            await stream.send_all(message)
             await said("a login request before the answer to the last one", caplog)
         mock_clock.jump(3)
         await wait_all_tasks_blocked()

@@ -615,26 +615,26 @@ def test_answer_of_another_kind_than_the_question(opcode: int) -> None:
 EVERY_PAIR = [*TCP, *PAIRS]
 
 
-def _read(made: Session, buffer: bytearray) -> TaskSlot:
-    """Submit a READ into ``buffer``."""
+def _submitted(
+    made: Session, fill: Callable[[TaskSlot, bytes, memoryview], None], buffer: bytearray
+) -> TaskSlot:
     slot = made.queue.take_now()
     assert slot is not None
     slot.waiter = CountingWaiter()
     slot.waiter.pending = 1
-    commands.fill_read(slot, bytes(8), memoryview(buffer))
+    fill(slot, bytes(8), memoryview(buffer))
     made.queue.submit(slot)
     return slot
+
+
+def _read(made: Session, buffer: bytearray) -> TaskSlot:
+    """Submit a READ into ``buffer``."""
+    return _submitted(made, commands.fill_read, buffer)
 
 
 def _write(made: Session, buffer: bytearray) -> TaskSlot:
     """Submit a WRITE from ``buffer``."""
-    slot = made.queue.take_now()
-    assert slot is not None
-    slot.waiter = CountingWaiter()
-    slot.waiter.pending = 1
-    commands.fill_write(slot, bytes(8), memoryview(buffer))
-    made.queue.submit(slot)
-    return slot
+    return _submitted(made, commands.fill_write, buffer)
 
 
 def _reject(peer: Peer, heard: Heard) -> None:

@@ -30,8 +30,8 @@ def test_a_device_is_attached_and_written_and_detached(tmp_path: Path) -> None:
         manager.start("iserblk-target@disk")
         manager.start("iserblk-attach@data")
         data = b"written once" * (MIB // 12)
-        manager.path("/root/data").write_bytes(data)
-        manager.run("dd", "if=/root/data", f"of={DEVICE}", "bs=64k", "conv=fsync")
+        manager.path("/run/data").write_bytes(data)
+        manager.run("dd", "if=/run/data", f"of={DEVICE}", "bs=64k", "conv=fsync")
         manager.stop("iserblk-attach@data")
         assert connected() == []
         assert manager.path("/var/lib/iserblk/disk").read_bytes()[: len(data)] == data
