@@ -15,6 +15,8 @@ from iserblk.errors import ConnectionLost, RemoteProtocolError
 
 DATA_OUT = 0x05
 
+ORPHANS = 1 << 12  # that may wait
+
 
 class Stream:
     """Takes ``room`` bytes a call; keeps what was sent."""
@@ -241,6 +243,35 @@ def test_disown_copies_what_has_to_leave(room: int) -> None:
     stream.room = 1000
     tx.resume()
     assert bytes(stream.out) == bhs_of(1, 7) + b"abcdefg\0"
+
+
+def test_what_nobody_owns_is_counted_while_it_waits() -> None:
+    """So many PDUs without an owner wait for no peer that takes what it answers. Those that lost
+    their owner while they waited count as well, and all of them no longer when they have left."""
+    stream = Stream(0)
+    tx = PduSender(stream)
+    source = bytearray(1)
+    for _ in range(ORPHANS):
+        tx.queued.append(tx.frame(bhs_of(1, 1), memoryview(source), source))
+    tx.flush()
+    assert tx.blocked and not tx.orphaned, "they are those of a task"
+    tx.disown(source)
+    tx.resume()
+    assert not tx.orphaned
+    tx.queued.append(tx.frame(bhs_of(1, 0), None))
+    tx.flush()
+    assert tx.orphaned
+    stream.room = 1 << 30
+    while tx.blocked:
+        tx.resume()
+    stream.room = 0
+    for _ in range(ORPHANS):
+        tx.queued.append(tx.frame(bhs_of(1, 0), None))
+    tx.flush()
+    assert tx.blocked and not tx.orphaned
+    tx.queued.append(tx.frame(bhs_of(1, 0), None))
+    tx.flush()
+    assert tx.orphaned
 
 
 class Following:
