@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import select
 import threading
 import time
@@ -278,7 +277,3 @@ def disk_of(session: Session, write_cache: bool = True, fua: bool = True) -> Dis
 
     core.look = look
     return core
-
-
-def descriptors() -> int:
-    return len(os.listdir("/proc/self/fd"))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import gc
-import os
 import select
 
 import pytest
@@ -12,6 +10,7 @@ from iserblk.errors import ConnectionLost, LocalProtocolError
 from iserblk.rcap import seam
 from iserblk.rcap.inprocess import Message, memory_pair
 from tests.rcap.wire import Driver, rdma_request, send_request
+from tests.support.descriptors import descriptors, descriptors_to_begin_with
 
 
 def test_held_messages_arrive_later_in_order() -> None:
@@ -75,9 +74,8 @@ def test_descriptor_rests_when_nothing_is_to_do() -> None:
 
 
 def test_no_descriptor_is_left() -> None:
-    gc.collect()  # what other tests have left
-    before = len(os.listdir("/proc/self/fd"))
+    before = descriptors_to_begin_with()
     for _ in range(50):
         for end in memory_pair():
             end.close()
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert descriptors() == before

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import gc
-import os
 import threading
 from collections.abc import Iterable
 
 from iserblk.rcap.iwarp.queuepair import IwarpQueuePair
 from iserblk.rcap.stags import Region, StagTable
+from tests.support.descriptors import descriptors_to_begin_with
 
 
 def census() -> dict[str, int]:
@@ -16,10 +16,10 @@ def census() -> dict[str, int]:
 
     Threads without the idle ones that trio keeps for later.
     """
-    gc.collect()
+    count = descriptors_to_begin_with()
     objects = gc.get_objects()
     return {
-        "descriptors": len(os.listdir("/proc/self/fd")),
+        "descriptors": count,
         "threads": sum(
             not thread.name.startswith("Trio thread ") for thread in threading.enumerate()
         ),

@@ -3,7 +3,6 @@ sees. The initiator is ours, over a pair of queue pairs in this process."""
 
 from __future__ import annotations
 
-import os
 import socket
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
@@ -30,6 +29,7 @@ from iserblk.target.server import TargetServer
 from iserblk.url import parse_url
 from tests.initiator.fake import CountingWaiter
 from tests.iscsi import logins
+from tests.support.descriptors import descriptors, descriptors_to_begin_with
 from tests.support.until import until
 from tests.target.fake_store import FakeStore
 from tests.target.iser_client import rw10
@@ -244,7 +244,7 @@ async def test_a_byte_stream_that_is_lost_before_its_rcap_is_there(
     """
     unit = LogicalUnit(FakeStore(1 << 20), serial="S", block=512)
     server = TargetServer(IQN, {0: unit})
-    before = len(os.listdir("/proc/self/fd"))
+    before = descriptors_to_begin_with()
     with socket.create_server(("127.0.0.1", 0)) as listener:
         peer = socket.create_connection(listener.getsockname())
         accepted = trio.socket.from_stdlib_socket(listener.accept()[0])
@@ -266,7 +266,7 @@ async def test_a_byte_stream_that_is_lost_before_its_rcap_is_there(
                 await trio.testing.wait_all_tasks_blocked()
             peer.close()
     assert not server._tsihs and not server._connections and server._budget.used == 0
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert descriptors() == before
 
 
 async def test_a_login_that_fails_ends_the_connection() -> None:

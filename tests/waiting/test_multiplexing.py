@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import socket
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -12,6 +11,7 @@ import pytest
 import trio
 
 from iserblk.waiting.multiplexing import Multiplexer, multiplexer
+from tests.support.descriptors import descriptors, descriptors_to_begin_with
 from tests.support.until import until
 
 MANY = 100
@@ -100,7 +100,7 @@ async def test_one_ends_another(lines: list[tuple[socket.socket, socket.socket]]
 
 async def test_none_is_left(lines: list[tuple[socket.socket, socket.socket]]) -> None:
     """Neither task nor descriptor, once the last descriptor is removed; then it begins anew."""
-    before = (len(os.listdir("/proc/self/fd")), trio.lowlevel.current_statistics().tasks_living)
+    before = (descriptors_to_begin_with(), trio.lowlevel.current_statistics().tasks_living)
     shared = multiplexer()
     here, there = lines[0]
     called: list[bytes] = []
@@ -109,16 +109,16 @@ async def test_none_is_left(lines: list[tuple[socket.socket, socket.socket]]) ->
         there.sendall(b"x")
         await until(lambda number=number: len(called) > number)  # type: ignore[misc]
         shared.remove(here.fileno())
-        assert len(os.listdir("/proc/self/fd")) == before[0]
+        assert descriptors() == before[0]
         if number == 1:
             await until(lambda: trio.lowlevel.current_statistics().tasks_living == before[1])
 
 
 async def test_a_descriptor_that_cannot_be_watched(tmp_path: Path) -> None:
-    before = len(os.listdir("/proc/self/fd"))
+    before = descriptors_to_begin_with()
     with (tmp_path / "file").open("wb") as file, pytest.raises(OSError, match="not permitted"):
         multiplexer().add(file.fileno(), lambda: None)
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert descriptors() == before
 
 
 async def test_output(lines: list[tuple[socket.socket, socket.socket]]) -> None:

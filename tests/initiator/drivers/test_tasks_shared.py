@@ -17,8 +17,9 @@ from iserblk.initiator.drivers.tasks import AT_ONCE, TrioDriver
 from iserblk.iscsi import bhs
 from iserblk.waiting.multiplexing import multiplexer
 from iserblk.waiting.strands import open_strands
-from tests.initiator.peer import Heard, descriptors, disk_of, linked
+from tests.initiator.peer import Heard, disk_of, linked
 from tests.support import logs
+from tests.support.descriptors import descriptors, descriptors_to_begin_with
 from tests.support.until import until
 
 WAIT_S = 30
@@ -103,7 +104,7 @@ async def test_one_alone_waits_by_itself(waits: list[int]) -> None:
     first, second = End(), End()
     async with driven(first) as nursery:
         await first.read()
-        count = descriptors()
+        count = descriptors_to_begin_with()
         fd = first.session.fileno()
         assert fd in waits
         nursery.start_soon(second.peer.run, second.answer)
@@ -296,7 +297,7 @@ async def test_a_session_goes_on_with_another_descriptor() -> None:
 
         nursery.start_soon(once)
         await end.peer.hears(2)
-        count = descriptors()
+        count = descriptors_to_begin_with()
         end.cut()
         await until(lambda: lost)
         await ends[1].read()
@@ -387,7 +388,7 @@ async def test_what_breaks_comes_out_of_its_pump(
 
 async def test_pumps_that_are_cancelled_leave_nothing() -> None:
     """The descriptor that they shared is closed, and the sessions can be ended afterwards."""
-    before = descriptors()
+    before = descriptors_to_begin_with()
     with trio.fail_after(WAIT_S):
         for _ in range(2):
             ends = [End() for _ in range(3)]

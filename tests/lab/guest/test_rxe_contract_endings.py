@@ -4,7 +4,6 @@ time, and with nothing left behind."""
 from __future__ import annotations
 
 import gc
-import os
 import resource
 import select
 import subprocess
@@ -32,6 +31,7 @@ from tests.rcap.verbs.pairs import verbs_pair
 from tests.rcap.verbs.suite import lab_address
 from tests.rcap.wire import Driver, pattern, rdma_request, send_request
 from tests.support import logs
+from tests.support.descriptors import descriptors, descriptors_to_begin_with
 
 pytestmark = pytest.mark.logs(logs.DEVICE)
 
@@ -68,10 +68,6 @@ def outcome(connecting: VerbsConnector, beside: VerbsListener | None = None) -> 
             beside.progress(monotonic())
 
 
-def descriptors() -> int:
-    return len(os.listdir("/proc/self/fd"))
-
-
 def resources() -> str:
     """RDMA objects of this process, as the kernel counts them."""
     shown = subprocess.check_output(["rdma", "resource", "show"], text=True)
@@ -85,7 +81,7 @@ def nothing_left() -> object:
     while probe.progress(monotonic()) is None:
         select.select([probe], [], [], 1)
     probe.close()
-    before = descriptors(), resources()
+    before = descriptors_to_begin_with(), resources()
     yield
     gc.collect()
     assert (descriptors(), resources()) == before
@@ -407,7 +403,7 @@ def test_connections_and_transfers_leave_nothing(mode: str, request: pytest.Fixt
     for _ in range(20):
         for pair in verbs_pair(lab_address(), mode):
             pair.close()
-    before = descriptors(), resources(), memory_kib()
+    before = descriptors_to_begin_with(), resources(), memory_kib()
     for _ in range(200 // scale):
         for pair in verbs_pair(lab_address(), mode):
             pair.close()

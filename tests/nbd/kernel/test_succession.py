@@ -35,6 +35,7 @@ from iserblk.nbd.kernel.orders import NoHandOver
 from iserblk.nbd.kernel.succession import Giver, Taker, check_peer, listening_for_successors
 from iserblk.nbd.server import NbdServer
 from tests.nbd.serving import HeldDisk, fake, server_of
+from tests.support.descriptors import descriptors, descriptors_to_begin_with
 from tests.support.fake_disk import AsyncFake
 from tests.support.nbd_client import RawClient, Reply, connected, request, write
 from tests.support.until import until
@@ -411,10 +412,6 @@ async def test_an_old_server_that_does_not_hand_over(
         nursery.cancel_scope.cancel()
 
 
-def descriptors() -> set[str]:
-    return {entry.name for entry in os.scandir("/proc/self/fd")}
-
-
 @pytest.mark.parametrize(("count", "error"), [(1, "no stream"), (2, "with 2"), (5, "more desc")])
 async def test_descriptors_that_are_no_connections(count: int, error: str, tmp_path: Path) -> None:
     """As many as have come are closed."""
@@ -425,7 +422,7 @@ async def test_descriptors_that_are_no_connections(count: int, error: str, tmp_p
         listening_for_successors(path) as listening,
         socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as odd,
     ):
-        before = descriptors()
+        before = descriptors_to_begin_with()
         taker = Taker(path)
         async with trio.open_nursery() as nursery:
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import select
 import socket
 import struct
@@ -28,6 +27,7 @@ from tests.rcap.wire import (
     rdma_request,
     send_request,
 )
+from tests.support.descriptors import descriptors, descriptors_to_begin_with
 
 SEND_1 = ddp.encode_fpdu(ddp.UntaggedHeader(22, 0x4143, 0, 0, 1, 0), b"data", crc=True)
 
@@ -398,7 +398,7 @@ def test_request_posted_while_another_thread_ends_its_sending(
 
 
 def test_no_descriptor_is_left_after_many_connections() -> None:
-    before = len(os.listdir("/proc/self/fd"))
+    before = descriptors_to_begin_with()
     for _ in range(200):
         a, b = iwarp_pair()
         driver = Driver(a, b)
@@ -407,7 +407,7 @@ def test_no_descriptor_is_left_after_many_connections() -> None:
         driver.run(lambda driver=driver: bool(driver.events[1]))  # type: ignore[misc]
         a.close()
         b.close()
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert descriptors() == before
 
 
 def test_over_a_socket_that_is_not_tcp() -> None:

@@ -16,6 +16,7 @@ from iserblk.errors import BadArgument, Busy, PermissionDenied
 from iserblk.target.store import lunfile
 from iserblk.target.store.lunfile import open_file
 from iserblk.target.store.store import FileStore
+from tests.support.descriptors import descriptors, descriptors_to_begin_with
 
 SIZE = 1 << 20
 
@@ -26,12 +27,8 @@ def content(lun: FileStore) -> bytes:
     return bytes(buffer)
 
 
-def descriptors() -> set[str]:
-    return set(os.listdir("/proc/self/fd"))
-
-
 def refused(path: Path, kind: type[Exception], words: str, **options: int | bool | None) -> None:
-    before = descriptors()
+    before = descriptors_to_begin_with()
     with pytest.raises(kind, match=words) as info:
         open_file(str(path), **options)  # type: ignore[arg-type]
     assert str(path) in str(info.value)
