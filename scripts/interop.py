@@ -6,8 +6,16 @@
 depend on the machine.
 
 A row whose test was not run this time (no virtual machine, only a part of the tests) stays, with
-its date. A row whose test failed, or does not exist any more, is removed. The document is rewritten
-only if a row is new, removed or changed: to run the same tests again does not change it.
+its date, as long as nothing newer speaks against it:
+
+- The rows of one function with one peer (one test with all its parameters; of the conformance tool
+  one group of cases) are of one day. Where one of them is new or has changed, those that were not
+  run on that day are removed: what they say may not be so any more.
+- A row whose peer has another version now, where tests of the same place have run, is removed.
+- A row whose test failed, or does not exist any more, is removed.
+
+The document is rewritten only if a row is new, removed or changed: to run the same tests again does
+not change it.
 """
 
 from __future__ import annotations
@@ -68,7 +76,9 @@ TABLES = {
         ("group", "lun", "passed", "left_out", "version"),
     ),
 }
-_WIDTHS = {len(table.columns) for table in TABLES.values()}
+_BY_WIDTH = {len(table.columns): table for table in TABLES.values()}
+_VERSION = "version"
+_CONFORMANCE = "libiscsi's iscsi-test-cu"
 
 
 def old_rows(text: str) -> dict[str, Row]:
@@ -76,7 +86,7 @@ def old_rows(text: str) -> dict[str, Row]:
     rows = {}
     for line in text.splitlines():
         cells = tuple(cell.strip() for cell in line.strip().strip("|").split(" | "))
-        if len(cells) in _WIDTHS and cells[-1].startswith("`tests/"):
+        if len(cells) in _BY_WIDTH and cells[-1].startswith("`tests/"):
             rows[cells[-1].strip("`")] = cells
     return rows
 
@@ -85,17 +95,58 @@ def merge(old: dict[str, Row], results: dict[str, dict[str, str] | None], today:
     """All rows after a run. ``results``: by test, its row, or None if it failed. ``table`` in a row
     names its table; the default is that of the peers."""
     rows = dict(old)
+    run = {}
     for test, result in results.items():
+        rows.pop(test, None)
         if result is None:
-            rows.pop(test, None)
             continue
         table = TABLES[result.get("table", "peers")]
         cells = (*(result[key].replace("|", "/") for key in table.keys), *table.closing)
-        before = rows.get(test)
-        if before is None or before[:-2] != cells:
-            rows[test] = (*cells, today, f"`{test}`")
+        run[test] = (*cells, today, f"`{test}`")
+    versions: dict[tuple[str, str], set[str]] = {}
+    for row in run.values():
+        versions.setdefault(_place(row), set()).add(_version(row))
+    rows = {
+        test: row
+        for test, row in rows.items()
+        if _version(row) in versions.get(_place(row), {_version(row)})
+    }
+    changed = {
+        _function(row) for test, row in run.items() if old.get(test, ("",) * 2)[:-2] != row[:-2]
+    }
+    for test, row in run.items():
+        rows[test] = row if _function(row) in changed else old[test]
+    newest: dict[Row, str] = {}
+    for row in rows.values():
+        newest[_function(row)] = max(newest.get(_function(row), ""), _date(row))
+    rows = {test: row for test, row in rows.items() if _date(row) == newest[_function(row)]}
     alive = [row for test, row in rows.items() if (TOP / test.partition("::")[0]).exists()]
     return sorted(alive)
+
+
+def _date(row: Row) -> str:
+    return row[-2]
+
+
+def _version(row: Row) -> str:
+    return row[_BY_WIDTH[len(row)].columns.index(_VERSION)]
+
+
+def _peer(row: Row) -> str:
+    columns = _BY_WIDTH[len(row)].columns
+    return row[columns.index("peer")] if "peer" in columns else _CONFORMANCE
+
+
+def _place(row: Row) -> tuple[str, str]:
+    """The peer, and where it runs: a virtual machine has another one than this machine."""
+    return _peer(row), "/".join(row[-1].strip("`").split("/")[:2])
+
+
+def _function(row: Row) -> Row:
+    """What rows have in common that are of one run."""
+    if _peer(row) == _CONFORMANCE:
+        return _CONFORMANCE, row[0]
+    return row[0], _peer(row), row[-1].partition("[")[0]
 
 
 def render(rows: list[Row]) -> str:

@@ -59,3 +59,91 @@ def test_failures_and_tests_that_are_no_more_go(results: dict[str, object]) -> N
 def test_the_document_is_what_the_script_makes() -> None:
     text = interop.DOCUMENT.read_text(encoding="utf-8")
     assert text == interop.render(sorted(interop.old_rows(text).values()))
+
+
+# --- rows of the past -----------------------------------------------------------------------------
+
+GROUP = "tests/integration/test_conformance.py::test_group"
+LONG, SHORT = f"{GROUP}[ExtendedCopy-4096]", f"{GROUP}[ExtendedCopy-512]"
+
+
+def conformance(
+    passed: str, lun: str, group: str = "ExtendedCopy", version: str = "1"
+) -> dict[str, str]:
+    return {"table": "conformance", "group": group, "lun": lun, "passed": passed, "left_out": "",
+            "version": version}  # fmt: skip
+
+
+def document(*runs: tuple[str, dict[str, dict[str, str]]]) -> dict[str, tuple[str, ...]]:
+    """The rows of the document after runs on these days, each read from what the one before has
+    written."""
+    rows: dict[str, tuple[str, ...]] = {}
+    for today, results in runs:
+        rows = interop.old_rows(interop.render(interop.merge(rows, results, today)))
+    return rows
+
+
+def test_a_change_takes_the_rows_of_the_same_function_that_were_not_run() -> None:
+    first = {LONG: conformance("0 of 6", "4096"), SHORT: conformance("0 of 6", "512"),
+             f"{GROUP}[Read6-4096]": conformance("2 of 2", "4096", "Read6")}  # fmt: skip
+    rows = document(("2026-01-01", first), ("2026-02-02", {SHORT: conformance("6 of 6", "512")}))
+    assert set(rows) == {SHORT, f"{GROUP}[Read6-4096]"}
+
+
+def test_a_run_of_all_of_a_function_gives_all_its_rows_one_day() -> None:
+    """Also those that say what they said before."""
+    both = {LONG: conformance("6 of 6", "4096"), SHORT: conformance("0 of 6", "512")}
+    again = {**both, SHORT: conformance("6 of 6", "512")}
+    rows = document(("2026-01-01", both), ("2026-02-02", again))
+    assert {test: cells[-2] for test, cells in rows.items()} == dict.fromkeys(both, "2026-02-02")
+
+
+def test_a_run_that_changes_nothing_takes_nothing() -> None:
+    both = {LONG: conformance("6 of 6", "4096"), SHORT: conformance("6 of 6", "512")}
+    rows = document(("2026-01-01", both), ("2026-02-02", {SHORT: both[SHORT]}))
+    assert {test: cells[-2] for test, cells in rows.items()} == dict.fromkeys(both, "2026-01-01")
+
+
+def test_two_parts_of_one_day_are_one_run() -> None:
+    """As scripts/test has the tests of this machine, and then those of each virtual machine."""
+    rows = document(
+        ("2026-01-01", {SHORT: conformance("6 of 6", "512")}),
+        ("2026-01-01", {LONG: conformance("6 of 6", "4096")}),
+    )
+    assert set(rows) == {SHORT, LONG}
+
+
+def test_a_document_with_rows_of_several_days() -> None:
+    """As older versions of the script have written it: the newest of each function stay."""
+    new = interop.merge({}, {SHORT: conformance("6 of 6", "512")}, "2026-02-02")
+    old = interop.merge({}, {LONG: conformance("0 of 6", "4096")}, "2026-01-01")
+    (left,) = interop.merge({LONG: old[0], SHORT: new[0]}, {}, "2026-03-03")
+    assert left == new[0]
+
+
+def test_another_version_of_a_peer_takes_the_rows_of_the_one_before() -> None:
+    """Of all functions, but only where tests of the same place have run."""
+    elsewhere = "tests/scripts/test_interop.py::test_two"
+    here = "tests/lab/test_lab.py::test_three"
+    first = {ONE: row(), here: row(), elsewhere: row()}
+    rows = document(("2026-01-01", first), ("2026-02-02", {ONE: {**row(), "version": "2"}}))
+    assert {test: cells[2] for test, cells in rows.items()} == {ONE: "2", elsewhere: "1"}
+
+
+def test_several_versions_of_a_peer_in_one_run() -> None:
+    here = "tests/lab/test_lab.py::test_three"
+    both = {ONE: row(), here: {**row(), "version": "2"}}
+    assert set(document(("2026-01-01", both), ("2026-02-02", both))) == {ONE, here}
+
+
+def test_no_function_of_the_document_has_rows_of_two_days() -> None:
+    """What the script would write now."""
+    rows = interop.merge(interop.old_rows(interop.DOCUMENT.read_text(encoding="utf-8")), {}, "")
+    days: dict[str, set[str]] = {}
+    for cells in rows:
+        table = interop.TABLES["conformance"] if len(cells) == 7 else interop.TABLES["peers"]
+        assert len(cells) == len(table.columns)
+        peer = "" if len(cells) == 7 else cells[1]
+        of = cells[0] if len(cells) == 7 else cells[-1].partition("[")[0]
+        days.setdefault(f"{cells[0]} {peer} {of}", set()).add(cells[-2])
+    assert days and all(len(each) == 1 for each in days.values())
