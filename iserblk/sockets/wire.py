@@ -4,7 +4,7 @@ There are two implementations with the same behaviour. The methods of Python's `
 the GIL around each call. Where other threads wait for the GIL, that costs two switches of threads,
 which at 4 KiB per request take longer than the call itself. ``_syscalls``, compiled by
 scripts/setup, keeps the GIL for calls that move few bytes. Without it everything works, but more
-slowly (docs/benchmarking.md has the ratio).
+slowly (docs/compiled.md has the ratio).
 """
 
 from __future__ import annotations

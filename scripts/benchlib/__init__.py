@@ -1,4 +1,4 @@
-"""The modules of scripts/bench; docs/benchmarking.md explains how to use it.
+"""The modules of scripts/bench; docs/running-benchmarks.md explains how to use it.
 
     __main__   options                             report   tables and JSON
     sections   which subjects run which jobs       goals    targets: met or missed

@@ -59,7 +59,7 @@ def bench(
 ) -> int:
     """Compare iserblk with its peers and with the ceilings of its front-ends, in one run.
 
-    docs/benchmarking.md explains the rows, and how to read them.
+    docs/running-benchmarks.md explains the rows, and how to read them.
     """
     rows = {section: section.rows(*patterns) for section in SECTIONS}
     every = [row for found in rows.values() for row in found]

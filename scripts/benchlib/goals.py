@@ -173,7 +173,7 @@ def goals() -> list[Goal]:
         for subject in (OURS, OURS_TCP)
         for job in _small_and_deep()
     ]
-    # nbdkit's threads miss these (docs/benchmarking.md).
+    # nbdkit's threads miss these (docs/running-benchmarks.md).
     found += [
         Goal("nbd", job.name, CEILINGS["nbd"], 0.6, subject=subject)
         for subject in (OURS_NBDKIT, OURS_NBDKIT_TCP)

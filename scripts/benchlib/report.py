@@ -1,4 +1,4 @@
-"""Tables for people, and JSON for machines (docs/benchmarking.md)."""
+"""Tables for people, and JSON for machines (docs/running-benchmarks.md)."""
 
 from __future__ import annotations
 

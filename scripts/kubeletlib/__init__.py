@@ -1,2 +1,2 @@
 """The modules of scripts/kubelet, which tries the CSI plugin with a kubelet. See
-docs/kubernetes.md."""
+docs/lab.md."""

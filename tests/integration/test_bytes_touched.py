@@ -1,4 +1,4 @@
-"""Bytes touched for each byte moved, in requests of 1 MiB: the table in docs/architecture.md.
+"""Bytes touched for each byte moved, in requests of 1 MiB: the table in docs/data-path.md.
 
 The real programs run with their copies, CRCs and system calls counted (tests/support/touched.py).
 Each place that the table names is passed as often as it says (a place with "≤" not more often), and
@@ -41,8 +41,8 @@ Table = dict[str, dict[str, tuple[float, float]]]
 
 def documented(process: str) -> Table:
     """The table's lines for a process."""
-    text = (ROOT / "docs/architecture.md").read_text()
-    section = text.partition("\n### 1 MiB\n")[2].partition("\n### ")[0]
+    text = (ROOT / "docs/data-path.md").read_text()
+    section = text.partition("\n## 1 MiB\n")[2].partition("\n## ")[0]
     found: Table = {}
     for line in section.splitlines():
         cells = [cell.strip() for cell in line.strip("|").split("|")]

@@ -1,4 +1,4 @@
-"""How a connection to a portal becomes iSER: ``cm`` or ``stream`` (docs/rdma.md).
+"""How a connection to a portal becomes iSER: ``cm`` or ``stream`` (docs/rdma-internals.md).
 
 With ``style=auto`` the style is found by trying. What has worked is remembered, so that a
 reconnection does not wait for an answer that never comes.

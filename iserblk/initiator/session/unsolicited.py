@@ -25,7 +25,7 @@ _AT_ONCE: Final = 8  # allocated, where they are not from the start: a write of 
 # Commands in flight, this write included, up to which it is faster to send 64 KiB unasked. With
 # more, the target has other work during the round trip that this saves, and Data-Outs cost us a
 # copy: over loopback a write at depth 1 takes 0.8 of the time, at depth 4 the same, at depth 8 1.1
-# times as long (docs/rdma.md).
+# times as long (docs/rdma-internals.md).
 FEW: Final = 2
 _NO_LUN: Final = bytes(8)  # the field is reserved where there is no Target Transfer Tag (11.7.4)
 _NONE: Final[list[PduSlot]] = []

@@ -1,6 +1,6 @@
 """A device gets another server: requests wait, then go on; what the kernel does meanwhile.
 
-The facts of docs/devices.md about the kernel are measured here.
+The facts of docs/devices-internals.md about the kernel are measured here.
 """
 
 from __future__ import annotations
