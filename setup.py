@@ -4,8 +4,9 @@ are left out. ISERBLK_OPTIMIZE: the level of gcc's optimisation for these module
 2.
 
 Also names the files that a wheel installs outside of Python's packages, below share/: what
-scripts/install-units needs, and the manual pages and completions, if there is a directory share/
-with them (``scripts/manpages --output .``)."""
+scripts/install-units needs, the documents, which messages and manual pages name, and the manual
+pages and completions, if there is a directory share/ with them (``scripts/manpages --output .``).
+"""
 
 import os
 import runpy
@@ -17,6 +18,7 @@ from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
 
 PROCESSORS = len(os.sched_getaffinity(0))
+PAGES = (".md", ".svg", ".yaml")  # of docs/, what users read
 NO_MODULES = {"sdist", "egg_info", "dist_info"}  # commands that look at no compiled module
 
 
@@ -99,6 +101,12 @@ def data_files() -> list[tuple[str, list[str]]]:
         ("share/iserblk/systemd", sorted(map(str, Path("scripts/systemd").iterdir()))),
     ]
     found.append(("share/iserblk/monitoring", sorted(map(str, Path("monitoring").iterdir()))))
+    for folder, _, names in sorted(os.walk("docs")):
+        pages = [each for each in names if each.endswith(PAGES) or each == "target.toml"]
+        place = os.path.join("share/doc/iserblk", os.path.relpath(folder, "docs"))
+        found.append(
+            (os.path.normpath(place), sorted(os.path.join(folder, each) for each in pages))
+        )
     for folder, _, names in sorted(os.walk("share")):
         if names:
             found.append((folder, sorted(os.path.join(folder, name) for name in names)))

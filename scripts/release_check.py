@@ -103,6 +103,11 @@ def faults_of_wheel(path: Path, tree: Path, url: str) -> Iterator[str]:
             found = [name.rpartition("/")[2] for name in files_of(tree) if name.startswith(source)]
             wanted += [f"{data}iserblk/{place}/{name}" for name in found]
         wanted += [f"{data}iserblk/install-units"]
+        wanted += [
+            f"{data}doc/iserblk/{name.removeprefix('docs/')}"
+            for name in files_of(tree)
+            if name.startswith("docs/") and name.endswith(".md")
+        ]
         yield from (f"missing: {name}" for name in wanted if name not in names)
         yield from _faults_of_share(
             {name.removeprefix(data) for name in names if name.startswith(data)}

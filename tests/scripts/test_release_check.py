@@ -56,6 +56,8 @@ def tree(tmp_path: Path) -> Path:
         "scripts/install-units": "",
         "scripts/systemd/a@.service": "",
         "monitoring/a.rules.yml": "",
+        "docs/a.md": "",
+        "docs/more/b.md": "",
         "LICENSE": "",
         **{f"share/{name}": "" for name in MANUALS},
     }
@@ -92,6 +94,7 @@ def whole(tree: Path, plain: bytes) -> dict[str, bytes]:
     files |= {f"{DATA}/{name}": b"" for name in MANUALS}
     files |= {f"{DATA}/iserblk/install-units": b"", f"{DATA}/iserblk/systemd/a@.service": b""}
     files |= {f"{DATA}/iserblk/monitoring/a.rules.yml": b""}
+    files |= {f"{DATA}/doc/iserblk/a.md": b"", f"{DATA}/doc/iserblk/more/b.md": b""}
     modules = ["iserblk__mypyc", MODULE, *OTHERS]
     files |= {f"{name.replace('.', '/')}.cpython-311-x.so": plain for name in modules}
     files |= {f"{INFO}/METADATA": METADATA.encode(), f"{INFO}/LICENSE": b""}

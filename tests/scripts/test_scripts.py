@@ -17,6 +17,7 @@ from tests.support.target import ROOT
 
 SCRIPTS = (
     *("setup", "test", "demo", "distros", "release", "deb", "image", "sanitize", "manpages"),
+    "docs",
     "mutations",
     "pins",
 )
