@@ -51,3 +51,5 @@ def our_target(
         finally:
             process.terminate()
             process.communicate(timeout=END_S)
+        log.seek(0)
+        assert "Traceback" not in (said := log.read()), said

@@ -14,6 +14,7 @@ All that is read here comes from the network; it causes no exception but RemoteP
 from __future__ import annotations
 
 from struct import Struct
+from threading import Lock
 from typing import Final
 
 from iserblk.errors import LocalProtocolError, RemoteProtocolError
@@ -43,6 +44,11 @@ BUNDLING_ROOM: Final = 32
 # Messages that overtake others are kept. A DDP-SSN tells the order of so many.
 SSN_WINDOW: Final = 32768
 MAX_EARLY_BYTES: Final = 16 * 1024 * 1024
+# All associations of the process together keep so much beside what each may always keep: a peer may
+# have many of them, and for this it need not have logged in.
+MAX_EARLY_BYTES_IN_ALL: Final = 64 * 1024 * 1024
+EARLY_BYTES_OF_EACH: Final = 64 * 1024
+_EARLY_OVERHEAD: Final = 256  # bytes of a kept message beside its own
 
 
 def message_size(fragmentation_point: int) -> int:
@@ -65,11 +71,32 @@ def unpack_control_untrusted(message: bytes) -> tuple[int, bytes]:
     return CONTROL.unpack_from(message)[1], private_data
 
 
+class EarlyMessages:
+    """How much memory the early messages of several associations take, in bytes. Associations may
+    belong to several threads."""
+
+    __slots__ = ("_lock", "bytes")
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self.bytes = 0
+
+    def grow(self, size: int) -> int:
+        """Count ``size`` bytes more; fewer, if it is negative. Returns how many there are now."""
+        with self._lock:
+            self.bytes += size
+            return self.bytes
+
+
+EARLY: Final = EarlyMessages()
+
+
 class Arrivals:
     """Puts the messages of one direction in the order of their DDP-SSNs.
 
     The usual message is the next one: ``is_next`` tells, and it need not be copied. Any other
-    goes to ``keep``. ``pop`` returns one that was kept, when its turn has come.
+    goes to ``keep``. ``pop`` returns one that was kept, when its turn has come. ``discard`` at the
+    end gives back what is kept, and its share of ``EARLY``.
     """
 
     __slots__ = ("_early", "_early_bytes", "_expected")
@@ -94,9 +121,16 @@ class Arrivals:
         if ahead >= SSN_WINDOW or ssn in self._early:
             raise _error(f"DDP-SSN {ssn} a second time, {self._expected} is the next")
         self._early[ssn] = ppid, message
-        self._early_bytes += len(message)
+        size = len(message) + _EARLY_OVERHEAD
+        self._early_bytes += size
+        in_all = EARLY.grow(size)
         if self._early_bytes > MAX_EARLY_BYTES:
             raise _error(f"the message with DDP-SSN {self._expected} does not come")
+        if in_all > MAX_EARLY_BYTES_IN_ALL and self._early_bytes > EARLY_BYTES_OF_EACH:
+            raise _error(
+                f"the message with DDP-SSN {self._expected} does not come, and associations keep"
+                f" {in_all} bytes behind such messages"
+            )
 
     def is_ready(self) -> bool:
         """Whether ``pop`` has a message."""
@@ -109,8 +143,16 @@ class Arrivals:
         found = self._early.pop(self._expected, None)
         if found is not None:
             self._expected = (self._expected + 1) & 0xFFFF
-            self._early_bytes -= len(found[1])
+            size = len(found[1]) + _EARLY_OVERHEAD
+            self._early_bytes -= size
+            EARLY.grow(-size)
         return found
+
+    def discard(self) -> None:
+        """Forget what is kept."""
+        self._early.clear()
+        EARLY.grow(-self._early_bytes)
+        self._early_bytes = 0
 
 
 class SessionInitiator:

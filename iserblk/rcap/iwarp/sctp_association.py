@@ -380,6 +380,7 @@ class Association:
                 self.send_control(sctp.TERMINATE)
 
     def close(self) -> None:
+        self._arrivals.discard()
         self.finish()
         drain(self._sock)  # with unread bytes SCTP would abort, and lose what is under way
         self._sock.close()

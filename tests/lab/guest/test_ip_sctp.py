@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import random
 import socket
+import struct
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import pytest
@@ -201,6 +202,105 @@ def test_a_portal_that_speaks_something_else_on_sctp(stack: ExitStack) -> None:
 
         with pytest.raises(IserblkError, match="Adaptation Indication"):
             client.call(lambda: trio.run(work))
+
+
+class Stranger:
+    """An association of a peer that keeps to no rule. ``announced``: it has announced DDP."""
+
+    def __init__(self, announced: bool = True) -> None:
+        if announced:
+            self.sock = sctp_association.open_socket(socket.AF_INET)
+        else:
+            self.sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_SCTP)
+        self.sock.settimeout(60)
+        self.sock.connect((TARGET, 3260))
+
+    def send(self, message: bytes, ppid: int = sctp.PPID_SEGMENT, flags: int = 1) -> None:
+        """``flags``: SCTP_UNORDERED, or none."""
+        about = struct.pack("=HHIIi", 0, flags, socket.htonl(ppid), 0, 0)
+        self.sock.sendmsg([message], [(socket.IPPROTO_SCTP, 2, about)])
+
+    def begin(self) -> None:
+        """Begin a DDP Stream Session, as it has to be."""
+        function, private_data = sctp.SessionInitiator(private_data=b"\x80\0\0\0").request
+        self.send(sctp.pack_control(0, function, private_data), sctp.PPID_CONTROL)
+
+    def early(self) -> None:
+        """Send messages that overtake one which never comes, until the other end has enough."""
+        self.begin()
+        number = 2
+        with suppress(OSError):
+            while True:
+                self.send(sctp.SSN.pack(number) + bytes(1400))
+                number += 1
+
+    def abort(self) -> None:
+        self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        self.sock.close()
+
+
+def garbage(seed: int) -> bytes:
+    chance = random.Random(seed)
+    return chance.randbytes(chance.randrange(2, 1400))
+
+
+def attack() -> list[Stranger]:
+    """What strangers do; those in the result are still there."""
+    stay: list[Stranger] = [Stranger() for _ in range(20)]
+    stay += [Stranger(announced=False) for _ in range(20)]
+    for number in range(20):
+        beginning = Stranger(announced=number % 4 != 3)
+        with suppress(OSError):
+            if number % 2:
+                beginning.begin()
+            for seed in range(number, number + 5):
+                ppid = (sctp.PPID_SEGMENT, sctp.PPID_CONTROL, 0, 99)[seed % 4]
+                beginning.send(garbage(seed), ppid, seed // 4 % 2)
+        stay.append(beginning)
+    for number in range(10):
+        gone = Stranger()
+        with suppress(OSError):
+            if number % 2:
+                gone.begin()
+            gone.send(sctp.SSN.pack(1) + garbage(number))
+        gone.abort()
+    for private_data in (b"", bytes(3), bytes(513), bytes(60000)):
+        for function in (*range(9), 0xFFFF):
+            asking = Stranger()
+            with suppress(OSError):
+                asking.send(sctp.pack_control(0, function, private_data), sctp.PPID_CONTROL)
+            stay.append(asking)
+    stay.append(Stranger())
+    stay[-1].early()
+    return stay
+
+
+def test_strangers_do_not_disturb(stack: ExitStack, tmp_path: Path) -> None:
+    """Associations without DDP, without a session, with garbage, with messages that overtake for
+    ever: each ends by itself, or waits for the end of its login's time; others notice nothing."""
+    client, target = two_hosts(stack, 9000)
+    url = stack.enter_context(
+        our_target(target, TARGET, [disk_file(tmp_path, 8)], listen=",3,transport=sctp")
+    )
+    data = random.Random(43).randbytes(300_000)
+
+    async def work() -> None:
+        async with open_disks([url + "/0"], OPTIONS) as disks:
+            disk = disks.disks[disks.default]
+            await disk.write(memoryview(data), 4096)
+            await disk.flush()
+            strangers = await trio.to_thread.run_sync(attack)
+            buffer = bytearray(len(data))
+            await disk.read_into(memoryview(buffer), 4096)
+            assert buffer == data
+            async with open_disks([url + "/0"], OPTIONS) as others:
+                other = others.disks[others.default]
+                await other.read_into(memoryview(buffer), 4096)
+            assert buffer == data
+            for stranger in strangers:
+                stranger.sock.close()
+
+    client.call(lambda: trio.run(work))
 
 
 @pytest.mark.long

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import struct
+from contextlib import suppress
 
 import pytest
 from hypothesis import given
@@ -80,6 +81,38 @@ def test_what_is_kept_has_a_limit() -> None:
         for number in range(1, 1000):
             arrivals.keep(16, segment(number, body))
     assert number * len(body) < 2 * sctp.MAX_EARLY_BYTES
+    arrivals.discard()
+
+
+def test_small_messages_count_with_what_they_take() -> None:
+    arrivals = Arrivals()
+    for number in range(1, sctp.SSN_WINDOW):
+        arrivals.keep(16, segment(number))
+    before = sctp.EARLY.bytes
+    assert before >= sctp.SSN_WINDOW * 200
+    arrivals.discard()
+    assert sctp.EARLY.bytes <= before - sctp.SSN_WINDOW * 200
+
+
+def test_what_all_associations_keep_has_a_limit() -> None:
+    """However many there are; and it takes nobody the little that an honest peer needs."""
+    before = sctp.EARLY.bytes
+    body = bytes(60000)
+    many = []
+    for _ in range(200):
+        arrivals = Arrivals()
+        many.append(arrivals)
+        with suppress(RemoteProtocolError):  # it would be closed; its messages are kept until then
+            for number in range(1, 270):
+                arrivals.keep(16, segment(number, body))
+    slack = 200 * (sctp.EARLY_BYTES_OF_EACH + 2 * len(body))
+    assert sctp.EARLY.bytes - before <= sctp.MAX_EARLY_BYTES_IN_ALL + slack
+    honest = Arrivals()
+    honest.keep(16, segment(1, body))
+    assert honest.is_next(0) and honest.pop() == (16, segment(1, body))
+    for arrivals in many:
+        arrivals.discard()
+    assert sctp.EARLY.bytes == before
 
 
 # --- control messages ---
