@@ -113,7 +113,7 @@ ALLOWED: dict[str, set[str]] = {
     "nbd.transmission": {
         *("errors", "initiator.session", "disk.seam", "nbd.messages", "nbd.buffers"),
     },
-    "nbd.listening": {"errors"},
+    "nbd.listening": {"errors", "metrics"},
     "nbd.tls": {"errors", "credentials", "sockets"},
     "nbd.client": {
         *("errors", "sockets", "waiting", "disk.seam", "nbd.messages", "nbd.buffers"),
@@ -142,7 +142,7 @@ ALLOWED: dict[str, set[str]] = {
         *("nbd.listening", "nbd.client", "nbd.server", "nbd.serving"),
     },
     "nbd.nbdkit": {"endings", "errors", "credentials", "disk.blocking", "nbd.kernel"},
-    "csi": {"errors", "files", "options", "url", "nbd.kernel"},
+    "csi": {"errors", "files", "metrics", "options", "url", "nbd.kernel"},
     "target.store": {"errors", "files", "images"},
     "target.ports": {"errors", "files", "names", "scsi"},
     "target.task_set": {"scsi"},

@@ -27,6 +27,7 @@ from iserblk.csi.messages import SERVICES, message
 from iserblk.csi.node import Node
 from iserblk.csi.refusals import OF_STATUS, Code, Refused
 from iserblk.errors import BadArgument, Busy, IserblkError
+from iserblk.metrics.address import LONGEST_SOCKET_PATH
 
 log = logging.getLogger(__name__)
 
@@ -119,6 +120,12 @@ def _served(call: Call) -> Callable[[Any, grpc.ServicerContext], Any]:
 def _listening(path: Path, services: dict[str, dict[str, Call]]) -> grpc.Server:
     """A server that has begun to listen at ``path``. Raises Busy when another one does, BadArgument
     when nothing can listen there."""
+    length = len(os.fsencode(path))
+    if length > LONGEST_SOCKET_PATH:
+        raise BadArgument(
+            f"{path}: the path has {length} bytes, and that of a socket has {LONGEST_SOCKET_PATH}"
+            " at most: name a shorter one"
+        )
     if path.is_socket():
         with socket.socket(socket.AF_UNIX) as probe, contextlib.suppress(OSError):
             probe.connect(str(path))

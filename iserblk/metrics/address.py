@@ -22,7 +22,7 @@ from iserblk.names import shown
 
 log = logging.getLogger(__name__)
 
-_LONGEST = 107  # bytes of a path in sun_path, unix(7)
+LONGEST_SOCKET_PATH = 107  # bytes, in sun_path: unix(7)
 _SUFFIX = ".metrics"
 _RUN = Path("/run/iserblk")
 # With a directory for each iserblk-nbd@NAME.service, and each iserblk-target@NAME.service.
@@ -35,10 +35,10 @@ def parse_address(text: str, what: str) -> Address:
     """Parse ``PATH`` or ``HOST:PORT``. ``what``: the name of the option, for errors. Raises
     BadArgument."""
     if text.startswith("/"):
-        if len(os.fsencode(text)) > _LONGEST:
+        if len(os.fsencode(text)) > LONGEST_SOCKET_PATH:
             raise BadArgument(
-                f"{what}: the path of a Unix socket is too long (more than {_LONGEST} bytes); give"
-                " a shorter path"
+                f"{what}: the path of a Unix socket is too long (more than {LONGEST_SOCKET_PATH}"
+                " bytes); give a shorter path"
             )
         if "\0" in text:
             raise BadArgument(f"{what}: a path cannot contain a NUL character")
@@ -48,7 +48,7 @@ def parse_address(text: str, what: str) -> Address:
     if not colon or not (port.isascii() and port.isdigit() and 1 <= int(port[:6]) <= 0xFFFF):
         raise BadArgument(
             f"{what} {shown(text)}: give the whole path of a Unix socket (from / on), or a port "
-            "of the loopback interface (127.0.0.1:9100)"
+            "of the loopback interface (127.0.0.1:13261)"
         )
     if host == "localhost":
         host = "127.0.0.1"
@@ -143,7 +143,7 @@ def socket_of(place: str, where: Path) -> Path:
     """The path of the socket for ``place``, in the directory ``where``."""
     name = os.fsencode(place)
     path = where / f"{quote(name, safe='[]:@+=')}{_SUFFIX}"
-    if len(os.fsencode(path)) > _LONGEST or len(path.name) > 255:
+    if len(os.fsencode(path)) > LONGEST_SOCKET_PATH or len(path.name) > 255:
         path = where / f"{hashlib.sha256(name).hexdigest()[:16]}{_SUFFIX}"
     return path
 

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from urllib.parse import quote
 
 from iserblk.errors import BadArgument, Busy, IserblkError, PermissionDenied
+from iserblk.metrics.address import LONGEST_SOCKET_PATH
 
 _BACKLOG = 1024  # connections that wait to be accepted: as many clients may come at once
 _FAMILIES = (socket.AF_UNIX, socket.AF_INET, socket.AF_INET6)
@@ -52,11 +53,21 @@ def listen_handed_over(count: int) -> Iterator[tuple[list[socket.socket], str]]:
 
 @contextlib.contextmanager
 def listen_unix(path: str) -> Iterator[tuple[list[socket.socket], str]]:
-    path = os.path.abspath(path)
-    _remove_stale(path)
+    if not path:
+        raise BadArgument("--socket: the path is empty; write --socket PATH")
+    # The kernel's own limit is on what it is told, and a relative path may be shorter.
+    whole = os.path.abspath(path)
+    told = whole if _fits(whole) else path
+    if not _fits(told):
+        raise BadArgument(
+            f"--socket {path}: the path has {len(os.fsencode(path))} bytes, and that of a socket"
+            f" has {LONGEST_SOCKET_PATH} at most: give a shorter path, or a relative one"
+        )
+    path = whole
+    _remove_stale(path, told)
     with socket.socket(socket.AF_UNIX) as sock:
         try:
-            sock.bind(path)
+            sock.bind(told)
         except OSError as error:
             words = error.strerror or str(error)
             raise refusal(error)(f"--socket {path}: {words}") from None
@@ -72,8 +83,13 @@ def listen_unix(path: str) -> Iterator[tuple[list[socket.socket], str]]:
                     os.unlink(path)
 
 
-def _remove_stale(path: str) -> None:
-    """A socket on which no process listens any more is in the way; anything else is not ours."""
+def _fits(path: str) -> bool:
+    return len(os.fsencode(path)) <= LONGEST_SOCKET_PATH
+
+
+def _remove_stale(path: str, told: str) -> None:
+    """A socket on which no process listens any more is in the way; anything else is not ours.
+    ``told``: the path as the kernel takes it."""
     try:
         if not stat.S_ISSOCK(os.lstat(path).st_mode):
             raise BadArgument(f"--socket {path}: exists, and is no socket")
@@ -82,7 +98,7 @@ def _remove_stale(path: str) -> None:
     with socket.socket(socket.AF_UNIX) as probe:
         probe.setblocking(False)  # it would wait for room among those that are to be accepted
         try:
-            probe.connect(path)
+            probe.connect(told)
         except BlockingIOError:
             pass
         except ConnectionRefusedError:
@@ -94,12 +110,14 @@ def _remove_stale(path: str) -> None:
 
 
 @contextlib.contextmanager
-def listen_tcp(listen: str) -> Iterator[tuple[list[socket.socket], str]]:
+def listen_tcp(
+    listen: str, example: str = "127.0.0.1:10809"
+) -> Iterator[tuple[list[socket.socket], str]]:
     host, colon, port = listen.rpartition(":")
     host = host.removeprefix("[").removesuffix("]")
     number = port.isascii() and port.isdigit() and len(port) <= 5
     if not colon or not host or not number or int(port) > 0xFFFF:
-        raise BadArgument(f"--listen {listen}: give HOST:PORT, e.g. 127.0.0.1:10809 (port 0: any)")
+        raise BadArgument(f"--listen {listen}: give HOST:PORT, e.g. {example} (port 0: any)")
     try:
         found = socket.getaddrinfo(host, int(port), type=socket.SOCK_STREAM)
     except (socket.gaierror, UnicodeError) as error:  # the latter: no host could have that name
@@ -120,7 +138,8 @@ def listen_tcp(listen: str) -> Iterator[tuple[list[socket.socket], str]]:
 
 
 def uri_of(sock: socket.socket) -> str:
-    """The NBD URI of a listening socket."""
+    """The NBD URI of a listening socket. The path of a Unix socket is relative where it was too
+    long otherwise."""
     bound = sock.getsockname()
     if sock.family == socket.AF_UNIX:
         return f"nbd+unix:///?socket={quote(os.fsencode(bound))}"

@@ -223,13 +223,14 @@ def test_registration(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
 def test_where_it_cannot_listen(tmp_path: Path) -> None:
     node = Node("worker-1", FakeHost(URL), Records(tmp_path / "records"))
 
-    def refused(path: Path, error: type[Exception]) -> None:
-        with pytest.raises(error):
+    def refused(path: Path, error: type[Exception], words: str | None = None) -> None:
+        with pytest.raises(error, match=words):
             server.serve(node, path, None, path, lambda: None, threading.Event())
 
     (tmp_path / "file").write_text("")
     refused(tmp_path / "file", BadArgument)
-    refused(tmp_path / "nowhere" / "csi.sock", BadArgument)
+    refused(tmp_path / "nowhere" / "csi.sock", BadArgument, "is there such a directory")
+    refused(tmp_path / ("s" * 120), BadArgument, "107 at most: name a shorter one")
     with served(tmp_path, FakeHost(URL)) as path:
         refused(path, Busy)
 

@@ -65,6 +65,28 @@ def test_a_relative_path_is_absolute_in_the_uri(
         assert uri == f"nbd+unix:///?socket={tmp_path}/s"
 
 
+def test_a_relative_path_works_where_the_whole_one_is_too_long(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """sun_path has room for 107 bytes. The URI is for clients in the same directory."""
+    deep = tmp_path / ("d" * 120)
+    deep.mkdir()
+    monkeypatch.chdir(deep)
+    with socket.socket(socket.AF_UNIX) as dead:
+        dead.bind("s")  # is replaced
+    with listening.listen_unix("s") as ((sock,), uri):
+        assert uri == "nbd+unix:///?socket=s"
+        with socket.socket(socket.AF_UNIX) as client:
+            client.connect("s")
+            sock.accept()[0].close()
+        with pytest.raises(Busy, match="another server listens there"):
+            opened(listening.listen_unix("s"))
+        monkeypatch.chdir("/")
+    assert not (deep / "s").exists()
+    with pytest.raises(BadArgument, match="107 at most: give a shorter path, or a relative one"):
+        opened(listening.listen_unix(str(deep / "s")))
+
+
 @pytest.mark.parametrize("name", [b"a b?c=d&e#f%41", "zoë".encode(), b"\xff\xfe", b"\n"])
 def test_any_name_is_quoted(tmp_path: Path, name: bytes) -> None:
     path = os.fsdecode(os.fsencode(tmp_path) + b"/" + name)
