@@ -338,6 +338,26 @@ _KEYS: dict[str, tuple[str, Callable[[str, str], object]]] = {
 OPTION_NAMES = tuple(sorted(_KEYS))
 
 
+def default_of(key: str) -> str:
+    """The default of an option, as users would write it; "": it is no word."""
+    value = getattr(Options(), _KEYS[key][0])
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if key == "mpa-frames":
+        return "auto"
+    if key == "journal":
+        return size_text(value)
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def size_text(size: int) -> str:
+    """A number of bytes as users would write it: 56M."""
+    for shift, unit in ((40, "T"), (30, "G"), (20, "M"), (10, "k")):
+        if size and size % (1 << shift) == 0:
+            return f"{size >> shift}{unit}"
+    return str(size)
+
+
 def size_of(text: str) -> int | None:
     """The number of bytes that ``text`` means: a number, or one with k, M, G or T behind it, which
     are powers of 1024, perhaps with a fraction (rounded down), iB or B: 1.5G, 64MiB. None: it means

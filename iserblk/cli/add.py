@@ -8,6 +8,7 @@ import click
 
 from fuse_mount.errors import UsageError
 from fuse_mount.options import parse_options
+from iserblk.cli.command import Command
 from iserblk.cli.options import connection, connection_options
 from iserblk.credentials import find_credentials, strip_secrets
 from iserblk.disk.multipath.addresses import settle
@@ -21,7 +22,7 @@ from iserblk.url import check_scheme, is_url, parse_url
 _FOREIGN = ("chap-secret-file", "chap-secret-credential")  # sources that are left where they are
 
 
-@click.command("add")
+@click.command("add", cls=Command)
 @click.argument("name", metavar="NAME")
 @click.argument("urls", metavar="URL…", nargs=-1, required=True)
 @click.option(
@@ -37,7 +38,8 @@ _FOREIGN = ("chap-secret-file", "chap-secret-credential")  # sources that are le
     "words",
     metavar="OPT,OPT",
     multiple=True,
-    help="Options below as NAME=VALUE, and those of mount (ro, uid=, …), separated by commas.",
+    help="Options of the connection as NAME=VALUE, and those of mount (ro, uid=, …), separated by"
+    " commas.",
 )
 @click.option("--replace", is_flag=True, help="Replace the named LUN of that name.")
 @connection_options

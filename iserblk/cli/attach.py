@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 
 import click
 
+from iserblk.cli.command import Command, Rare
 from iserblk.cli.notify import tell_systemd
 from iserblk.cli.options import connection, connection_options_but, json_option
 from iserblk.cli.output import print_json
@@ -34,12 +35,13 @@ from iserblk.url import is_url, parse_url
 log = logging.getLogger(__name__)
 
 PLACES = Places()
+_CONNECTIONS, _OF_NBDKIT = 1, 4  # of a device, by default
 _LOOK_S = 1.0  # how often an attach in the foreground checks for a signal
 _LASTING = (7, 13, 24, 27)  # exit statuses of errors that another attempt does not mend
 _ENDING_S = 1.0  # between the end of a server and that of its device, when a process detaches it
 
 
-@click.command("attach")
+@click.command("attach", cls=Command)
 @click.argument("arguments", metavar="URL… [/dev/nbdX]", nargs=-1, required=True)
 @click.option(
     "-f",
@@ -52,19 +54,23 @@ _ENDING_S = 1.0  # between the end of a server and that of its device, when a pr
     "words",
     metavar="OPT,OPT",
     multiple=True,
-    help="Options below as NAME=VALUE, separated by commas; connections=N is of the session.",
+    help="Options of the connection as NAME=VALUE, separated by commas; connections=N is of the"
+    " session.",
 )
 @click.option(
     "--connections",
     type=click.IntRange(1, 16),
-    help="NBD connections from the kernel to the server. Default 1, with --nbdkit 4. Those of the"
-    " session are `-o connections=N`.",
+    help="NBD connections from the kernel to the server."
+    f" Default {_CONNECTIONS}, with --nbdkit {_OF_NBDKIT}. Those of the session are `-o"
+    " connections=N`.",
+    cls=Rare,
 )
 @click.option(
     "--nbdkit",
     "by_nbdkit",
     is_flag=True,
     help="Serve by nbdkit with the plugin of iserblk, 16 requests at once on each connection.",
+    cls=Rare,
 )
 @click.option(
     "--replace",
@@ -108,7 +114,7 @@ def command(
     if len(set(wanted)) < len(wanted):
         raise BadArgument("one device is named twice")
     if to_replace and not wanted:
-        raise BadArgument("--replace: name the device: iserblk attach --replace URL /dev/nbdX")
+        raise BadArgument("--replace: name the device: `iserblk attach --replace URL /dev/nbdX`")
     luns = _find(urls, given, by_nbdkit, to_replace)
     if wanted and len(wanted) != len(luns):
         raise BadArgument(
@@ -121,7 +127,9 @@ def command(
         for index, lun in enumerate(luns):
             at = wanted[index] if wanted else None
             if at is None or not (to_replace and replace(lun, at)):
-                at = attach(lun, at, connections or (4 if by_nbdkit else 1), PLACES)
+                at = attach(
+                    lun, at, connections or (_OF_NBDKIT if by_nbdkit else _CONNECTIONS), PLACES
+                )
                 attached.append(at)
             served.append((at, lun))
         told = Endings(ending_signals())

@@ -16,6 +16,7 @@ from pathlib import Path
 import click
 import trio
 
+from iserblk.cli.command import Command, Rare
 from iserblk.cli.endpoints import check_one_lun, only_disk
 from iserblk.cli.histogram import Histogram
 from iserblk.cli.options import Seconds, Size, connection, connection_options, json_option
@@ -76,7 +77,7 @@ class Result:
     samples: list[tuple[float, int]] = field(default_factory=list)
 
 
-@click.command("bench")
+@click.command("bench", cls=Command)
 @click.argument("urls", metavar="URL…", nargs=-1, required=True)
 @click.option(
     "--rw",
@@ -109,12 +110,14 @@ class Result:
     show_default=True,
     help="Which API: for each request in flight a trio task (async) or a thread (blocking), or one"
     " task for all (queue).",
+    cls=Rare,
 )
 @click.option(
     "--plot",
     type=click.Path(dir_okay=False, path_type=Path),
     metavar="FILE",
     help="Draw latencies, and throughput over time, to FILE (SVG).",
+    cls=Rare,
 )
 @click.option("--destroy", "--yes", is_flag=True, help="Allow writes to destroy the LUN's data.")
 @json_option

@@ -8,6 +8,7 @@ import time
 
 import click
 
+from iserblk.cli.command import Command
 from iserblk.cli.endpoints import named_places, open_source, same_place, two_ends
 from iserblk.cli.options import connection, connection_options, json_option
 from iserblk.cli.output import print_json, size_words
@@ -27,7 +28,7 @@ class NotCompared(IserblkError):
     exit_status = DIFFERENT + 1
 
 
-@click.command("compare")
+@click.command("compare", cls=Command)
 @click.argument("places", metavar="A… B…", nargs=-1, required=True)
 @click.option("--strict", is_flag=True, help="Sizes that differ are a difference, too.")
 @json_option

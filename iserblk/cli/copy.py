@@ -7,6 +7,7 @@ import time
 
 import click
 
+from iserblk.cli.command import Command
 from iserblk.cli.endpoints import (
     FileEnd,
     named_places,
@@ -27,7 +28,7 @@ from iserblk.errors import BadArgument
 log = logging.getLogger(__name__)
 
 
-@click.command("copy")
+@click.command("copy", cls=Command)
 @click.argument("places", metavar="SRC… DST…", nargs=-1, required=True)
 @click.option("--verify", is_flag=True, help="Afterwards read both again, and compare.")
 @json_option

@@ -8,11 +8,8 @@ from pathlib import Path
 
 import click
 
+from iserblk.cli.command import Command
 from iserblk.cli.notify import ready, tell_systemd
-from iserblk.csi.host import Machine
-from iserblk.csi.node import Node
-from iserblk.csi.server import serve
-from iserblk.csi.volumes import Records
 from iserblk.endings import Endings, ending_signals
 from iserblk.errors import BadArgument
 from iserblk.limited_log import limited_lines
@@ -22,7 +19,7 @@ PLACES = Places()
 _SCHEME = "unix://"
 
 
-@click.command("csi")
+@click.command("csi", cls=Command)
 @click.option(
     "--endpoint",
     metavar="unix://PATH",
@@ -60,6 +57,12 @@ def command(endpoint: str, node_id: str, registry: Path | None, seen_at: Path | 
     path = Path(endpoint.removeprefix(_SCHEME))
     if not path.is_absolute():
         raise BadArgument(f"--endpoint {endpoint}: write unix:///PATH/csi.sock")
+    # Here, as the help does without grpcio and protobuf.
+    from iserblk.csi.host import Machine  # noqa: PLC0415
+    from iserblk.csi.node import Node  # noqa: PLC0415
+    from iserblk.csi.server import serve  # noqa: PLC0415
+    from iserblk.csi.volumes import Records  # noqa: PLC0415
+
     need_root()
     stopped = threading.Event()
     Endings(ending_signals(), lambda _number: stopped.set()).listen()

@@ -6,8 +6,9 @@ import logging
 
 import click
 
+from iserblk.cli.command import Command
 from iserblk.errors import BadArgument, IserblkError
-from iserblk.named.files import load
+from iserblk.named.files import load, may_be_name
 from iserblk.named.resolving import names_lun
 from iserblk.nbd.kernel import detaching, device
 from iserblk.nbd.kernel.device import Places
@@ -18,7 +19,7 @@ log = logging.getLogger(__name__)
 PLACES = Places()
 
 
-@click.command("detach")
+@click.command("detach", cls=Command)
 @click.argument("paths", metavar="/dev/nbdX…", nargs=-1, required=True)
 def command(paths: tuple[str, ...]) -> None:
     """Flush and disconnect /dev/nbdX, or the device of a named LUN; return when the device is free
@@ -46,6 +47,11 @@ def command(paths: tuple[str, ...]) -> None:
 
 def _devices(path: str) -> tuple[str, ...]:
     if not names_lun(path):
+        if may_be_name(path) and not path.startswith("nbd"):
+            raise BadArgument(
+                f"{path}: no NBD device, and no LUN of that name: name a device, e.g. /dev/nbd0;"
+                " `iserblk list` shows the names"
+            )
         return (path,)
     devices = load(path).devices
     if not devices:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import click
 
+from iserblk.cli.command import Command
 from iserblk.cli.units import need_systemd, order
 from iserblk.named.files import load
 
 
-@click.command("disable")
+@click.command("disable", cls=Command)
 @click.argument("name", metavar="NAME")
 def command(name: str) -> None:
     """Flush and detach or unmount NAME, and leave it so at the next boot. The name stays.

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import click
 
+from iserblk.cli.command import Command
 from iserblk.cli.options import connection, connection_options, json_option
 from iserblk.cli.output import end_partly, print_json
 from iserblk.cli.running import run
@@ -19,7 +20,7 @@ from iserblk.options import Options
 from iserblk.url import Url, check_scheme, parse_place, parse_portal
 
 
-@click.command("discover")
+@click.command("discover", cls=Command)
 @click.argument("where", metavar="PORTAL|URL")
 @click.option("--probe", is_flag=True, help="Connect to each found portal to see if it takes iSER.")
 @json_option

@@ -7,6 +7,7 @@ from dataclasses import asdict
 
 import click
 
+from iserblk.cli.command import Command
 from iserblk.cli.options import connection, connection_options, json_option
 from iserblk.cli.output import print_json
 from iserblk.cli.running import run
@@ -30,7 +31,7 @@ _USES = {
 }
 
 
-@click.command("doctor")
+@click.command("doctor", cls=Command)
 @click.argument("where", metavar="[PORTAL|URL]", required=False)
 @json_option
 @connection_options

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import click
 
+from iserblk.cli.command import Command
 from iserblk.cli.units import need_systemd, order
 from iserblk.named.files import load
 
 
-@click.command("enable")
+@click.command("enable", cls=Command)
 @click.argument("name", metavar="NAME")
 def command(name: str) -> None:
     """Attach or mount NAME now, and at each boot, by a unit of systemd: `iserblk-mount@NAME` if it

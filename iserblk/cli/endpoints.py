@@ -215,6 +215,8 @@ def two_ends(places: Sequence[str], command: str) -> tuple[Sequence[str], Sequen
         known.append(lun)
     if len(ends) == 1 and len(places) > 1:
         raise BadArgument(f"{command}: both are the same")
+    if len(ends) == 1:
+        raise BadArgument(f"{command} takes two files, LUNs or devices: write the second behind it")
     if len(ends) != 2:
         raise BadArgument(
             f"{command} takes two files, LUNs or devices, and here are {len(ends)}; the URLs of one"

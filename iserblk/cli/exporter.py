@@ -6,6 +6,7 @@ from pathlib import Path
 
 import click
 
+from iserblk.cli.command import Command
 from iserblk.cli.notify import ready, tell_systemd
 from iserblk.cli.running import run
 from iserblk.limited_log import limited_lines
@@ -18,7 +19,7 @@ from iserblk.nbd.listening import listen_tcp
 LISTEN = "127.0.0.1:13260"
 
 
-@click.command("exporter")
+@click.command("exporter", cls=Command)
 @click.argument("addresses", metavar="[ADDRESS…]", nargs=-1)
 @click.option(
     "--listen",
@@ -48,7 +49,7 @@ def command(addresses: tuple[str, ...], listen: str, given: tuple[Path, ...]) ->
         found = [in_directory(each) for each in given or directories()]
         return [further, *(each for each in found if each is not None)]
 
-    with listen_tcp(listen) as (sockets, _):
+    with listen_tcp(listen, LISTEN) as (sockets, _):
         host, port = sockets[0].getsockname()[:2]
 
         async def body() -> None:

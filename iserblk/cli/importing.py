@@ -8,6 +8,7 @@ from pathlib import Path
 
 import click
 
+from iserblk.cli.command import Command
 from iserblk.cli.named_rows import shown_url, shown_word
 from iserblk.cli.options import json_option
 from iserblk.cli.output import end_partly, print_json
@@ -22,7 +23,7 @@ log = logging.getLogger(__name__)
 _NOT_POSSIBLE = "not possible"
 
 
-@click.command("import")
+@click.command("import", cls=Command)
 @click.argument("targets", metavar="[IQN…]", nargs=-1)
 @click.option(
     "--from",

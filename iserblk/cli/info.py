@@ -8,6 +8,7 @@ from dataclasses import asdict
 
 import click
 
+from iserblk.cli.command import Command
 from iserblk.cli.options import connection, connection_options, json_option
 from iserblk.cli.output import print_json, print_table, size_words, yes_no
 from iserblk.cli.running import run
@@ -40,7 +41,7 @@ _WORDS = {
 }
 
 
-@click.command("info")
+@click.command("info", cls=Command)
 @click.argument("urls", metavar="URL…", nargs=-1, required=True)
 @json_option
 @connection_options

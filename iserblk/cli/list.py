@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import click
 
+from iserblk.cli.command import Command
 from iserblk.cli.named_rows import fields, shown_url
 from iserblk.cli.options import json_option
 from iserblk.cli.output import end_partly, print_json
@@ -11,7 +12,7 @@ from iserblk.errors import IserblkError
 from iserblk.named.files import check_name, directories, load, misnamed, names
 
 
-@click.command("list")
+@click.command("list", cls=Command)
 @json_option
 def command(as_json: bool) -> None:
     """List the named LUNs: where each is attached or mounted, and its URLs, without secrets.

@@ -22,11 +22,13 @@ from typing import NoReturn
 import click
 
 from iserblk import __version__
+from iserblk.cli.command import Command, names_of, suggestion
 from iserblk.credentials import hide_command_line
 from iserblk.endings import Endings, ending_signals, ignore_further
 from iserblk.errors import BadArgument, IserblkError
 from iserblk.installation import HERE
 from iserblk.printable import log_to_stderr, printable
+from iserblk.url import may_be_url
 
 # Command → its line in `iserblk --help`. A command's module is imported when the command is run.
 COMMANDS = {
@@ -57,11 +59,31 @@ COMMANDS = {
 
 _MODULES = {"import": "importing"}  # a word of Python's is no name of a module
 
-_OF_CSI = ("grpc", "google")  # the first parts of names of modules
+_OF_CSI = {"grpc": "grpcio", "google": "protobuf"}  # first parts of names of modules: packages
 
 _words: Sequence[str] = ()  # of the command line
 
 _USER_INFO = re.compile(r"\b(iser|iscsi):.*@", re.DOTALL | re.IGNORECASE)
+
+
+# What other programs call it.
+_MEANT = {
+    "ls": "list",
+    "cp": "copy",
+    "rm": "remove",
+    "delete": "remove",
+    "cmp": "compare",
+    "diff": "compare",
+    "discard": "trim",
+    "login": "attach",
+    "logout": "detach",
+    "connect": "attach",
+    "disconnect": "detach",
+    "unmount": "umount",
+    "benchmark": "bench",
+    "help": "--help",
+    "version": "--version",
+}
 
 
 class _Commands(click.Group):
@@ -75,6 +97,38 @@ class _Commands(click.Group):
         command = importlib.import_module(f"iserblk.cli.{module}").command
         assert isinstance(command, click.Command)
         return command
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Raises click.UsageError; what a command takes, and stands before it, is told apart."""
+        words = list(args)  # the parser takes from the list
+        try:
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            name = error.option_name
+            raise click.UsageError(self._misplaced(ctx, name, words), ctx) from None
+
+    def _misplaced(self, ctx: click.Context, name: str, words: Sequence[str]) -> str:
+        said = f"No such option '{name}'"
+        command = next((word for word in words if word in COMMANDS), "")
+        found = self.get_command(ctx, command) if command else None
+        if found is not None:
+            within = click.Context(found, parent=ctx, info_name=command)
+            if name in names_of(found, within):
+                return f"{said} here: it stands behind the command: `iserblk {command} {name} …`"
+        return said + suggestion(name, names_of(self, ctx))
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        name = args[0]
+        if name in COMMANDS or ctx.resilient_parsing:
+            return super().resolve_command(ctx, args)
+        said = f"No such command '{name}'"
+        if may_be_url(name):
+            ctx.fail(f"{said}: a URL stands behind a command, e.g. `iserblk info URL`")
+        if name in _MEANT:
+            ctx.fail(f"{said}: is it `iserblk {_MEANT[name]}`?")
+        ctx.fail(said + suggestion(name, COMMANDS))
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Lists the commands without importing them, so that `iserblk --help` is quick."""
@@ -99,12 +153,6 @@ def cli(verbose: int, quiet: bool) -> None:
     levels = {0: logging.WARNING, 1: logging.INFO}
     level = logging.ERROR if quiet else levels.get(verbose, logging.DEBUG)
     log_to_stderr(level, "iserblk")
-
-
-class UsageStatus(click.Command):
-    """A command that ends with an exit status of its own after wrong usage."""
-
-    usage_status = 1
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
@@ -155,15 +203,19 @@ def _run(arguments: Sequence[str] | None) -> int:
     global _words  # noqa: PLW0603
     _words = sys.argv[1:] if arguments is None else arguments
     try:
+        if not _words:  # a question, and no answer to any: the status tells scripts so
+            click.echo(cli.get_help(click.Context(cli, info_name="iserblk")))
+            return BadArgument.exit_status
         cli.main(args=arguments, prog_name="iserblk", standalone_mode=False)
     except click.UsageError as error:
         context = error.ctx
         path = context.command_path if context else "iserblk"
         # A word that is out of place may be a URL with a secret.
         said = _USER_INFO.sub(r"\1://…@", error.format_message().rstrip("."))
-        _complain(f"{said}. See `{path} --help`.")
+        end = "" if said.endswith(("?", "!")) else "."
+        _complain(f"{said}{end} See `{path} --help`.")
         command = context.command if context else None
-        return command.usage_status if isinstance(command, UsageStatus) else BadArgument.exit_status
+        return command.usage_status if isinstance(command, Command) else BadArgument.exit_status
     except click.ClickException as error:
         _complain(error.format_message())
         return error.exit_code
@@ -178,9 +230,9 @@ def _run(arguments: Sequence[str] | None) -> int:
         if (error.name or "").startswith("iserblk"):
             raise
         name = error.name or ""
-        of_csi = name.partition(".")[0] in _OF_CSI
+        of_csi = _OF_CSI.get(name.partition(".")[0])
         remedy = HERE.csi() if of_csi else HERE.python_package(name)
-        _complain(f"the Python package {error.name} is missing: {remedy}")
+        _complain(f"the Python package {of_csi or name} is missing: {remedy}")
         return 1
     return 0
 

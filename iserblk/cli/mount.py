@@ -6,7 +6,7 @@ import click
 
 from fuse_mount.errors import UsageError
 from fuse_mount.mount import mount_background, mount_foreground, whole_path
-from iserblk.cli.main import UsageStatus
+from iserblk.cli.command import UsageStatus
 from iserblk.cli.notify import ready
 from iserblk.cli.options import connection, connection_options
 from iserblk.errors import IserblkError
@@ -41,11 +41,12 @@ def command(
     that has a mount point, MOUNTPOINT may be left out.
 
     -o takes ro, allow_other, uid=, gid=, umask=, direct_io, auto_cache, kernel_cache, and the
-    options below as NAME=VALUE. It ignores the usual words of fstab lines (defaults, _netdev,
-    nofail, noauto, user, x-…).
+    options of the connection as NAME=VALUE. It ignores the usual words of fstab lines (defaults,
+    _netdev, nofail, noauto, user, x-…).
     """
     if not urls and names_lun(mountpoint):
-        urls, mountpoint = (mountpoint,), own_place(mountpoint)
+        urls = (mountpoint,)
+        mountpoint = own_place(mountpoint, f"name it: `iserblk mount {mountpoint} MOUNTPOINT`")
     if not urls:  # click gives the only argument to the last one
         missing = "MOUNTPOINT" if is_url(mountpoint) else "URL…"
         raise click.UsageError(f"Missing argument '{missing}'.", click.get_current_context())
@@ -58,12 +59,12 @@ def command(
         mount_background(urls, mountpoint, [*words, *escaped])
 
 
-def own_place(name: str) -> str:
-    """The mount point of a named LUN."""
+def own_place(name: str, remedy: str) -> str:
+    """The mount point of a named LUN. Raises UsageError; ``remedy``: where it has none."""
     try:
         place = load(name).mountpoint
     except IserblkError as error:
         raise UsageError(str(error)) from None
     if not place:
-        raise UsageError(f"{name} has no mount point of its own: name one behind it")
+        raise UsageError(f"{name} has no mount point of its own: {remedy}")
     return place

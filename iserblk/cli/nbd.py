@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import socket
 import ssl
 import sys
@@ -10,6 +11,7 @@ from collections.abc import Iterator
 
 import click
 
+from iserblk.cli.command import Command, Rare
 from iserblk.cli.notify import ready, tell_systemd
 from iserblk.cli.options import connection, connection_options
 from iserblk.errors import BadArgument
@@ -21,8 +23,10 @@ from iserblk.nbd.handshake import Tls
 from iserblk.nbd.listening import handed_over, listen_handed_over, listen_tcp, listen_unix
 from iserblk.nbd.serving import serve
 
+_REQUESTS = 32  # of one client of nbdkit, by default
 
-@click.command("nbd")
+
+@click.command("nbd", cls=Command)
 @click.argument("urls", metavar="URL…", nargs=-1, required=True)
 @click.option("--socket", "path", metavar="PATH", help="Listen on a Unix socket.")
 @click.option("--listen", metavar="HOST:PORT", help="Listen on TCP; port 0: any free port.")
@@ -40,22 +44,35 @@ from iserblk.nbd.serving import serve
     metavar="DIR",
     help="Directory with ca-cert.pem, server-cert.pem, server-key.pem and perhaps ca-crl.pem.",
 )
-@click.option("--tls-verify-peer", is_flag=True, help="Clients must have a certificate of that CA.")
+@click.option(
+    "--tls-verify-peer", is_flag=True, help="Clients must have a certificate of that CA.", cls=Rare
+)
 @click.option(
     "--tls-psk",
     metavar="FILE",
     help="Pre-shared keys in place of certificates: lines user:key, in hexadecimal digits.",
+    cls=Rare,
 )
 @click.option(
-    "--nbdkit", "by_nbdkit", is_flag=True, help="Serve by nbdkit with the plugin of iserblk."
+    "--nbdkit",
+    "by_nbdkit",
+    is_flag=True,
+    help="Serve by nbdkit with the plugin of iserblk.",
+    cls=Rare,
 )
 @click.option(
-    "--filter", "filters", metavar="NAME", multiple=True, help="A filter of nbdkit; repeatable."
+    "--filter",
+    "filters",
+    metavar="NAME",
+    multiple=True,
+    help="A filter of nbdkit; repeatable.",
+    cls=Rare,
 )
 @click.option(
     "--threads",
     type=click.IntRange(1, 1024),
-    help="With --nbdkit: requests that one client may have in flight. Default 32.",
+    help=f"With --nbdkit: requests that one client may have in flight. Default {_REQUESTS}.",
+    cls=Rare,
 )
 @connection_options
 def command(
@@ -90,7 +107,7 @@ def command(
     if by_nbdkit:
         resolved = resolve(urls, given)
         read_only |= resolved.read_only
-        words = ["--threads", str(threads or 32), *(f"--filter={name}" for name in filters)]
+        words = ["--threads", str(threads or _REQUESTS), *(f"--filter={name}" for name in filters)]
         words += ["--read-only"] if read_only else []
         words += ["--tls", mode.value] if mode is not Tls.OFF else []
         words += [f"--tls-certificates={tls_certificates}"] if tls_certificates else []
@@ -153,4 +170,6 @@ def _listening(
 def _place(sock: socket.socket) -> str:
     """What metrics are named by."""
     bound = sock.getsockname()
-    return bound if sock.family == socket.AF_UNIX else words((bound[0], bound[1]))
+    if sock.family != socket.AF_UNIX:
+        return words((bound[0], bound[1]))
+    return os.path.abspath(bound) if isinstance(bound, str) and bound else bound

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from iserblk.cli.command import Rare
 from iserblk.errors import BadArgument
-from iserblk.options import parse_size
+from iserblk.options import default_of, parse_size
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -19,75 +20,76 @@ if TYPE_CHECKING:
 else:
     _ParamType = click.ParamType  # not generic in click 8.1
 
-# Options of a connection: name, metavar, help. iserblk.options checks their values.
-CONNECTION = (
+# Options of a connection: name, metavar, help. iserblk.options checks their values, and has the
+# defaults, which stand in place of {}.
+_CONNECTION = (
     (
         "rcap",
         "auto|verbs|iwarp|iwarp-sctp",
         "RDMA provider: verbs (an RDMA device), iwarp (software iWARP) or iwarp-sctp (the same over"
-        " SCTP). Default auto: verbs if a device leads to the portal, else iwarp.",
+        " SCTP). Default {}: verbs if a device leads to the portal, else iwarp.",
     ),
     (
         "style",
         "auto|cm|stream",
         "How a connection becomes iSER: cm (at once, as Linux does) or stream (behind a login on"
-        " the byte stream of TCP). Default auto: cm, then stream.",
+        " the byte stream of TCP). Default {}: cm, then stream.",
     ),
     (
         "mpa-crc",
         "yes|no",
-        "CRC on every iWARP frame. With no, only TCP's checksum protects the data. Default yes.",
+        "CRC on every iWARP frame. With no, only TCP's checksum protects the data. Default {}.",
     ),
     (
         "mpa-frames",
         "auto|N",
-        "How many TCP segments an iWARP frame with CRC may fill. Default auto: as many as the peer"
+        "How many TCP segments an iWARP frame with CRC may fill. Default {}: as many as the peer"
         " accepts, else one.",
     ),
     (
         "busy-poll",
         "US",
-        "While answers come quickly, stay awake up to US microseconds for the next. Default 1000.",
+        "While answers come quickly, stay awake up to US microseconds for the next. Default {}.",
     ),
-    ("immediate-data", "yes|no", "Send small writes with their command. Default yes."),
+    ("immediate-data", "yes|no", "Send small writes with their command. Default {}."),
     (
         "hello",
         "yes|no",
-        "yes: begin with a Hello, where the target agrees (iSERHelloRequired). Default no.",
+        "yes: begin with a Hello, where the target agrees (iSERHelloRequired). Default {}.",
     ),
     (
         "header",
         "28|12",
-        "Bytes of the iSER header: 28 (RFC 7145), or 12 for a target of RFC 5046. Default 28.",
+        "Bytes of the iSER header: 28 (RFC 7145), or 12 for a target of RFC 5046. Default {}.",
     ),
-    ("unsolicited-data", "auto|yes|no", "Send writes of up to 64 KiB unasked. Default auto."),
+    ("unsolicited-data", "auto|yes|no", "Send writes of up to 64 KiB unasked. Default {}."),
     ("initiator-name", "IQN", "Name of this initiator. Default: the machine's own name."),
     (
         "io-timeout",
         "SECONDS",
-        "How long one request may take, reconnecting included. Default 30.",
+        "How long one request may take, reconnecting included. Default {}.",
     ),
-    ("queue-depth", "N", "Commands in flight in one session. Default 128."),
+    ("queue-depth", "N", "Commands in flight in one session. Default {}."),
     (
         "max-transfer",
         "SIZE",
         "Bytes that one command moves at most, up to 1M; for targets that refuse as much as they"
         " say. Default: what the LUN says.",
     ),
-    ("connections", "N", "Connections of the session, 1 to 8. Default 1."),
-    ("error-recovery-level", "0|1|2", "The highest level to agree to. Default 0."),
+    ("connections", "N", "Connections of the session, 1 to 8. Default {}."),
+    ("error-recovery-level", "0|1|2", "The highest level to agree to. Default {}."),
     (
         "journal",
         "SIZE|off",
         "Memory for writes that are not flushed yet; they are written again after each loss of the"
         " connection. Where another host may replace this one: reserve=exclusive, or shared=yes."
-        " Default 56M.",
+        " Default {}.",
     ),
     (
         "shared",
         "yes|no",
         "yes: other hosts write to the LUN, too; compare what may be lost, never write it again."
-        " Default no.",
+        " Default {}.",
     ),
     (
         "chap-secret-file",
@@ -114,6 +116,13 @@ CONNECTION = (
 )
 
 
+CONNECTION = tuple(
+    (name, metavar, text.format(default_of(name))) for name, metavar, text in _CONNECTION
+)
+# Those of them that --help shows; --help-all shows the others, too.
+USUAL = (*("io-timeout", "chap-secret-file", "initiator-name", "portals", "fallback", "reserve"),)
+
+
 def connection_options_but(*others: str) -> Callable[[F], F]:
     """Decorator that adds CONNECTION's options to a command; ``connection`` gathers their values
     from the command's keyword arguments. ``others``: names that the command has for something
@@ -122,7 +131,8 @@ def connection_options_but(*others: str) -> Callable[[F], F]:
     def add(function: F) -> F:
         for name, metavar, text in reversed(CONNECTION):
             if name not in others:
-                function = click.option(f"--{name}", metavar=metavar, help=text)(function)
+                cls = click.Option if name in USUAL else Rare
+                function = click.option(f"--{name}", metavar=metavar, help=text, cls=cls)(function)
         return function
 
     return add

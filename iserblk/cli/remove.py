@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import click
 
+from iserblk.cli.command import Command
 from iserblk.cli.units import state_of
 from iserblk.errors import Busy
 from iserblk.named.files import delete, load
 
 
-@click.command("remove")
+@click.command("remove", cls=Command)
 @click.argument("name", metavar="NAME")
 def command(name: str) -> None:
     """Remove the name NAME, with its options and the CHAP secret that was kept with it. The LUNs,

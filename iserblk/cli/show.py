@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import click
 
+from iserblk.cli.command import Command
 from iserblk.cli.named_rows import fields, shown_url, shown_word, users
 from iserblk.cli.options import json_option
 from iserblk.cli.output import print_json, print_table
@@ -11,7 +12,7 @@ from iserblk.cli.units import state_of
 from iserblk.named.files import load
 
 
-@click.command("show")
+@click.command("show", cls=Command)
 @click.argument("name", metavar="NAME")
 @json_option
 def command(name: str, as_json: bool) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import click
 
+from iserblk.cli.command import Command
 from iserblk.cli.options import Seconds, json_option
 from iserblk.cli.output import print_json, print_table, size_words
 from iserblk.cli.stats_rows import Row, Rows, TargetRow, path_words, plain, time_words
@@ -35,10 +36,11 @@ from iserblk.url import is_url
 log = logging.getLogger(__name__)
 
 _NAMES = ("iqn.", "eui.", "naa.")  # of targets
+_INTERVAL_S = 1.0
 _NOTHING = "no LUN is in use here by attach, mount or nbd, and no target serves"
 
 
-@click.command("stats")
+@click.command("stats", cls=Command)
 @click.argument("what", metavar="[WHAT]", required=False)
 @json_option
 @click.option(
@@ -46,7 +48,7 @@ _NOTHING = "no LUN is in use here by attach, mount or nbd, and no target serves"
     type=Seconds(0.1, 3600),
     default=None,
     metavar="S",
-    help="On a terminal, seconds between two updates of the table. Default 1.",
+    help=f"On a terminal, seconds between two updates of the table. Default {_INTERVAL_S:g}.",
 )
 def command(what: str | None, as_json: bool, interval: float | None) -> None:
     """Show the LUNs that your attach, mount and nbd commands have in use, and your targets; or what
@@ -65,7 +67,7 @@ def command(what: str | None, as_json: bool, interval: float | None) -> None:
     elif sys.stdout.isatty():
         from iserblk.cli.stats_table import watch  # noqa: PLC0415 - rich takes a while
 
-        watch(lambda: _look(what), interval or 1.0, _NOTHING)
+        watch(lambda: _look(what), interval or _INTERVAL_S, _NOTHING)
     else:
         _report(_look(what))
 

@@ -16,6 +16,7 @@ import trio
 from click.core import ParameterSource
 
 from iserblk import __version__
+from iserblk.cli.command import Command, Rare
 from iserblk.cli.notify import ready, tell_systemd
 from iserblk.cli.running import run
 from iserblk.credentials import read_accounts
@@ -71,7 +72,7 @@ def _with_urls(spec: str) -> str:
     return f"{' '.join(resolved.urls)}{read_only}"
 
 
-@click.command("target")
+@click.command("target", cls=Command)
 @click.option(
     "--config",
     metavar="FILE",
@@ -93,6 +94,7 @@ def _with_urls(spec: str) -> str:
     metavar="FILE",
     help="File with lines `GROUP STATE [settable]`: ALUA states of portal groups, to try out"
     " failover. Read again after SIGHUP.",
+    cls=Rare,
 )
 @click.option(
     "--access",
@@ -117,6 +119,7 @@ def _with_urls(spec: str) -> str:
     show_default=True,
     help="While commands follow each other closely, stay awake for the next one up to this many"
     " microseconds; 0: never.",
+    cls=Rare,
 )
 @click.option(
     "--rcap",
@@ -132,6 +135,7 @@ def _with_urls(spec: str) -> str:
     show_default=True,
     help="Bytes of the iSER header: 28 (RFC 7145), or 12 for initiators of RFC 5046, which begin"
     " with a Hello.",
+    cls=Rare,
 )
 @click.option(
     "--max-connections",
@@ -140,6 +144,7 @@ def _with_urls(spec: str) -> str:
     default=SESSION_CONNECTIONS,
     show_default=True,
     help="Connections that one session may have.",
+    cls=Rare,
 )
 @click.option(
     "--error-recovery-level",
@@ -148,19 +153,22 @@ def _with_urls(spec: str) -> str:
     default=LEVELS[1],
     show_default=True,
     help="The highest ErrorRecoveryLevel to agree to.",
+    cls=Rare,
 )
 @click.option(
     "--isns",
     metavar="HOST[:PORT]",
     help="Register the target and its portals with this iSNS server (port 3205).",
+    cls=Rare,
 )
 @click.option(
     "--metrics",
     metavar="PATH|HOST:PORT|off",
     help="Serve metrics for Prometheus and `iserblk stats` at a Unix socket, or at a port of the"
     " loopback interface. Default: a socket named after the target.",
+    cls=Rare,
 )
-@click.option("--slp", is_flag=True, help="Answer SLP requests about the target.")
+@click.option("--slp", is_flag=True, help="Answer SLP requests about the target.", cls=Rare)
 @click.option(
     "--slp-port",
     metavar="PORT",
@@ -168,12 +176,14 @@ def _with_urls(spec: str) -> str:
     default=SLP_PORT,
     show_default=True,
     help="UDP and TCP port of --slp; ports below 1024 are for root.",
+    cls=Rare,
 )
 @click.option(
     "--slp-da",
     metavar="HOST[:PORT]",
     multiple=True,
     help="Register the target with this directory agent; may be repeated.",
+    cls=Rare,
 )
 @click.option(
     "--slp-scopes",
@@ -181,6 +191,7 @@ def _with_urls(spec: str) -> str:
     default="DEFAULT",
     show_default=True,
     help="Scopes in which SLP tells of the target, with commas between them.",
+    cls=Rare,
 )
 @click.option(
     "--chap-accounts",
@@ -188,9 +199,14 @@ def _with_urls(spec: str) -> str:
     help="Admit only initiators that know the secret of a user in FILE: lines user:secret, mode"
     " 0600. Read again after SIGHUP.",
 )
-@click.option("--chap-user", metavar="USER", help="The target's own user name in mutual CHAP.")
 @click.option(
-    "--chap-secret-file", metavar="FILE", help="One line with the secret of --chap-user; mode 0600."
+    "--chap-user", metavar="USER", help="The target's own user name in mutual CHAP.", cls=Rare
+)
+@click.option(
+    "--chap-secret-file",
+    metavar="FILE",
+    help="One line with the secret of --chap-user; mode 0600.",
+    cls=Rare,
 )
 def command(config: str | None, **given: Any) -> None:
     """Serve files, and LUNs of other targets, as the LUNs of one target, over iSER and Traditional

@@ -6,6 +6,7 @@ import sys
 
 import click
 
+from iserblk.cli.command import Command
 from iserblk.cli.endpoints import check_one_lun, only_disk
 from iserblk.cli.options import Size, connection, connection_options, json_option
 from iserblk.cli.output import print_json, size_words
@@ -15,7 +16,7 @@ from iserblk.errors import BadArgument, IserblkError
 from iserblk.named.resolving import urls_of
 
 
-@click.command("trim")
+@click.command("trim", cls=Command)
 @click.argument("urls", metavar="URL…", nargs=-1, required=True)
 @click.option("--offset", type=Size(), help="First byte; default 0.")
 @click.option("--length", type=Size(), help="Bytes; default: up to the end of the LUN.")

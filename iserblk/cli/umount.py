@@ -6,9 +6,11 @@ import os
 
 import click
 
+from fuse_mount.errors import UsageError
 from fuse_mount.mount import unmount
-from iserblk.cli.main import UsageStatus
+from iserblk.cli.command import UsageStatus
 from iserblk.cli.mount import own_place
+from iserblk.named.files import may_be_name
 from iserblk.named.resolving import names_lun
 
 
@@ -17,6 +19,11 @@ from iserblk.named.resolving import names_lun
 def command(mountpoint: str) -> None:
     """Flush and unmount MOUNTPOINT, or that of a named LUN; return when the process that served it
     has ended."""
-    if names_lun(mountpoint) and not os.path.lexists(mountpoint):
-        mountpoint = own_place(mountpoint)
+    if may_be_name(mountpoint) and not os.path.lexists(mountpoint):
+        if not names_lun(mountpoint):
+            raise UsageError(
+                f"{mountpoint}: no such directory, and no LUN of that name; `findmnt -t"
+                " fuse.iserblk` shows where LUNs are mounted, `iserblk list` the names"
+            )
+        mountpoint = own_place(mountpoint, "`findmnt -t fuse.iserblk` shows where LUNs are mounted")
     unmount(mountpoint)

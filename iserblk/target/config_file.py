@@ -261,7 +261,7 @@ class _Reader:
         return found
 
     def _metrics(self) -> str | None:
-        text = self._top.text("metrics", 'PATH or HOST:PORT, e.g. "127.0.0.1:9100", or "off"')
+        text = self._top.text("metrics", 'PATH or HOST:PORT, e.g. "127.0.0.1:13261", or "off"')
         return parse_metrics("metrics", text) if text else None
 
     # -- LUNs -------------------------------------------------------------------------------------

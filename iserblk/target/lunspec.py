@@ -32,6 +32,12 @@ MAXIMUM_SIZE = 1 << 62  # bytes
 
 _LOOKS_LIKE_OPTION = re.compile(r"ro|[a-z][a-z-]*=[^/]*", re.ASCII)
 _REMOTE_READ_ONLY = re.compile(r"(.*(?:/[0-9]+|\?[^ ]*)):ro", re.DOTALL)
+# Behind "leave out KEY=".
+_WITHOUT = {
+    "size": "the LUN has the size of a file that exists",
+    "volatile-cache": "writes then go to the file",
+    "soft-threshold": "then nothing warns of a file that grows",
+}
 KEYS = ("block", "size", "serial", "wce", "volatile-cache", "soft-threshold")
 
 
@@ -152,10 +158,13 @@ def _size(options: Mapping[str, str], key: str, text: str) -> int | None:
         raise BadArgument(
             f"{text}: `{key}={value}`: write a number of bytes, or a number with K, M, G or T"
         )
-    if not 0 < size <= MAXIMUM_SIZE:
+    if size == 0:
         raise BadArgument(
-            f"{text}: `{key}={value}`: a size is more than 0, and {MAXIMUM_SIZE >> 40}T at most"
+            f"{text}: `{key}={value}`: write a size such as 1G, or leave out `{key}=`:"
+            f" {_WITHOUT[key]}"
         )
+    if size > MAXIMUM_SIZE:
+        raise BadArgument(f"{text}: `{key}={value}`: no file is as large; write a size such as 1G")
     return size
 
 

@@ -9,7 +9,8 @@ from typing import Any
 
 import click
 
-from iserblk.cli.main import COMMANDS, UsageStatus, cli
+from iserblk.cli.command import UsageStatus
+from iserblk.cli.main import COMMANDS, cli
 from iserblk.cli.options import CONNECTION
 
 _OF_A_CONNECTION = {(f"--{name}", metavar, text) for name, metavar, text in CONNECTION}

@@ -94,7 +94,8 @@ def test_nbd_refuses(url: str, tmp_path: Path, words: tuple[str, ...]) -> None:
     (tmp_path / "file").touch()
     assert "no socket" in bad(7, "nbd", *words, url, "--socket", tmp_path / "file")
     assert "No such file" in bad(7, "nbd", *words, url, "--socket", tmp_path / "no" / "s")
-    assert "too long" in bad(7, "nbd", *words, url, "--socket", tmp_path / ("s" * 200))
+    assert "107 at most" in bad(7, "nbd", *words, url, "--socket", tmp_path / ("s" * 200))
+    assert "write --socket PATH" in bad(7, "nbd", *words, url, "--socket", "")
     assert "give HOST:PORT" in bad(7, "nbd", *words, url, "--listen", "10809")
     for host in ("no.such.invalid", "a..b", "a" * 64):
         assert f"--listen {host}:0: " in bad(7, "nbd", *words, url, "--listen", f"{host}:0")

@@ -25,7 +25,11 @@ def open_file(
     the remedy; nothing stays open then, and a file that was created is removed.
     """
     if size is not None and (size < block or size % block):
-        raise BadArgument(f"{path}: size {size} is not a positive multiple of {block}-byte blocks")
+        whole = max(-(-size // block), 1) * block
+        raise BadArgument(
+            f"{path}: size {size} is not a positive multiple of {block}-byte blocks;"
+            f" choose {whole}, say"
+        )
     kind = kind_of(path, size, read_only)
     flags = os.O_CLOEXEC | (os.O_RDONLY if read_only else os.O_RDWR)
     if kind is None:
@@ -88,7 +92,7 @@ def _open_error(path: str, read_only: bool, error: OSError) -> IserblkError:
     if error.errno == errno.ENOENT:
         return BadArgument(f"{path}: the directory of the file does not exist; create it first")
     if error.errno == errno.EFBIG:
-        return BadArgument(f"{path}: {error.strerror} for its file system; choose another size")
+        return BadArgument(f"{path}: {error.strerror} for its file system; choose a smaller size")
     return BadArgument(f"{path}: {error.strerror}")
 
 
