@@ -17,6 +17,7 @@ OURS = {
     "tests",
     "benchlib",
     "bootlib",
+    "docslib",
     "kubeletlib",
     "lablib",
     "manlib",
