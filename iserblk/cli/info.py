@@ -39,6 +39,8 @@ _WORDS = {
     "receive_invalidate": "Send with Invalidate",
     "solicits": "Sends with solicited events",
 }
+# What is told of the login, beside what the connection is.
+_OF_LOGIN = ("provider_reason", "chap", "chap_algorithm")
 
 
 @click.command("info", cls=Command)
@@ -59,24 +61,24 @@ def command(urls: tuple[str, ...], as_json: bool, **options: str | None) -> None
             return [disk.info for disk in disks.disks.values()], disks.left_out
 
     infos, left_out = run(look)
-    reasons = [info.connection.pop("provider_reason") for info in infos]
+    logins = [{name: info.connection.pop(name) for name in _OF_LOGIN} for info in infos]
     if as_json:
-        pairs = zip(infos, reasons, strict=True)
-        print_json({"disks": [_fields(info, why) for info, why in pairs]})
+        pairs = zip(infos, logins, strict=True)
+        print_json({"disks": [_fields(info, login) for info, login in pairs]})
     else:
-        for info, why in zip(infos, reasons, strict=True):
-            _show(info, why)
+        for info, login in zip(infos, logins, strict=True):
+            _show(info, login)
     if left_out:  # which a line of the log has named
         sys.exit(IserblkError.exit_status)
 
 
-def _fields(info: LunInfo, why: object) -> dict[str, object]:
+def _fields(info: LunInfo, login: Mapping[str, object]) -> dict[str, object]:
     fields = asdict(info)
     del fields["designators"]  # bytes; ``identifiers`` has them as text
-    return {**fields, "provider_reason": why}
+    return {**fields, **login}
 
 
-def _show(info: LunInfo, why: object) -> None:
+def _show(info: LunInfo, login: Mapping[str, object]) -> None:
     print_table(
         f"{info.name}: {info.url}",
         [
@@ -100,10 +102,17 @@ def _show(info: LunInfo, why: object) -> None:
         ],
     )
     rows = [(_WORDS.get(name, name), _value(value)) for name, value in info.connection.items()]
+    rows.append(("login", _login(login)))
     print_table("  connection", [(f"  {name}", value) for name, value in rows])
-    click.echo(f"    provider chosen because: {why}")
+    click.echo(f"    provider chosen because: {login['provider_reason']}")
     if info.paths:
         print_table("  portals", [(f"  {path['portal']}", _path(path)) for path in info.paths])
+
+
+def _login(login: Mapping[str, object]) -> str:
+    if login["chap"] == "none":
+        return "without CHAP"
+    return f"CHAP, {login['chap']}, {str(login['chap_algorithm']).upper()}"
 
 
 def _path(path: Mapping[str, object]) -> str:

@@ -196,6 +196,7 @@ class ChapInitiator:
         self.offered = False
         self.responded = False
         self.done = False
+        self.algorithm = ""  # that the target has chosen, as users write it
 
     def start(self) -> Pairs:
         """Returns the first keys to send."""
@@ -212,6 +213,10 @@ class ChapInitiator:
             return []
         return self._verify(pairs) if self.responded else self._respond(pairs)
 
+    @property
+    def mutual(self) -> bool:
+        return bool(self._credentials.target_secret)
+
     def _respond(self, pairs: Pairs) -> Pairs:
         chosen, number, binary = _only(pairs, ("CHAP_A", "CHAP_I", "CHAP_C"))
         given = self._credentials
@@ -227,6 +232,7 @@ class ChapInitiator:
         ours = response(algorithm, identifier, given.secret, challenge)
         answers = [("CHAP_N", given.user), ("CHAP_R", encode_binary(ours, base_64))]
         self.responded = True
+        self.algorithm = _HASHES[algorithm].replace("_", "-")
         if not given.target_secret:
             self.done = True
             return answers

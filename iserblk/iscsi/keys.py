@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Container
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from iserblk.errors import RemoteProtocolError
@@ -60,7 +60,8 @@ class SessionParameters:
 
     Lengths are bytes, times are seconds, defaults are those of the standards. Keys that are only
     declared have the value of the peer: ``max_outstanding_unexpected_pdus`` and ``max_ahs_length``
-    are what the peer takes (0: no limit).
+    are what the peer takes (0: no limit). ``chap``, ``chap_algorithm``: of an initiator's login,
+    how CHAP was carried out: one-way or mutual, and by which hash; "none" and "": it was not.
     """
 
     rdma_extensions: bool = False
@@ -94,6 +95,8 @@ class SessionParameters:
     target_address: str = ""
     initiator_alias: str = ""
     node_architecture: str = ""
+    chap: str = field(default="none", compare=False)  # nothing that both ends have agreed on
+    chap_algorithm: str = field(default="", compare=False)
 
 
 class Key(NamedTuple):

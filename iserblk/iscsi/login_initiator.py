@@ -422,6 +422,9 @@ class LoginInitiator:
     def _settle(self) -> None:
         """Set the values that the session works with, from the keys that were agreed on."""
         config, outcome = self._config, self.parameters
+        if self._chap is not None:
+            outcome.chap = "mutual" if self._chap.mutual else "one-way"
+            outcome.chap_algorithm = self._chap.algorithm
         if config.leading is None:
             keys.conclude(outcome, self._settled)
         else:

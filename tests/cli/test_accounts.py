@@ -104,7 +104,19 @@ def test_from_files(setting: Setting) -> None:
         shows_nothing(text)
     for auth in ("md5", "sha1", "sha256", "sha3-256"):
         url = setting.url("host@", f"?auth={auth}&chap-secret-file={setting.folder / 'both'}")
-        assert good_json("info", url)["disks"][0]["size"] == MIB
+        (disk,) = good_json("info", url)["disks"]
+        assert (disk["size"], disk["chap"], disk["chap_algorithm"]) == (MIB, "mutual", auth)
+
+
+def test_info_says_how_it_logged_in(setting: Setting, url: str) -> None:
+    for name, kind in (("own", "one-way"), ("both", "mutual")):
+        at = f"?auth=sha256&chap-secret-file={setting.folder / name}"
+        text = good("info", setting.url("host@", at))
+        assert f"login CHAP, {kind}, SHA256" in " ".join(text.split())
+    assert "login without CHAP" in " ".join(good("info", f"{url}/0").split())
+    (disk,) = good_json("info", f"{url}/0")["disks"]
+    assert (disk["chap"], disk["chap_algorithm"]) == ("none", None)
+    assert "chap" not in disk["connection"]
 
 
 def test_over_tcp(setting: Setting) -> None:

@@ -97,6 +97,8 @@ def test_what_is_agreed_is_the_same_with_and_without() -> None:
     one = logins.initiator(credentials=MUTUAL)
     logins.login(one, logins.target(accounts=ACCOUNTS))
     assert one.parameters == plain.parameters
+    assert (plain.parameters.chap, plain.parameters.chap_algorithm) == ("none", "")
+    assert (one.parameters.chap, one.parameters.chap_algorithm) == ("mutual", "sha3-256")
 
 
 def test_rounds() -> None:

@@ -404,6 +404,8 @@ class Session:
         described = {
             **self.queue.connection.datamover.describe(),
             "provider_reason": self.provider_reason,
+            "chap": self.parameters.chap,
+            "chap_algorithm": self.parameters.chap_algorithm or None,
         }
         if self.queue.descriptors is not None:
             described["connections"] = len(self.queue.connections)
