@@ -70,16 +70,12 @@ class End(Protocol):
     async def flush(self) -> None: ...
 
 
-class FileEnd:
-    """An open file: ``regular``, or a block device, or a LUN's file of a FUSE mount, which have a
-    size of their own. The opener owns and closes the descriptor."""
+class Opened:
+    """An end that has a descriptor. The opener owns and closes that. ``path`` names it."""
 
-    def __init__(self, fd: int, path: str, size: int, regular: bool) -> None:
+    def __init__(self, fd: int, path: str) -> None:
         self.fd = fd
         self.path = path
-        self.size = size
-        self.regular = regular
-        self._zero_from = size  # all behind is zero, or does not exist
 
     async def lock(self, to_write: bool) -> None:
         """Keep targets, and other copies, from the file as long as it is open; those that only read
@@ -101,6 +97,18 @@ class FileEnd:
             if error.errno in _NO_LOCKS:
                 return True
             raise IserblkError(f"{self.path}: {error.strerror}") from None
+
+
+class FileEnd(Opened):
+    """An open file: ``regular``, or a block device, or a LUN's file of a FUSE mount, which have a
+    size of their own."""
+
+    def __init__(self, fd: int, path: str, size: int, regular: bool) -> None:
+        super().__init__(fd, path)
+        self.size = size
+        self.regular = regular
+        self.created = False  # by who has opened it
+        self._zero_from = size  # all behind is zero, or does not exist
 
     async def _call(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         try:
@@ -172,6 +180,12 @@ class FileEnd:
         self._zero_from = min(self.size, size)
         self.size = size
 
+    def remove(self) -> None:
+        """Remove the file, unless another one has its name by now. Raises nothing."""
+        with contextlib.suppress(OSError):
+            if os.path.samestat(os.lstat(self.path), os.fstat(self.fd)):
+                os.unlink(self.path)
+
 
 def check_one_lun(urls: Sequence[str]) -> None:
     """Check that the URLs name one LUN, through several portals. Raises BadArgument."""
@@ -194,7 +208,7 @@ def named_places(
     BadArgument where a word could mean a named LUN or a file."""
     found: list[str] = []
     for index, place in enumerate(places):
-        if not names_lun_not_file(place):
+        if place == "-" or not names_lun_not_file(place):
             found.append(place)
             continue
         found += urls_of([place], options, to_write=writes and index == len(places) - 1)
@@ -270,8 +284,15 @@ async def open_destination(
         device = False
         with contextlib.suppress(OSError):
             device = stat.S_ISBLK(os.stat(text).st_mode)
+        created = False
+        if not device:
+            with contextlib.suppress(OSError):  # that there is one, or what the next attempt says
+                flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+                os.close(os.open(text, flags, 0o666))
+                created = True
         # On a block device O_EXCL fails if the device is mounted, or in other exclusive use.
         with _opened(text, os.O_RDWR | (os.O_EXCL if device else os.O_CREAT)) as file:
+            file.created = created
             yield file
 
 
@@ -303,16 +324,16 @@ _ERRORS: dict[int, type[IserblkError]] = {
 }
 
 
-def same_place(one: AsyncDisk | FileEnd, other: AsyncDisk | FileEnd) -> bool:
+def same_place(one: AsyncDisk | Opened, other: AsyncDisk | Opened) -> bool:
     """Whether both are the same file, block device or LUN, under whatever names."""
-    if isinstance(one, FileEnd):
-        if not isinstance(other, FileEnd):
+    if isinstance(one, Opened):
+        if not isinstance(other, Opened):
             return False
         first, second = os.fstat(one.fd), os.fstat(other.fd)
         if stat.S_ISBLK(first.st_mode) and stat.S_ISBLK(second.st_mode):
             return first.st_rdev == second.st_rdev
         return os.path.samestat(first, second)
-    if isinstance(other, FileEnd):
+    if isinstance(other, Opened):
         return False
     # The portal does not matter: a target has one name on all of its portals.
     if (one.info.target, one.info.lun) == (other.info.target, other.info.lun):

@@ -143,7 +143,7 @@ class _Commands(click.Group):
 )
 @click.version_option(__version__, prog_name="iserblk", message="%(prog)s %(version)s")
 @click.option("-v", "--verbose", count=True, help="Log more on stderr; -vv logs everything.")
-@click.option("-q", "--quiet", is_flag=True, help="Only errors on stderr, no progress bar.")
+@click.option("-q", "--quiet", is_flag=True, help="Only errors on stderr, no progress.")
 def cli(verbose: int, quiet: bool) -> None:
     """Use remote SCSI LUNs over iSER or iSCSI, as block devices and as files.
 

@@ -24,10 +24,11 @@ def size_words(size: float) -> str:
     return f"{size:.1f} TiB"
 
 
-def print_json(value: object) -> None:
-    """Characters that do not print can be in strings only, and are escaped there."""
+def print_json(value: object, *, err: bool = False) -> None:
+    """``err``: on stderr. Characters that do not print can be in strings only, and are escaped
+    there."""
     text = json.dumps(value, indent=2, ensure_ascii=False)
-    click.echo("".join(map(_in_json, text)))
+    click.echo("".join(map(_in_json, text)), err=err)
 
 
 def _in_json(character: str) -> str:

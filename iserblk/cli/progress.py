@@ -1,31 +1,89 @@
-"""The progress of a command that goes through all bytes of a disk."""
+"""The progress of a command that takes long: a bar on a terminal, lines elsewhere."""
 
 from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+import click
 from rich.console import Console
 from rich.progress import (
     BarColumn,
     DownloadColumn,
     Progress,
+    TextColumn,
     TimeRemainingColumn,
     TransferSpeedColumn,
 )
 
+from iserblk.cli.output import size_words
 from iserblk.cli.transfer import Advance
 
 log = logging.getLogger(__name__)
 
+# Between two lines there are as many seconds, and then as many percent, or as many seconds at most.
+PAUSE_S = 5.0
+PERCENT = 5
+LONGEST_S = 60.0
+
+
+class Lines:
+    """Progress as lines on stderr, for logs. ``size``: bytes in all; None: not known. ``now``: the
+    clock."""
+
+    def __init__(self, size: int | None, what: str, now: Callable[[], float]) -> None:
+        self._size = size
+        self._what = what
+        self._now = now
+        self._began = self._last = now()
+        self._done = self._told = 0
+
+    def advance(self, count: int) -> None:
+        self._done += count
+        pause = self._now() - self._last
+        if pause < PAUSE_S or self._done == self._size:
+            return
+        more = self._done - self._told
+        if pause >= LONGEST_S or self._size is None or more * 100 >= PERCENT * self._size:
+            self._last += pause
+            self._told = self._done
+            click.echo(f"iserblk: {self._what}: {self._words()}", err=True)
+
+    def _words(self) -> str:
+        rate = self._done / (self._last - self._began)
+        words = f"{size_words(rate)}/s"
+        if not self._size:
+            return f"{size_words(self._done)}, {words}"
+        percent = self._done * 100 // self._size
+        left = (self._size - self._done) / rate if rate else 0.0
+        done = f"{size_words(self._done)} of {size_words(self._size)} ({percent} %)"
+        return f"{done}, {words}, {duration_words(left)} left"
+
+
+def duration_words(seconds: float) -> str:
+    """Hours, minutes and seconds: 65 is "1:05"."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
+def is_wanted() -> bool:
+    """Whether ``-q`` was not given."""
+    return log.isEnabledFor(logging.WARNING)
+
 
 @contextmanager
-def progress(size: int, what: str) -> Iterator[Advance]:
-    """Shows a progress bar if stderr is a terminal and ``-q`` was not given."""
-    if not sys.stderr.isatty() or not log.isEnabledFor(logging.WARNING):
+def progress(size: int | None, what: str) -> Iterator[Advance]:
+    """Shows on stderr how far ``what`` is: a bar on a terminal, else lines; nothing with ``-q``.
+    ``size``: bytes in all; None: not known."""
+    if not is_wanted():
         yield lambda _count: None
+        return
+    if not sys.stderr.isatty():
+        yield Lines(size, what, time.monotonic).advance
         return
     columns = (
         "{task.description}",
@@ -37,3 +95,13 @@ def progress(size: int, what: str) -> Iterator[Advance]:
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task(what, total=size)
         yield lambda count: bar.advance(task, count)
+
+
+@contextmanager
+def timed_bar(seconds: float, what: str) -> Iterator[Callable[[float, str], None]]:
+    """A bar, on a terminal, for what takes a time that is known: call what is yielded with the
+    seconds since the begin, and with what there is to tell."""
+    columns = ("{task.description}", BarColumn(), TextColumn("{task.fields[told]}"))
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(what, total=seconds, told="")
+        yield lambda at, told: bar.update(task, completed=min(at, seconds), told=told)

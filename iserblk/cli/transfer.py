@@ -9,6 +9,7 @@ from typing import NamedTuple
 import trio
 
 from iserblk.cli.endpoints import End
+from iserblk.cli.streams import Stream
 from iserblk.disk.seam import EXTENT_ZERO, Extent
 from iserblk.errors import IserblkError
 
@@ -129,6 +130,81 @@ async def copy(source: End, destination: End, advance: Advance) -> Totals:
             totals.zero += length
 
     await _for_all(_Plan([source], source.size, ZERO_REQUEST), work, advance)
+    await destination.flush()
+    return totals
+
+
+async def copy_in(
+    source: Stream, destination: End, room: int | None, advance: Advance
+) -> tuple[Totals, bool]:
+    """Write all that comes from ``source`` to the beginning of ``destination``, and flush.
+    ``room``: how many bytes there are for it; None: as many as come. Also returns whether more than
+    that comes, of which nothing is written. Raises as ``copy``.
+
+    Only reading is in order: several pieces are written at once."""
+    totals = Totals()
+    turn = trio.Lock()
+    offset = 0
+    ended = False
+
+    async def next_piece(buffer: bytearray) -> tuple[int, int]:
+        nonlocal offset, ended
+        async with turn:
+            length = REQUEST if room is None else min(REQUEST, room - offset)
+            count = 0
+            if length and not ended:
+                count = await source.read_into(memoryview(buffer)[:length])
+                ended = count < length
+            began = offset
+            offset += count
+            return began, count
+
+    async def worker() -> None:
+        buffer = bytearray(REQUEST)
+        while True:
+            at, count = await next_piece(buffer)
+            if not count:
+                return
+            data = memoryview(buffer)[:count]
+            if buffer.startswith(_ZEROES[:count]):
+                await destination.zero(at, count, may_trim=True, patient=True)
+                totals.zero += count
+            else:
+                await destination.write(data, at)
+                totals.data += count
+            advance(count)
+
+    async with trio.open_nursery() as nursery:
+        for _ in range(DEPTH):
+            nursery.start_soon(worker)
+    more = not ended and bool(await source.read_into(memoryview(bytearray(1))))
+    await destination.flush()
+    return totals, more
+
+
+async def copy_out(source: End, destination: Stream, advance: Advance) -> Totals:
+    """Write all of ``source`` to ``destination``, in order, holes as zeroes, and flush. Several
+    pieces are read at once. Raises as ``copy``."""
+    totals = Totals()
+    turns: dict[int, trio.Event] = {0: trio.Event()}  # offset of a piece: when it may be written
+    turns[0].set()
+
+    async def work(buffers: Buffers, piece: Piece) -> None:
+        offset, length, (zero,) = piece
+        may_write = turns.setdefault(offset, trio.Event())
+        data = memoryview(_ZEROES)[:length]
+        if zero:
+            totals.zero += length
+        else:
+            data = memoryview(buffers[0])[:length]
+            await source.read_into(data, offset)
+            totals.data += length
+        await may_write.wait()
+        del turns[offset]
+        await destination.write(data)
+        turns.setdefault(offset + length, trio.Event()).set()
+
+    await _for_all(_Plan([source], source.size, REQUEST), work, advance)
     await destination.flush()
     return totals
 

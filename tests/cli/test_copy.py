@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
+import subprocess
+from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tests.cli.commands import bad, good, good_json, iserblk, serving
+from tests.cli.commands import COMMAND, LIMIT_S, bad, environment, good, good_json, iserblk, serving
 from tests.cli.runs import MIB, documented
 from tests.support.fuse import need_fuse, running_mount
 from tests.support.nbdkit import need, run
@@ -66,18 +70,95 @@ def test_copy_refuses(url: str, tmp_path: Path) -> None:
     assert not (tmp_path / "never").exists()
 
 
-def test_copy_says_when_the_disk_is_full(url: str, tmp_path: Path) -> None:
-    """A file system of 1 MiB for 4 MiB of data."""
+@pytest.mark.parametrize("there_before", [False, True])
+def test_what_a_full_disk_has_left(url: str, tmp_path: Path, there_before: bool) -> None:
+    """A file system of 1 MiB for 4 MiB of data: nothing stays of a new file, and the message names
+    one that was there before."""
     if os.geteuid():
         pytest.skip("mounting a tmpfs needs root")
     (tmp_path / "ones").write_bytes(b"\x11" * 4 * MIB)
     good("copy", tmp_path / "ones", f"{url}/1")
     (tmp_path / "full").mkdir()
     run("mount", "-t", "tmpfs", "-o", "size=1M", "none", tmp_path / "full")
+    file = tmp_path / "full" / "file"
     try:
-        assert "No space left" in bad(1, "copy", f"{url}/1", tmp_path / "full" / "file")
+        if there_before:
+            file.write_bytes(b"x")
+        words = bad(1, "copy", f"{url}/1", file)
+        assert f"{file}: No space left on device; {file} " in words
+        assert file.exists() == there_before
+        assert words.endswith("holds a part of the copy now" if there_before else "removed again")
     finally:
         run("umount", tmp_path / "full")
+
+
+def test_a_link_that_leads_nowhere_gets_its_file(url: str, tmp_path: Path) -> None:
+    (tmp_path / "file").symlink_to(tmp_path / "made")
+    good("copy", f"{url}/2", tmp_path / "file")
+    assert (tmp_path / "made").read_bytes() == b"written once" * 4096
+
+
+# --- standard input and output --------------------------------------------------------------------
+
+
+def piped(*arguments: object, stdin: bytes | Path = b"") -> subprocess.CompletedProcess[bytes]:
+    """Run ``iserblk`` with these bytes in a pipe, or with a file, as its stdin."""
+    words = [*COMMAND, *map(str, arguments)]
+    keywords: dict[str, Any] = {"input": stdin}
+    with ExitStack() as stack:
+        if isinstance(stdin, Path):
+            keywords = {"stdin": stack.enter_context(stdin.open("rb"))}
+        return subprocess.run(
+            words, capture_output=True, check=False, env=environment(), timeout=LIMIT_S, **keywords
+        )
+
+
+def test_copy_through_pipes(url: str, tmp_path: Path) -> None:
+    """Nothing but data is on stdout, with --json, too."""
+    content = random.Random(5).randbytes(2 * MIB) + bytes(MIB) + random.Random(6).randbytes(MIB)
+    done = piped("copy", "-", f"{url}/1", stdin=content)
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert done.stdout.startswith(b"copied 4.0 MiB (1.0 MiB of zeroes)")
+    done = piped("copy", f"{url}/1", "-", "--json")
+    assert (done.returncode, done.stdout) == (0, content)
+    assert set(json.loads(done.stderr)) == documented("copy")
+    done = piped("-q", "copy", f"{url}/1", "-")
+    assert (done.returncode, done.stdout, done.stderr) == (0, content, b"")
+    (tmp_path / "longer").write_bytes(b"\xff" * 5 * MIB)
+    assert piped("copy", "-", tmp_path / "longer", stdin=content).returncode == 0
+    assert (tmp_path / "longer").read_bytes() == content
+
+
+def test_stdin_that_does_not_fit(url: str, tmp_path: Path) -> None:
+    """Of a pipe nobody knows before; of a file it is known, and nothing is written."""
+    ones, twos = b"\x11" * 4 * MIB, b"\x22" * 1000
+    assert piped("copy", "-", f"{url}/1", stdin=ones).returncode == 0
+    done = piped("copy", "-", f"{url}/1", stdin=ones + b"x")
+    assert done.returncode == 1
+    assert b"stdin has more than the 4194304 bytes of the destination" in done.stderr
+    done = piped("copy", "-", f"{url}/1", stdin=twos)
+    assert done.returncode == 1
+    assert b"stdin ended after 1000 bytes, and the destination has 4194304" in done.stderr
+    done = piped("copy", "--short", "-", f"{url}/1", stdin=b"\x33" * 999)
+    assert done.returncode == 0 and b"its last 4193305 bytes stay as they are" in done.stderr
+    good("copy", f"{url}/1", tmp_path / "back")
+    assert (tmp_path / "back").read_bytes() == b"\x33" * 999 + b"\x22" + ones[1000:]
+    (tmp_path / "large").write_bytes(bytes(4 * MIB + 1))
+    done = piped("copy", "-", f"{url}/1", stdin=tmp_path / "large")
+    assert done.returncode == 7 and b"the destination is too small" in done.stderr
+    (tmp_path / "small").write_bytes(twos)
+    done = piped("copy", "-", f"{url}/1", stdin=tmp_path / "small")
+    assert done.returncode == 0 and b"its last 4193304 bytes stay" in done.stderr
+
+
+def test_what_streams_cannot(url: str, tmp_path: Path) -> None:
+    assert "SRC and DST are both -" in bad(7, "copy", "-", "-")
+    assert "leave out --verify" in bad(7, "copy", "-", f"{url}/1", "--verify")
+    assert "leave out --short" in bad(7, "copy", f"{url}/1", tmp_path / "file", "--short")
+    (tmp_path / "file").write_bytes(b"x" * 512)
+    done = piped("copy", "-", tmp_path / "file", stdin=tmp_path / "file")
+    assert done.returncode == 7 and b"are the same" in done.stderr
+    assert (tmp_path / "file").read_bytes() == b"x" * 512
 
 
 # --- files that a target serves ----------------------------------------------------------------

@@ -296,8 +296,8 @@ def test_two_ends(places: list[str], source: int) -> None:
     ("places", "words"),
     [
         ([A1, A2], "are the same"),
-        (["file"], "and here are 1"),
-        ([A1], "and here are 1"),
+        (["file"], "write the second behind it"),
+        ([A1], "write the second behind it"),
         ([A1, B1, A2], "and here are 3; the URLs of one LUN have to stand together"),
         (["a", "b", "c"], "and here are 3"),
         ([A1, "nonsense://"], "nonsense"),
@@ -306,3 +306,21 @@ def test_two_ends(places: list[str], source: int) -> None:
 def test_what_are_no_two_ends(places: list[str], words: str) -> None:
     with pytest.raises(BadArgument, match=words):
         two_ends(places, "copy")
+
+
+async def test_a_destination_knows_whether_it_has_made_the_file(tmp_path: Path) -> None:
+    """What it has made it can remove, but not what has the name by then."""
+    path = tmp_path / "file"
+    async with open_destination([str(path)], {}) as end:
+        assert isinstance(end, FileEnd) and end.created
+    async with open_destination([str(path)], {}) as end:
+        assert isinstance(end, FileEnd) and not end.created
+        path.rename(tmp_path / "other")
+        path.write_text("of another program")
+        end.remove()
+        assert path.read_text() == "of another program"
+        path.unlink()
+        end.remove()
+        (tmp_path / "other").rename(path)
+        end.remove()
+    assert not path.exists()
