@@ -17,7 +17,6 @@ import logging
 import os
 import re
 import shutil
-import signal
 import subprocess
 import tempfile
 import time
@@ -26,7 +25,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from fuse_mount.errors import BY_STATUS, MountError, MountFailed, SystemProblem, UsageError
 from fuse_mount.options import MountOptions, parse_options
-from iserblk.background import log_to_syslog, release_streams
+from iserblk.background import READY, Child, Parent, fork
 from iserblk.errors import BadArgument, IserblkError, NotSupported
 from iserblk.installation import HERE, no_pyfuse3
 from iserblk.limited_log import limited_lines, tell_left_out
@@ -104,24 +103,17 @@ def mount_background(urls: Sequence[str], mountpoint: str, options: Sequence[str
     Call this before any thread is started, as it forks. Raises MountError as ``mount_foreground``
     does, or the exception of a signal; the new process has ended then.
     """
-    read_end, write_end = os.pipe()
-    pid = os.fork()
-    if not pid:
-        os.close(read_end)
-        _child(urls, mountpoint, options, write_end)
-    os.close(write_end)
-    try:
-        with os.fdopen(read_end, "rb") as pipe:
-            said = pipe.read()
-    except BaseException:  # a signal came while the server was starting
-        os.kill(pid, signal.SIGTERM)
-        os.waitpid(pid, 0)
-        raise
-    if said == b"ready":
-        return pid
-    _, status = os.waitpid(pid, 0)
+    other = fork()
+    if isinstance(other, Parent):
+        _child(urls, mountpoint, options, other)
+    assert isinstance(other, Child)
+    said = other.said()
+    if said == READY:
+        return other.pid
     if not said:
-        raise MountFailed(f"{mountpoint}: the server ended unexpectedly (wait status {status:#x})")
+        raise MountFailed(
+            f"{mountpoint}: the server ended unexpectedly (wait status {other.status:#x})"
+        )
     answer = json.loads(said)
     raise BY_STATUS[answer["status"]](answer["error"])
 
@@ -449,42 +441,28 @@ def _for_mount(mountpoint: str, error: Exception) -> Exception:
     return MountFailed(str(error)) if isinstance(error, IserblkError) else error
 
 
-def _child(urls: Sequence[str], mountpoint: str, options: Sequence[str], pipe: int) -> NoReturn:
+def _child(
+    urls: Sequence[str], mountpoint: str, options: Sequence[str], parent: Parent
+) -> NoReturn:
     """The body of the background process; never returns to its caller."""
-
-    def ready() -> None:
-        _detach()
-        os.write(pipe, b"ready")
-        os.close(pipe)
-
     status = 0
     try:
-        mount_foreground(urls, mountpoint, options, ready)
+        mount_foreground(urls, mountpoint, options, lambda: parent.release("iserblk-mount"))
     except MountError as error:
         status = error.exit_status
-        _report(pipe, status, str(error))
+        _report(parent, status, str(error))
     except (KeyboardInterrupt, SystemExit):
         status = MountFailed.exit_status
-        _report(pipe, status, f"{mountpoint}: ended by a signal before it was mounted")
+        _report(parent, status, f"{mountpoint}: ended by a signal before it was mounted")
     except BaseException:
         status = MountFailed.exit_status
         log.exception("%s: internal error", mountpoint)
-        _report(pipe, status, f"{mountpoint}: internal error; see the log")
+        _report(parent, status, f"{mountpoint}: internal error; see the log")
     finally:
         os._exit(status)
 
 
-def _report(pipe: int, status: int, error: str) -> None:
+def _report(parent: Parent, status: int, error: str) -> None:
     """Send the error to the parent if it still waits, else log it."""
-    try:
-        os.write(pipe, json.dumps({"status": status, "error": error}).encode())
-    except OSError:  # closed by ready()
+    if not parent.refuse(json.dumps({"status": status, "error": error}).encode()):
         log.error("%s", error)
-
-
-def _detach() -> None:
-    """Leave the terminal: a session of its own, no standard streams, logs go to syslog."""
-    os.setsid()
-    os.chdir("/")
-    release_streams()
-    log_to_syslog("iserblk-mount")

@@ -23,6 +23,7 @@ ALLOWED: dict[str, set[str]] = {
     "background": {"printable"},
     "crc": set(),
     "files": set(),
+    "pidfile": {"errors", "files"},
     "images": set(),
     "installation": set(),
     "secret": set(),
@@ -138,7 +139,7 @@ ALLOWED: dict[str, set[str]] = {
     },
     "nbd.kernel": {
         *("endings", "errors", "installation", "names", "background", "credentials", "metrics"),
-        *("files", "limited_log", "disk.seam", "nbd.messages", "nbd.buffers"),
+        *("files", "pidfile", "limited_log", "disk.seam", "nbd.messages", "nbd.buffers"),
         *("nbd.listening", "nbd.client", "nbd.server", "nbd.serving"),
     },
     "nbd.nbdkit": {"endings", "errors", "credentials", "disk.blocking", "nbd.kernel"},
@@ -205,12 +206,14 @@ ALLOWED: dict[str, set[str]] = {
     "asyncio": {"disk.asyncio"},
     "cli": {
         *(
+            "background",
             "endings",
             "errors",
             "files",
             "images",
             "installation",
             "limited_log",
+            "pidfile",
             "printable",
             "waiting",
             "names",

@@ -1,4 +1,4 @@
-"""``iserblk nbd``: LUNs over NBD, in the foreground; by our own server, or by nbdkit."""
+"""``iserblk nbd``: LUNs over NBD; by our own server, or by nbdkit."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from collections.abc import Iterator
 
 import click
 
+from iserblk.cli.background import Ground, background_options
 from iserblk.cli.command import Command, Rare
-from iserblk.cli.notify import ready, tell_systemd
+from iserblk.cli.notify import tell_systemd
 from iserblk.cli.options import connection, connection_options
 from iserblk.errors import BadArgument
-from iserblk.limited_log import limited_lines
 from iserblk.metrics.address import default_option, words
 from iserblk.named.resolving import resolve
 from iserblk.nbd import nbdkit, tls
@@ -23,6 +23,7 @@ from iserblk.nbd.handshake import Tls
 from iserblk.nbd.listening import handed_over, listen_handed_over, listen_tcp, listen_unix
 from iserblk.nbd.serving import serve
 
+_NAME = "iserblk-nbd"  # in syslog
 _REQUESTS = 32  # of one client of nbdkit, by default
 
 
@@ -74,6 +75,7 @@ _REQUESTS = 32  # of one client of nbdkit, by default
     help=f"With --nbdkit: requests that one client may have in flight. Default {_REQUESTS}.",
     cls=Rare,
 )
+@background_options(_NAME)
 @connection_options
 def command(
     urls: tuple[str, ...],
@@ -87,9 +89,12 @@ def command(
     by_nbdkit: bool,
     filters: tuple[str, ...],
     threads: int | None,
+    background: bool,
+    pidfile: str | None,
     **options: str | None,
 ) -> None:
-    """Export the LUNs of URL… over NBD, until SIGTERM, SIGINT or SIGHUP.
+    """Export the LUNs of URL… over NBD, until SIGTERM, SIGINT or SIGHUP. The command stays in the
+    foreground, unless --background is given.
 
     Prints `ready NBD-URI` once clients can connect. The exports are called lun0, lun1, …; the
     default export is that of the first URL. Without --tls there is no authentication: every client
@@ -104,26 +109,39 @@ def command(
         raise BadArgument("--tls-… without --tls: add --tls require, or --tls on")
     if mode is not Tls.OFF and (tls_certificates is None) == (tls_psk is None):
         raise BadArgument("--tls: give either --tls-certificates DIR or --tls-psk FILE")
-    if by_nbdkit:
-        resolved = resolve(urls, given)
-        read_only |= resolved.read_only
-        words = ["--threads", str(threads or _REQUESTS), *(f"--filter={name}" for name in filters)]
-        words += ["--read-only"] if read_only else []
-        words += ["--tls", mode.value] if mode is not Tls.OFF else []
-        words += [f"--tls-certificates={tls_certificates}"] if tls_certificates else []
-        words += [f"--tls-psk={tls_psk}"] if tls_psk else []
-        words += ["--tls-verify-peer"] if tls_verify_peer else []
-        nbdkit.check(resolved.urls, given, filters)
-        with _listening(path, listen, by_nbdkit) as (sockets, uri):
-            served = {**default_option(_place(sockets[0])), **given}
-            status = nbdkit.serve(sockets[0], resolved.urls, served, words, lambda: ready(uri))
-        tell_systemd("STOPPING=1")
-    else:
-        context = _context(mode, tls_certificates, tls_verify_peer, tls_psk)
-        with _listening(path, listen) as (sockets, uri):
+    if background and handed_over():
+        raise BadArgument("--background: systemd hands its sockets to what it starts: leave it out")
+    with Ground(_NAME, background, pidfile).serving() as ready:
+        if by_nbdkit:
             resolved = resolve(urls, given)
-            served = {**default_option(_place(sockets[0])), **given}
-            with limited_lines():
+            read_only |= resolved.read_only
+            words = [
+                "--threads",
+                str(threads or _REQUESTS),
+                *(f"--filter={name}" for name in filters),
+            ]
+            words += ["--read-only"] if read_only else []
+            words += ["--tls", mode.value] if mode is not Tls.OFF else []
+            words += [f"--tls-certificates={tls_certificates}"] if tls_certificates else []
+            words += [f"--tls-psk={tls_psk}"] if tls_psk else []
+            words += ["--tls-verify-peer"] if tls_verify_peer else []
+            nbdkit.check(resolved.urls, given, filters)
+            with _listening(path, listen, by_nbdkit) as (sockets, uri):
+                served = {**default_option(_place(sockets[0])), **given}
+                status = nbdkit.serve(
+                    sockets[0],
+                    resolved.urls,
+                    served,
+                    words,
+                    lambda: ready(uri),
+                    logs=background,
+                )
+            tell_systemd("STOPPING=1")
+        else:
+            context = _context(mode, tls_certificates, tls_verify_peer, tls_psk)
+            with _listening(path, listen) as (sockets, uri):
+                resolved = resolve(urls, given)
+                served = {**default_option(_place(sockets[0])), **given}
                 number = serve(
                     resolved.urls,
                     served,
@@ -134,7 +152,7 @@ def command(
                     tls=mode,
                     context=context,
                 )
-            status = 128 + number
+                status = 128 + number
     sys.exit(status)
 
 

@@ -1,4 +1,4 @@
-"""``iserblk target``: serves files, and LUNs of other targets, as LUNs, in the foreground."""
+"""``iserblk target``: serves files, and LUNs of other targets, as LUNs."""
 
 from __future__ import annotations
 
@@ -16,13 +16,14 @@ import trio
 from click.core import ParameterSource
 
 from iserblk import __version__
+from iserblk.cli.background import Ground, background_options
 from iserblk.cli.command import Command, Rare
-from iserblk.cli.notify import ready, tell_systemd
+from iserblk.cli.notify import ready as say_ready
+from iserblk.cli.notify import tell_systemd
 from iserblk.cli.running import run
 from iserblk.credentials import read_accounts
 from iserblk.errors import BadArgument, IserblkError
 from iserblk.gateway.opening import open_gateways
-from iserblk.limited_log import limited_lines
 from iserblk.metrics.address import default_option, parse_address
 from iserblk.metrics.reading import ProcessReading
 from iserblk.metrics.serving import Listener
@@ -55,6 +56,7 @@ from iserblk.url import ISNS_PORT, SLP_PORT, parse_portal
 
 log = logging.getLogger(__name__)
 
+NAME = "iserblk-target"  # in syslog
 LOGOUT_S = 3  # time for initiators to log out when the target ends
 _LUN_HELP = """\
 A file or block device as LUN 0; repeat it for LUN 1, 2 and so on.
@@ -208,23 +210,25 @@ def _with_urls(spec: str) -> str:
     help="One line with the secret of --chap-user; mode 0600.",
     cls=Rare,
 )
-def command(config: str | None, **given: Any) -> None:
+@background_options(NAME)
+def command(config: str | None, background: bool, pidfile: str | None, **given: Any) -> None:
     """Serve files, and LUNs of other targets, as the LUNs of one target, over iSER and Traditional
-    iSCSI.
+    iSCSI. The command stays in the foreground, unless --background is given.
 
     Prints `ready iser://HOST:PORT/IQN` once clients can connect. SIGTERM and SIGINT end the target;
     it asks initiators to log out, for three seconds at most, and writes its caches to the files.
     Without --chap-accounts every client that reaches the port can read and write; by default that
     is this machine alone.
     """
+    ground = Ground(NAME, background, pidfile, None)
     if config:
         _refuse_others()
-        serve_config(partial(read_config, Path(config)), True)
+        serve_config(partial(read_config, Path(config)), True, ground)
         return
     # Once: what an option is in it depends on the files that there are.
     given["specs"] = [parse_lun_spec(_with_urls(each)) for each in given["specs"]]
     rereads = any(given[name] for name in ("luns", "access", "access_states", "chap_accounts"))
-    serve_config(partial(_of_options, **given), rereads)
+    serve_config(partial(_of_options, **given), rereads, ground)
 
 
 def _refuse_others() -> None:
@@ -233,7 +237,10 @@ def _refuse_others() -> None:
     for parameter in context.command.params:
         name = parameter.name or ""
         source = context.get_parameter_source(name)
-        if name != "config" and source is ParameterSource.COMMANDLINE:
+        if (
+            name not in ("config", "background", "pidfile")
+            and source is ParameterSource.COMMANDLINE
+        ):
             raise BadArgument(f"{parameter.opts[0]}: write it into the file of --config instead")
 
 
@@ -305,22 +312,33 @@ def _place(option: str, text: str, default: int) -> tuple[str, int]:
         raise BadArgument(f"{option} {shown(text)}: give HOST[:PORT]") from None
 
 
-def serve_config(read: Callable[[], TargetConfig], rereads: bool) -> None:
+def serve_config(
+    read: Callable[[], TargetConfig],
+    rereads: bool,
+    ground: Ground,
+    announce: Callable[[str], None] = say_ready,
+) -> None:
     """Serve a configuration until a signal. ``rereads``: SIGHUP has it read again. Whenever that
-    comes, before the target is ready or while it ends, it does no harm."""
-    hangups: list[int] = []
-    if rereads:
-        signal.signal(signal.SIGHUP, lambda number, _frame: hangups.append(number))
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGHUP})  # see ``cli.__main__``
-    try:
-        with limited_lines():
-            _serve(read, rereads, hangups)
-    finally:
-        if rereads:  # what Python sets back at its end is no handler that is ignored
-            signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    comes, before the target is ready or while it ends, it does no harm. ``announce``: prints the
+    URL, without a LUN, once clients can connect."""
+    with ground.serving(announce) as ready:
+        hangups: list[int] = []
+        if rereads:
+            signal.signal(signal.SIGHUP, lambda number, _frame: hangups.append(number))
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGHUP})  # see ``cli.__main__``
+        try:
+            _serve(read, rereads, hangups, ready)
+        finally:
+            if rereads:  # what Python sets back at its end is no handler that is ignored
+                signal.signal(signal.SIGHUP, signal.SIG_IGN)
 
 
-def _serve(read: Callable[[], TargetConfig], rereads: bool, early: list[int]) -> None:
+def _serve(
+    read: Callable[[], TargetConfig],
+    rereads: bool,
+    early: list[int],
+    ready: Callable[[str], None],
+) -> None:
     """``early``: SIGHUPs that have come already."""
     config = read()
     announce: list[Announce] = []

@@ -32,7 +32,7 @@ from iserblk.nbd.kernel.programs import PLUGIN, last_line, nbdkit_environment, n
 log = logging.getLogger(__name__)
 
 # LISTEN_PID must be nbdkit's pid: the shell has that pid already, because exec keeps it.
-_HAND_OVER = 'exec 3<&0 </dev/null; export LISTEN_FDS=1 LISTEN_PID=$$; exec "$@"'
+_HAND_OVER = 'exec 3<&0 </dev/null >&2; export LISTEN_FDS=1 LISTEN_PID=$$; exec "$@"'
 # The plugin finds here the number of a descriptor, and writes a line to it: "ready", or the name of
 # an error's class in iserblk.errors and its text.
 _READY = "ISERBLK_READY_FD"
@@ -73,15 +73,19 @@ def serve(
     options: Mapping[str, str],
     words: Sequence[str],
     ready: Callable[[], None],
+    *,
+    logs: bool = False,
 ) -> int:
     """Run nbdkit with the options ``words`` until it ends, by itself or by a signal; returns the
-    exit status. ``ready`` is called once the plugin has logged in, and clients are served. Raises
-    IserblkError if nbdkit fails, or the plugin cannot log in."""
+    exit status. ``ready`` is called once the plugin has logged in, and clients are served.
+    ``logs``: what nbdkit says goes to our log, and not as it is to stderr. Raises IserblkError if
+    nbdkit fails, or the plugin cannot log in."""
     with handed_on(urls, options) as handed:
         plugin = ["python", str(PLUGIN), *(f"uri={url}" for url in handed.urls)]
         plugin += [f"{name}={value}" for name, value in handed.options.items()]
         program = [nbdkit_program(), "--exit-with-parent", *words]
-        return _run(sock, program, plugin, handed.descriptors, ready)
+        tell = _log if logs else _write
+        return _run(sock, program, plugin, handed.descriptors, ready, tell)
 
 
 def _run(
@@ -90,6 +94,7 @@ def _run(
     plugin: list[str],
     descriptors: list[int],
     ready: Callable[[], None],
+    tell: Callable[[list[str]], None],
 ) -> int:
     def end(_number: int) -> None:
         if not told.impatient:
@@ -110,10 +115,10 @@ def _run(
                 stderr=subprocess.PIPE,
                 pass_fds=[*descriptors, tells.fileno()],
                 # Of a terminal it hears nothing itself: it would end at SIGHUP, ignored or not.
-                process_group=0,
+                start_new_session=True,
             )
         assert child.stderr is not None
-        said = _Said(child.stderr)
+        said = _Said(child.stderr, tell)
         told.listen()
         try:
             started = _wait_for(heard, child)
@@ -138,13 +143,25 @@ def _run(
     return 0
 
 
+def _write(lines: list[str]) -> None:
+    with contextlib.suppress(OSError, ValueError):  # it may be closed
+        sys.stderr.write("".join(f"{line}\n" for line in lines))
+        sys.stderr.flush()
+
+
+def _log(lines: list[str]) -> None:
+    for line in lines:
+        log.warning("%s", line)
+
+
 class _Said:
     """What nbdkit writes to stderr. It is kept until ``pass_on``, so that an error of its start is
-    one line of ours; from then on it goes to our stderr as it comes."""
+    one line of ours; from then on ``tell`` has its lines as they come."""
 
-    def __init__(self, stream: IO[bytes]) -> None:
+    def __init__(self, stream: IO[bytes], tell: Callable[[list[str]], None]) -> None:
         self.kept: list[str] = []
         self._stream = stream
+        self._tell = tell
         self._lock = threading.Lock()
         self._passes = False
         self._thread = threading.Thread(target=self._read, name="nbdkit-stderr", daemon=True)
@@ -155,19 +172,17 @@ class _Said:
             with self._lock:
                 self.kept.append(line.decode(errors="replace").rstrip("\n"))
                 if self._passes:
-                    self._write()
+                    self._pass()
 
-    def _write(self) -> None:
+    def _pass(self) -> None:
         lines, self.kept = self.kept, []
-        with contextlib.suppress(OSError, ValueError):  # it may be closed
-            sys.stderr.write("".join(f"{line}\n" for line in lines))
-            sys.stderr.flush()
+        self._tell(lines)
 
     def pass_on(self) -> None:
         with self._lock:
             self._passes = True
             if self.kept:
-                self._write()
+                self._pass()
 
     def end(self) -> None:
         """nbdkit has ended: all that it wrote is here, or was passed on."""

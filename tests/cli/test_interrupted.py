@@ -45,7 +45,8 @@ def place(tmp_path: Path) -> Path:
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 @pytest.mark.parametrize(
     ("way", "group"),
-    [(way, False) for way in WAYS if way != "nbdkit"] + [("mount", True), ("mount -f", True)],
+    [(way, False) for way in WAYS if way != "nbdkit"]
+    + [("mount", True), ("mount -f", True), ("nbd --background", True)],
 )
 def test_a_signal_while_it_connects(
     way: str, number: signal.Signals, group: bool, place: Path

@@ -300,7 +300,7 @@ def test_options_and_file_are_one_thing(tmp_path: Path, monkeypatch: pytest.Monk
     """The same target, once by options and once by a file: both make the same configuration, which
     is all that is served."""
     seen: list[TargetConfig] = []
-    monkeypatch.setattr(target_cli, "serve_config", lambda read, _rereads: seen.append(read()))
+    monkeypatch.setattr(target_cli, "serve_config", lambda read, *_: seen.append(read()))
     monkeypatch.chdir(tmp_path)
 
     def write(name: str, text: str) -> str:

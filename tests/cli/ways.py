@@ -44,6 +44,9 @@ WAYS = {
     "info": _iserblk("info", "{url}"),
     "nbd": _iserblk("nbd", "{url}", "--socket", "{at}/s"),
     "nbd --nbdkit": _iserblk("nbd", "{url}", "--socket", "{at}/s", "--nbdkit"),
+    "nbd --background": _iserblk(
+        *("nbd", "{url}", "--socket", "{at}/s", "--background", "--pidfile", "{at}/pid")
+    ),
     "copy from": _iserblk("copy", "{url}", "{at}/f"),
     "copy to": _iserblk("copy", str(PLUGIN), "{url}"),
     "trim": _iserblk("trim", "{url}", "--all"),

@@ -15,8 +15,9 @@ from iserblk.named.files import parse as parse_named
 from iserblk.named.open_iscsi import read_nodes
 from iserblk.nbd.kernel.device import Device, Places
 from iserblk.nbd.kernel.owed import Owed
-from iserblk.nbd.kernel.state import Home, read_pid
+from iserblk.nbd.kernel.state import Home
 from iserblk.options import Options, parse_size
+from iserblk.pidfile import read_pid
 from iserblk.target.access import read_access
 from iserblk.target.config_file import read_config
 from iserblk.target.lunlist import read_lun_list

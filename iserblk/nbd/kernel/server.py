@@ -33,7 +33,8 @@ from iserblk.nbd.kernel.programs import (
     nbdkit_program,
     signals_held,
 )
-from iserblk.nbd.kernel.state import Home, read_pid, write_pid
+from iserblk.nbd.kernel.state import Home, write_pid
+from iserblk.pidfile import read_pid
 
 # Of nbdkit, for each connection. The kernel spreads requests over the connections by processor.
 _THREADS = 16

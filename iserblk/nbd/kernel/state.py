@@ -15,6 +15,7 @@ from iserblk import files
 from iserblk.errors import Busy, IserblkError
 from iserblk.metrics.address import socket_of
 from iserblk.nbd.kernel.device import Device
+from iserblk.pidfile import read_pid
 
 
 @dataclass(slots=True, frozen=True)
@@ -101,14 +102,6 @@ class Home:
         if not client or client != read_pid(self.client_pid):
             return False
         return device.backend in ("", self.state().backend)
-
-
-def read_pid(path: Path) -> int:
-    """The process id in a pid file; 0 if there is none (yet)."""
-    try:
-        return max(0, int(files.read_text(path)))
-    except (OSError, ValueError):
-        return 0
 
 
 def write_pid(path: Path, pid: int) -> None:

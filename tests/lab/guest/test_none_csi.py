@@ -18,7 +18,8 @@ import pytest
 from iserblk.csi import messages
 from iserblk.csi.server import NAME
 from iserblk.nbd.kernel.device import Device, Places
-from iserblk.nbd.kernel.state import Home, read_pid
+from iserblk.nbd.kernel.state import Home
+from iserblk.pidfile import read_pid
 from tests.cli.commands import environment, iserblk
 from tests.csi.kubelet import Kubelet, capability, expand, publish, stage, stats, unpublish, unstage
 from tests.lab.guest.attached import MIB, RUN, block, connected, nothing_left

@@ -9,7 +9,7 @@ import pytest
 
 from iserblk.errors import Busy, IserblkError
 from iserblk.nbd.kernel.device import Device, Places
-from iserblk.nbd.kernel.state import Home, State, locked, read_pid
+from iserblk.nbd.kernel.state import Home, State, locked
 
 STATE = State("iser://192.0.2.1/iqn.2026-11.example:disk/0", 12.5, 42)
 
@@ -68,16 +68,6 @@ def test_a_directory_that_cannot_be_made(home: Home) -> None:
     home.device.places.run.rmdir()
     with pytest.raises(IserblkError, match="nbd0: No such file or directory"):
         home.make(STATE)
-
-
-@pytest.mark.parametrize(
-    ("text", "pid"), [("4711\n", 4711), ("", 0), ("no number", 0), ("-1", 0), (None, 0)]
-)
-def test_pids(tmp_path: Path, text: str | None, pid: int) -> None:
-    path = tmp_path / "pid"
-    if text is not None:
-        path.write_text(text)
-    assert read_pid(path) == pid
 
 
 @pytest.mark.parametrize(
