@@ -13,7 +13,7 @@ from iserblk.cli.running import run
 from iserblk.credentials import find_credentials
 from iserblk.discovery.ranking import Candidate
 from iserblk.discovery.targets import Found, FoundTarget, find_targets, shortened
-from iserblk.errors import BadArgument, TargetNotFound
+from iserblk.errors import TargetNotFound
 from iserblk.iscsi.send_targets import TYPE_WORDS
 from iserblk.named.resolving import names_lun, urls_of
 from iserblk.options import Options
@@ -31,7 +31,7 @@ def command(where: str, probe: bool, as_json: bool, **options: str | None) -> No
     PORTAL is HOST[:PORT]. It is asked over iSER, or over TCP if it does not take iSER. URL is
     iser://HOST[:PORT] or iscsi://HOST[:PORT], with USER@ and options as usual, isns://HOST[:PORT]
     for an iSNS server, or slp://[HOST[:PORT]][?scope=LIST] for an SLP agent (without HOST: for all
-    in the network). A URL that names a target asks for that target only.
+    in the network). A URL that names a target, or a LUN of it, asks for that target only.
 
     What of an answer cannot be read is named on stderr, and left out; the exit status is 1 then.
     """
@@ -55,11 +55,7 @@ def _place(where: str, given: dict[str, str]) -> tuple[Url, Options]:
         return Url("iser", host, port, iqn="", lun=None), Options.from_pairs(
             {"fallback": "iscsi", **given}.items()
         )
-    url = parse_place(where)
-    if named:
-        url = replace(url, lun=None)
-    if url.lun is not None:
-        raise BadArgument("discover looks for targets: leave out the LUN")
+    url = replace(parse_place(where), lun=None)
     own = {key: url.options[key] for key in url.options if (url.scheme, key) != ("slp", "scope")}
     settled = Options.from_pairs({**given, **own}.items())
     check_scheme(url, settled)

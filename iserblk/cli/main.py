@@ -32,7 +32,8 @@ from iserblk.url import may_be_url
 
 # Command → its line in `iserblk --help`. A command's module is imported when the command is run.
 COMMANDS = {
-    "target": "Serve files as LUNs.",
+    "serve": "Serve files as LUNs, and print their URLs.",
+    "target": "Serve files as LUNs, with a name and options of your own.",
     "discover": "Show the targets that a portal knows, and their portals.",
     "info": "Show identity, size, limits and connection of LUNs.",
     "nbd": "Export LUNs over NBD.",

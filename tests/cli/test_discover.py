@@ -253,7 +253,6 @@ def test_errors(target: TargetProcess) -> None:
         nobody = f"127.0.0.1:{reserved.getsockname()[1]}"
         assert "before that, by iSER" in bad(4, "discover", nobody)
         assert "Connection refused" in bad(4, "discover", f"iscsi://{nobody}")
-    assert "leave out the LUN" in bad(7, "discover", f"{target.url}/0")
     assert "write HOST[:PORT], or a URL" in bad(7, "discover", "host/iqn")
     assert "cannot resolve" in bad(23, "discover", "iscsi://nowhere.invalid")
     assert "PORTAL|URL" in bad(7, "discover")

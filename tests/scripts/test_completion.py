@@ -202,6 +202,10 @@ def test_bash_completes_devices_and_files(bash: Terminal, place: Place) -> None:
     (place.directory / "a folder").mkdir()
     assert all_in_bash(bash, "iserblk copy disk a") == ["copy", "disk", "a file.img", "a folder/"]
     assert all_in_bash(bash, "iserblk compare a") == ["compare", "a file.img", "a folder/"]
+    assert all_in_bash(bash, "iserblk serve a") == ["serve", "a file.img", "a folder/"]
+    assert all_in_bash(bash, "iserblk nbd --pidfile a\\ fi") == [
+        *("nbd", "--pidfile", "a file.img")
+    ]
     assert all_in_bash(bash, "iserblk mount disk a") == ["mount", "disk", "a folder/"]
     assert all_in_bash(bash, "iserblk attach --chap-secret-file=a\\ file") == [
         "attach", "--chap-secret-file=a file.img"
