@@ -1,6 +1,6 @@
 """An nbdkit plugin that serves remote SCSI LUNs as NBD exports.
 
-    nbdkit python nbd_plugin/iserblk.py uri=iser://HOST/IQN/LUN [uri=… ] [io-timeout=30 …]
+    nbdkit -U SOCKET python nbd_plugin/iserblk.py uri=iser://HOST/IQN/LUN [uri=…] [option=value …]
 
 nbdkit's Python plugin runs this file as ``__main__``, without ``__file__``, with the
 distribution's ``sys.path``. The callbacks below are those of nbdkit-python-plugin(3), API 2.

@@ -13,6 +13,7 @@ from contextlib import contextmanager, suppress
 import click
 
 from iserblk.cli.background import Ground, background_options
+from iserblk.cli.command import Command
 from iserblk.cli.notify import tell_systemd
 from iserblk.cli.target import NAME, serve_config
 from iserblk.errors import BadArgument, Busy, PermissionDenied
@@ -34,7 +35,7 @@ _READ_ONLY = "`ro`"
 _ELSEWHERE = {"0.0.0.0": "192.0.2.1", "::": "2001:db8::1"}
 
 
-@click.command("serve")
+@click.command("serve", cls=Command)
 @click.argument("files", metavar="FILE…", nargs=-1, required=True)
 @click.option(
     "--size",

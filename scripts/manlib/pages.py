@@ -260,7 +260,8 @@ class Manual:
         page.named(["nbdkit-iserblk-plugin"], "remote SCSI LUNs as exports of nbdkit")
         page.heading("Synopsis")
         page.synopsis([
-            f"{bold('nbdkit python')} {italic('PLUGIN')} {bold('uri=')}{italic('URL')}"
+            f"{bold('nbdkit -U')} {italic('SOCKET')} {bold('python')} {italic('PLUGIN')}"
+            f" {bold('uri=')}{italic('URL')}"
             f" [{bold('uri=')}{italic('URL')} \\&...] [{italic('option')}={italic('value')}"
             " \\&...]",
             f"{bold('iserblk nbd --nbdkit')} \\&...",
@@ -284,8 +285,12 @@ class Manual:
             f" {', '.join(f'`{name}`' for name in OPTION_NAMES)}.",
         )
         page.heading("Examples")
-        page.example(["nbdkit python PLUGIN uri=iser://HOST/iqn.2026-11.example:disk/0",
-                      "nbdinfo nbd://localhost"])  # fmt: skip
+        page.example(["nbdkit -U disk.sock python PLUGIN uri=iser://HOST/iqn.2026-11.example:disk/0",
+                      "nbdinfo 'nbd+unix:///?socket=disk.sock'"])  # fmt: skip
+        page.paragraph(
+            "Without `-U` nbdkit listens on all addresses of the machine, and anybody who reaches"
+            " it can read and write."
+        )
         _see_also(page, ["iserblk-nbd(1)", "iserblk-url(7)", "nbdkit(1)",
                          "nbdkit-python-plugin(3)"])  # fmt: skip
         return page
