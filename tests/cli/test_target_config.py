@@ -320,7 +320,7 @@ def test_options_and_file_are_one_thing(tmp_path: Path, monkeypatch: pytest.Monk
         *("--chap-user", "disk", "--chap-secret-file", write("own", "the-targets-own-1\n")),
         *("--access", write("access", "iqn.2026-11.example:host-a 0,1-7 alice\n* 1\n")),
         *("--access-states", write("states", "2 non-optimized\n")),
-        *("--metrics", "127.0.0.1:9100"),
+        *("--metrics", "127.0.0.1:13261"),
     ]
     example = write("target.toml", (ROOT / "docs/target.toml").read_text())
     for words in (by_options, ["--config", example]):
