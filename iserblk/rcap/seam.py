@@ -3,7 +3,7 @@
 It is shaped like verbs, so that the same iSER code runs over software iWARP
 (``iserblk.rcap.iwarp``), over an in-process pair (``iserblk.rcap.inprocess``) and over RDMA devices
 (``iserblk.rcap.verbs``). It uses no trio and no clock: a driver of the caller does the waiting (see
-``docs/architecture.md``).
+``docs/front-ends.md``).
 
 Threads: ``post``, ``post_receive``, ``advertise`` and ``retire`` may be called from any thread at
 any time. ``progress`` may be called from any thread, but by one thread at a time; the drivers
