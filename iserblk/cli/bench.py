@@ -21,6 +21,7 @@ from iserblk.cli.endpoints import check_one_lun, only_disk
 from iserblk.cli.histogram import Histogram
 from iserblk.cli.options import Seconds, Size, connection, connection_options, json_option
 from iserblk.cli.output import print_json
+from iserblk.cli.progress import timed_progress
 from iserblk.cli.running import run
 from iserblk.disk import aio, blocking
 from iserblk.disk.request_queue import open_queue
@@ -68,9 +69,11 @@ class Job:
 @dataclass(slots=True)
 class Result:
     """``cpu_seconds``: of this process, without the target and the kernel's threads. ``samples``:
-    of a run that is watched, seconds since its begin, and how many requests had ended by then."""
+    of a run that is watched, seconds since its begin, and how many requests had ended by then.
+    ``interrupted``: a signal has ended it before its time."""
 
     url: str = ""
+    interrupted: bool = False
     seconds: float = 0.0
     cpu_seconds: float = 0.0
     latencies: Histogram = field(default_factory=Histogram)
@@ -137,7 +140,8 @@ def command(
     """Measure a LUN; print rates and latencies.
 
     Keeps --depth requests of --bs bytes in flight for --time seconds, with the pattern --rw.
-    Several URLs of one LUN are several ways to it.
+    Several URLs of one LUN are several ways to it. Ctrl-C ends it before, and prints what was
+    measured so far; the exit status is that of an interrupt.
     """
     given = connection(options)
     job = Job(pattern, bs, depth, seconds, watched=plot is not None)
@@ -149,8 +153,19 @@ def command(
         raise BadArgument(f"--rw {pattern} destroys the LUN's data; add --destroy to allow it")
     if plot is not None and not os.access(plot if plot.exists() else plot.parent, os.W_OK):
         raise BadArgument(f"--plot {plot}: there is no such directory, or you cannot write there")
-    bench = _FACES[face]
-    result = bench(found, given, job)
+    result = Result()
+    try:
+        _FACES[face](found, given, job, result)
+    except (KeyboardInterrupt, SystemExit):  # a signal
+        if not result.latencies.count or not result.seconds:
+            raise
+        result.interrupted = True
+        _report(job, face, result, as_json, plot)
+        raise
+    _report(job, face, result, as_json, plot)
+
+
+def _report(job: Job, face: str, result: Result, as_json: bool, plot: Path | None) -> None:
     _print(job, face, result, as_json)
     if plot is not None:
         from iserblk.cli.bench_plot import draw  # noqa: PLC0415 - not needed otherwise
@@ -162,16 +177,17 @@ def command(
 Load = Callable[[AsyncLun, Job, Iterator[int], Result], Awaitable[None]]
 
 
-def _in_trio(load: Load, urls: Sequence[str], options: dict[str, str], job: Job) -> Result:
-    async def body() -> Result:
+def _in_trio(
+    load: Load, urls: Sequence[str], options: dict[str, str], job: Job, result: Result
+) -> None:
+    async def body() -> None:
         async with aio.open_disks(urls, options) as disks:
             disk = only_disk(disks.disks)
             job.check(disk.size, disk.info)
-            result = Result(disk.info.url)
+            result.url = disk.info.url
             await load(disk, job, job.offsets(disk.size), result)
-            return result
 
-    return run(body)
+    run(body)
 
 
 async def _load_by_tasks(disk: AsyncLun, job: Job, offsets: Iterator[int], result: Result) -> None:
@@ -218,12 +234,12 @@ async def _load_by_queue(disk: AsyncLun, job: Job, offsets: Iterator[int], resul
                         begin(request.buffer, next(offsets), at)
 
 
-def _blocking(urls: Sequence[str], options: dict[str, str], job: Job) -> Result:
+def _blocking(urls: Sequence[str], options: dict[str, str], job: Job, result: Result) -> None:
     with blocking.open_disks(urls, options) as disks:
         disk = only_disk(disks.disks)
         job.check(disk.size, disk.info)
         offsets = job.offsets(disk.size)
-        result = Result(disk.info.url)
+        result.url = disk.info.url
         errors: list[IserblkError] = []
         parts: list[Histogram] = []
         lock = threading.Lock()  # guards offsets, parts, and at the end result and errors
@@ -266,10 +282,9 @@ def _blocking(urls: Sequence[str], options: dict[str, str], job: Job) -> Result:
                 raise
     if errors:
         raise errors[0]
-    return result
 
 
-_FACES: dict[str, Callable[[Sequence[str], dict[str, str], Job], Result]] = {
+_FACES: dict[str, Callable[[Sequence[str], dict[str, str], Job, Result], None]] = {
     "async": partial(_in_trio, _load_by_tasks),
     "queue": partial(_in_trio, _load_by_queue),
     "blocking": _blocking,
@@ -278,14 +293,42 @@ _FACES: dict[str, Callable[[Sequence[str], dict[str, str], Job], Result]] = {
 
 @contextmanager
 def _timed(result: Result, job: Job, count: Callable[[], int]) -> Iterator[None]:
-    """Measure the body. ``count``: how many of its requests have ended; may be called from any
-    thread."""
+    """Measure the body, also where it is ended before its time, and show how far it is. ``count``:
+    how many of its requests have ended; may be called from any thread."""
     began, before = time.perf_counter(), resource.getrusage(resource.RUSAGE_SELF)
-    with _watched(result.samples, began, job, count):
-        yield
-    after = resource.getrusage(resource.RUSAGE_SELF)
-    result.seconds = time.perf_counter() - began
-    result.cpu_seconds = after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime
+    try:
+        with _watched(result.samples, began, job, count), _shown(began, job, count):
+            yield
+    finally:
+        after = resource.getrusage(resource.RUSAGE_SELF)
+        result.seconds = time.perf_counter() - began
+        result.cpu_seconds = after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime
+
+
+@contextmanager
+def _shown(began: float, job: Job, count: Callable[[], int]) -> Iterator[None]:
+    """While the body runs, a thread shows how far it is: requests do nothing for it."""
+    with timed_progress(job.seconds, "measuring") as (pause, tell):
+
+        def show() -> None:
+            at, done = time.perf_counter() - began, 0
+            while not ended.wait(pause):
+                last, before = at, done
+                at, done = time.perf_counter() - began, count()
+                if at < job.seconds:
+                    tell(at, f"{(done - before) / (at - last):,.0f} IOPS")
+
+        if not pause:
+            yield
+            return
+        ended = threading.Event()
+        thread = threading.Thread(target=show)
+        thread.start()
+        try:
+            yield
+        finally:
+            ended.set()
+            thread.join()
 
 
 @contextmanager
@@ -311,10 +354,10 @@ def _watched(
     finally:
         ended.set()
         thread.join()
-    now = time.perf_counter() - began
-    if len(samples) > 1 and now - samples[-1][0] < pause / 2:
-        samples.pop()  # what is left of a slice is too short for a rate
-    samples.append((now, count()))
+        now = time.perf_counter() - began
+        if len(samples) > 1 and now - samples[-1][0] < pause / 2:
+            samples.pop()  # what is left of a slice is too short for a rate
+        samples.append((now, count()))
 
 
 def _words(job: Job, face: str) -> str:
@@ -345,6 +388,7 @@ def _print(job: Job, face: str, result: Result, as_json: bool) -> None:
                 "depth": job.depth,
                 "face": face,
                 "seconds": round(result.seconds, 3),
+                "interrupted": result.interrupted,
                 "ios": latencies.count,
                 "bytes": latencies.count * job.block,
                 "iops": round(rate, 1),
@@ -356,6 +400,8 @@ def _print(job: Job, face: str, result: Result, as_json: bool) -> None:
         )
         return
     click.echo(_words(job, face))
+    if result.interrupted:
+        click.echo(f"  interrupted after {result.seconds:.1f} s of {job.seconds:g} s")
     click.echo(f"  {_rate_words(job, result)}")
     click.echo(
         "  latency µs: " + ", ".join(f"{name} {value:,.0f}" for name, value in spread.items())

@@ -28,6 +28,7 @@ log = logging.getLogger(__name__)
 PAUSE_S = 5.0
 PERCENT = 5
 LONGEST_S = 60.0
+_BAR_S = 0.5  # between two states of a bar that shows a time
 
 
 class Lines:
@@ -98,10 +99,22 @@ def progress(size: int | None, what: str) -> Iterator[Advance]:
 
 
 @contextmanager
-def timed_bar(seconds: float, what: str) -> Iterator[Callable[[float, str], None]]:
-    """A bar, on a terminal, for what takes a time that is known: call what is yielded with the
-    seconds since the begin, and with what there is to tell."""
-    columns = ("{task.description}", BarColumn(), TextColumn("{task.fields[told]}"))
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task(what, total=seconds, told="")
-        yield lambda at, told: bar.update(task, completed=min(at, seconds), told=told)
+def timed_progress(
+    seconds: float, what: str
+) -> Iterator[tuple[float, Callable[[float, str], None]]]:
+    """Shows how far ``what`` is, which takes a time that is known. Yields a pause in seconds, and
+    what is to be called after each, with the seconds since the begin, and words that belong to it;
+    a pause of 0: nothing is to be shown. A line comes each tenth of the time, or less often."""
+    if not is_wanted():
+        yield 0.0, lambda _at, _told: None
+    elif not sys.stderr.isatty():
+
+        def line(at: float, told: str) -> None:
+            click.echo(f"iserblk: {what}: {at:.0f} of {seconds:g} s, {told}", err=True)
+
+        yield max(PAUSE_S, seconds / 10), line
+    else:
+        columns = ("{task.description}", BarColumn(), TextColumn("{task.fields[told]}"))
+        with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+            task = bar.add_task(what, total=seconds, told="")
+            yield _BAR_S, lambda at, told: bar.update(task, completed=at, told=told)

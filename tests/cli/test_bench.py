@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import json
+import re
+
 import pytest
 
+from iserblk.cli import bench, progress
 from tests.cli.commands import bad, good, good_json
 from tests.cli.runs import JSON_DOCUMENT, MIB, documented
 
@@ -37,3 +41,17 @@ def test_bench_does_not_write_unasked(url: str) -> None:
 @pytest.mark.parametrize("seconds", ["nan", "inf", "-inf", "1e300"])
 def test_bench_wants_a_time_that_ends(url: str, seconds: str) -> None:
     assert "is not in the range" in bad(7, "bench", f"{url}/0", f"--time={seconds}")
+
+
+def test_bench_shows_how_far_it_is(
+    url: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The lines come from a thread beside the requests. The result is on stdout alone."""
+    monkeypatch.setattr(progress, "PAUSE_S", 0.01)
+    bench.command.main([f"{url}/0", "--time", "1", "--json"], standalone_mode=False)
+    shown, said = capsys.readouterr()
+    assert json.loads(shown)["interrupted"] is False
+    lines = said.splitlines()
+    assert lines
+    for line in lines:
+        assert re.fullmatch(r"iserblk: measuring: [01] of 1 s, [\d,]+ IOPS", line)

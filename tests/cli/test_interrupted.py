@@ -22,6 +22,7 @@ from tests.support.nbdkit import need, running_nbdkit
 from tests.support.target import END_S, IQN, ROOT, running_target
 from tests.support.until import until_blocking
 
+BENCH = ["-q", "bench", "{}", "--rw", "write", "--destroy", "--time", "60"]
 ENDING = pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 
 
@@ -87,14 +88,16 @@ def test_a_signal_while_it_connects(
 @pytest.mark.parametrize(
     "words",
     [
-        ["bench", "{}", "--rw", "write", "--destroy", "--time", "60"],
-        ["bench", "{}", "--rw", "write", "--destroy", "--time", "60", "--face", "blocking"],
+        [*BENCH, "--face", "async"],
+        [*BENCH, "--face", "queue", "--plot", "{source}.svg"],
+        [*BENCH, "--face", "blocking"],
         ["copy", "{source}", "{}"],
     ],
-    ids=["bench", "bench blocking", "copy"],
+    ids=["bench", "bench queue", "bench blocking", "copy"],
 )
 def test_a_signal_while_it_works(words: list[str], number: signal.Signals, tmp_path: Path) -> None:
-    """SCSI commands in flight are aborted, the session is logged out, and the target serves on."""
+    """SCSI commands in flight are aborted, the session is logged out, and the target serves on. A
+    bench says what it has measured."""
     lun, source = tmp_path / "lun", tmp_path / "source"
     source.write_bytes(b"\x11" * (192 << 20))
     with running_target([f"{lun}:size=192M"], tmp_path / "log") as busy:
@@ -106,11 +109,17 @@ def test_a_signal_while_it_works(words: list[str], number: signal.Signals, tmp_p
             text=True,
             env=environment(),
         )
-        until_blocking(lambda: lun.stat().st_blocks or process.poll() is not None)
+        # More than is in flight: some requests have ended.
+        until_blocking(lambda: lun.stat().st_blocks > 2048 or process.poll() is not None)
         assert process.poll() is None
         process.send_signal(number)
         said, complaint = process.communicate(timeout=END_S)
-        assert (process.returncode, said, complaint.strip()) == (128 + number, "", "")
+        assert (process.returncode, complaint.strip()) == (128 + number, "")
+        if "bench" in words:
+            assert " s of 60 s\n" in said and "IOPS" in said and "p99" in said
+            assert Path(f"{source}.svg").exists() == ("--plot" in words)
+        else:
+            assert said == ""
         good("info", f"{busy.url}/0")
     assert source.stat().st_size == 192 << 20
 

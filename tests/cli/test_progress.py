@@ -8,7 +8,15 @@ import sys
 
 import pytest
 
-from iserblk.cli.progress import LONGEST_S, PERCENT, Lines, duration_words, progress
+from iserblk.cli.progress import (
+    LONGEST_S,
+    PAUSE_S,
+    PERCENT,
+    Lines,
+    duration_words,
+    progress,
+    timed_progress,
+)
 
 MIB = 1 << 20
 
@@ -85,3 +93,27 @@ def test_lines_of_what_has_no_known_size(capsys: pytest.CaptureFixture[str]) -> 
 def test_durations() -> None:
     found = [duration_words(each) for each in (0.4, 65, 3600 * 25 + 1)]
     assert found == ["0:00", "1:05", "25:00:01"]
+
+
+def test_what_takes_a_known_time(
+    capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    """A line each tenth of the time, but no line more often than others have it."""
+    with timed_progress(600.0, "measuring") as (pause, tell):
+        assert pause == 60.0
+        tell(60.2, "5 IOPS")
+    assert capsys.readouterr() == ("", "iserblk: measuring: 60 of 600 s, 5 IOPS\n")
+    with timed_progress(10.0, "measuring") as (pause, _):
+        assert pause == PAUSE_S
+    with caplog.at_level(logging.ERROR), timed_progress(600.0, "measuring") as (pause, _):
+        assert pause == 0.0
+
+
+def test_what_takes_a_known_time_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    shown = Screen()
+    monkeypatch.setattr(sys, "stderr", shown)
+    monkeypatch.setenv("TERM", "xterm")
+    with timed_progress(600.0, "measuring") as (pause, tell):
+        assert pause
+        tell(60.2, "5 IOPS")
+    assert "measuring" in shown.getvalue() and "5 IOPS" in shown.getvalue()
