@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from iserblk.errors import NoMpaReply as NoMpaReply
     from iserblk.errors import NoSuchLun as NoSuchLun
     from iserblk.errors import NotSupported as NotSupported
+    from iserblk.errors import OtherProtocol as OtherProtocol
     from iserblk.errors import OutOfRange as OutOfRange
     from iserblk.errors import OutOfSpace as OutOfSpace
     from iserblk.errors import PermissionDenied as PermissionDenied
@@ -63,7 +64,7 @@ _ERRORS = (
     *("AuthenticationError", "BadArgument", "Busy", "CommandError", "CommandRejected"),
     *("CommandTimeout", "ConnectFailed", "ConnectTimeout", "ConnectionLost", "HostNotFound"),
     *("IserRefused", "IserblkError", "LocalProtocolError", "LoginError", "LunChanged"),
-    *("NoMpaReply", "NoSuchLun", "NotSupported", "OutOfRange", "OutOfSpace"),
+    *("NoMpaReply", "NoSuchLun", "NotSupported", "OtherProtocol", "OutOfRange", "OutOfSpace"),
     *("PermissionDenied", "RemoteProtocolError", "ReservationConflict", "ReservationLost"),
     *("ScsiError", "TargetNotFound", "TransportError", "UnusableLun", "WriteProtected"),
     "WritesLost",

@@ -14,6 +14,7 @@
     │   ├── ConnectionLost        the connection ended unexpectedly
     │   ├── ConnectFailed         no connection could be made
     │   ├── HostNotFound          the portal's name does not resolve
+    │   ├── OtherProtocol         the portal speaks another protocol than the URL's: it says which
     │   ├── ConnectTimeout        the peer did not answer in time
     │   │   └── NoMpaReply        TCP answered, MPA did not: another style of login may work
     │   └── LunChanged            another LUN is there now: nothing is sent to it
@@ -145,6 +146,17 @@ class ConnectFailed(TransportError):
 class HostNotFound(TransportError):
     errno = _errno.ENOENT
     exit_status = 23
+
+
+class OtherProtocol(TransportError):
+    """The portal does not speak the protocol that the URL asks for. ``speaks``: what it speaks, as
+    the text says. Nothing was left at the target."""
+
+    errno = _errno.EPROTONOSUPPORT
+
+    def __init__(self, text: str, speaks: str = "") -> None:
+        super().__init__(text)
+        self.speaks = speaks
 
 
 class ConnectTimeout(TransportError):

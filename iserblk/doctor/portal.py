@@ -20,13 +20,21 @@ from iserblk.errors import (
     IserblkError,
     LoginError,
     NotSupported,
+    OtherProtocol,
     TargetNotFound,
     TransportError,
 )
-from iserblk.initiator.connecting import sctp, verbs
+from iserblk.initiator.connecting import sctp, speakers, verbs
 from iserblk.initiator.connecting.iwarp import Address, connect_tcp, resolve, start_mpa
 from iserblk.initiator.connecting.login import receives
-from iserblk.initiator.connecting.reach import READ_DEPTH, connect, connection_flags, name_portal
+from iserblk.initiator.connecting.protocols import ISCSI
+from iserblk.initiator.connecting.reach import (
+    READ_DEPTH,
+    connect,
+    connection_flags,
+    mpa_private_data,
+    name_portal,
+)
 from iserblk.initiator.connecting.styles import AUTO, STREAM
 from iserblk.initiator.drivers.tasks import TrioDriver
 from iserblk.names import initiator_name
@@ -40,6 +48,8 @@ _NOT_ISER = (
     "is this the port of an iSER target? Switch iSER on at the target (LIO: `enable_iser true` in"
     " targetcli), which needs an RDMA device there"
 )
+_USE_ISCSI = "write iscsi:// in place of iser://, or give fallback=iscsi; or switch iSER on there"
+_ANSWERS = f": {ISCSI} answers there"
 
 
 @dataclass(slots=True, frozen=True)
@@ -224,7 +234,7 @@ async def _ask_tcp(way: _Ways, options: Options, limits: Limits, portal: str) ->
         return
     with sock:
         initiator = MpaInitiator(
-            private_data=connection_flags(True), crc=options.mpa_crc, ird=READ_DEPTH
+            private_data=mpa_private_data(), crc=options.mpa_crc, ird=READ_DEPTH
         )
         try:
             with trio.fail_after(limits.mpa):
@@ -241,8 +251,15 @@ async def _ask_tcp(way: _Ways, options: Options, limits: Limits, portal: str) ->
             crc = "with" if reply.crc else "without"
             mpa.text = f"speaks iWARP: MPA revision {reply.revision}, {setup}, {crc} CRC"
             return
-    mpa.text = str(mpa.error)
-    mpa.remedy = _NOT_ISER
+    mpa.text, mpa.remedy = str(mpa.error), _NOT_ISER
+    who = mpa.error.speaks if isinstance(mpa.error, OtherProtocol) else ""
+    question = speakers.login_question(options)
+    who = who or await speakers.ask([way.address], portal, question, limits.mpa)
+    if who == ISCSI:
+        mpa.text = f"{mpa.text.removesuffix(_ANSWERS)}; it speaks {ISCSI}"
+        mpa.remedy = _USE_ISCSI
+    elif who:
+        mpa.remedy = f"correct the port: {who} answers there"
 
 
 async def _ask_rdma_cm(way: _Ways, options: Options, limits: Limits, portal: str) -> None:
@@ -340,7 +357,7 @@ async def _choose_by_login(
         choice.text = f"{provider}: style=stream, and the login agreed to iSER"
     elif provider and choice.error is not None:
         login.text += ", because the target does not agree to iSER"
-        choice.remedy = "give the URL as iscsi://, or the option fallback=iscsi; or switch iSER on"
+        choice.remedy = _USE_ISCSI
     elif isinstance(login.error, LoginError):
         choice.error, choice.text = None, "iwarp: style=stream, if the login agrees to iSER"
 

@@ -165,8 +165,7 @@ def answering(answer: bytes | None) -> Iterator[str]:
     [
         (None, "closed the connection during MPA start-up"),
         (b"", "closed the connection during MPA start-up"),
-        (b"HTTP/1.1 400 Bad Request\r\n\r\n", "is it an iSER portal?"),
-        (b"\x3f" + bytes(47), "is it an iSER portal?"),  # an iSCSI Reject
+        (b"HTTP/1.1 400 Bad Request\r\n\r\n", "a web server answers there, no target: correct"),
         (b"MPA ID Rep Frame\x60\x01\0\0", "rejected"),
         (b"MPA ID Req Frame\x40\x01\0\0", "initiator"),
         (b"MPA ID Rep Frame\x40\x01\0\4\0\0\0\0" + b"\0\2xx" * 20, "ULPDU"),
@@ -176,15 +175,23 @@ def test_a_port_that_speaks_something_else(answer: bytes | None, words: str) -> 
     with answering(answer) as portal:
         line = bad(4, "info", portal)
     assert words in line
-    assert line.count("127.0.0.1:") == 1
+    assert line.count("127.0.0.1:") == line.count("iscsi://") + 1
     assert line.count("MPA: ") <= 1
 
 
+def test_a_portal_that_rejects_all() -> None:
+    """It is one of Traditional iSCSI, whatever it has against the login."""
+    with answering(b"\x3f" + bytes(47)) as portal:
+        line = bad(5, "info", portal)
+    assert "rejected the login request" in line and "then write iscsi:// for iser://" in line
+
+
 def test_a_port_that_says_nothing() -> None:
-    """A silent port: a Traditional iSCSI portal, say, which waits for the rest of a PDU."""
+    """A port that is silent to MPA and to logins."""
     impatient = (
-        "from iserblk.cli.main import main; from iserblk.initiator.connecting import reach\n"
-        "reach.CONNECT_TIMEOUT_S = reach.LOGIN_TIMEOUT_S = 0.2; main()"
+        "from iserblk.cli.main import main\n"
+        "from iserblk.initiator.connecting import reach, speakers\n"
+        "reach.CONNECT_TIMEOUT_S = reach.LOGIN_TIMEOUT_S = speakers.ANSWER_S = 0.2; main()"
     )
     with socket.create_server(("127.0.0.1", 0)) as server:
         portal = f"iser://127.0.0.1:{server.getsockname()[1]}/{IQN}/0"

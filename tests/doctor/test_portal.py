@@ -209,6 +209,8 @@ async def test_no_iser_but_traditional_iscsi() -> None:
     assert report.error is not None and report.error.exit_status == 4
     assert report.choice is None
     assert at(report, "MPA").status == ERROR
+    assert at(report, "MPA").text.endswith("; it speaks Traditional iSCSI")
+    assert at(report, "MPA").remedy.startswith("write iscsi:// in place of iser://")
     assert "fallback=iscsi" in at(report, "choice").remedy
     login = at(report, "login").text
     assert "over tcp" in login and login.endswith("the target does not agree to iSER")
@@ -299,8 +301,8 @@ async def test_a_closed_port() -> None:
         (b"", False, 8, "no MPA Reply within 0.2 s"),
         (b"MPA", False, 8, "no MPA Reply within 0.2 s"),
         (b"", True, 4, "closed the connection during MPA start-up"),
-        (HTTP, False, 4, "no MPA frame, but bytes that start with 48 54 54 50"),
-        (HTTP, True, 4, "no MPA frame, but bytes that start with 48 54 54 50"),
+        (HTTP, False, 4, "a web server answers there"),
+        (HTTP, True, 4, "a web server answers there"),
     ],
     ids=["silent", "half an answer", "closes", "HTTP", "HTTP closes"],
 )
@@ -313,7 +315,8 @@ async def test_a_port_of_something_else(
     assert at(report, "TCP").status == OK
     mpa = at(report, "MPA")
     assert mpa.status == ERROR and words in mpa.text
-    assert "the port of an iSER target?" in mpa.remedy
+    web = "correct the port: a web server answers there"
+    assert mpa.remedy == web if answer == HTTP else "the port of an iSER target?" in mpa.remedy
     assert (report.choice, at(report, "login").status) == (None, ERROR)
 
 

@@ -6,6 +6,7 @@ import contextlib
 from collections.abc import Callable
 
 from iserblk.errors import AuthenticationError, IserblkError, LoginError, RemoteProtocolError
+from iserblk.initiator.connecting.protocols import who_untrusted
 from iserblk.iscsi import bhs, chap, keys, pdu, send_targets, text
 from iserblk.iscsi.chap import Accounts, ChapInitiator, ChapTarget, Credentials
 from iserblk.iscsi.login_initiator import LoginInitiator
@@ -213,6 +214,13 @@ _LOGIN_ERRORS = (RemoteProtocolError, LoginError)
 _CHAP_ERRORS = (RemoteProtocolError, AuthenticationError)
 
 ROWS = (
+    decoder(
+        "who answers",
+        who_untrusted,
+        *(b"\x23" + bytes(47), b"\x3f\x80" + bytes(46), b"MPA ID Rep Frame\x60\x01\0\0"),
+        *(b"SSH-2.0-x\r\n", b"HTTP/1.0 400 x\r\n", b"<html>", b"220 x", b"\x15\x03\x01\0\2"),
+        allowed=(),
+    ),
     decoder("text", text.decode_untrusted, *_TEXTS),
     Row("text in parts", _collector, _TEXTS),
     decoder(

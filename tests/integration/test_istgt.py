@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from threading import Lock
@@ -10,7 +11,10 @@ from threading import Lock
 import pytest
 import trio
 
-from iserblk.errors import AuthenticationError
+from iserblk.errors import AuthenticationError, OtherProtocol
+from iserblk.initiator.connecting.reach import connect
+from iserblk.options import Options
+from iserblk.url import parse_url
 from tests.cli.commands import bad, good, good_json
 from tests.support import fio, greeting, istgt, logs, lost_cache
 from tests.support.blockwork import everything
@@ -97,6 +101,12 @@ def test_copy_both_ways(running: Istgt, tmp_path: Path, record: Record, digest: 
         transport=f"TCP, {digest.upper() if digest != 'none' else 'no'} digests",
         ran=f"a file of {SIZE // MIB} MiB to the LUN, and the LUN to a file",
     )
+
+
+async def test_an_iser_url_is_told_which_url_is_right(running: Istgt) -> None:
+    right = re.escape(f"speaks Traditional iSCSI, and no iSER: write {running.url} in place of")
+    with pytest.raises(OtherProtocol, match=right):
+        await connect(parse_url(running.url.replace("iscsi://", "iser://")), Options())
 
 
 def test_a_trim_is_refused(running: Istgt) -> None:

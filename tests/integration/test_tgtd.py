@@ -6,6 +6,7 @@ import ctypes.util
 import logging
 import os
 import random
+import re
 import signal
 import socket
 import subprocess
@@ -22,6 +23,7 @@ from iserblk.errors import (
     AuthenticationError,
     Busy,
     LoginError,
+    OtherProtocol,
     ReservationConflict,
     ReservationLost,
     ScsiError,
@@ -216,6 +218,13 @@ async def test_a_target_without_iser(tgtd: Tgtd, face: str) -> None:
         await write(disk, data, 4096)
         assert await read(disk, 4096, MIB) == data
         await disk.flush()
+
+
+async def test_an_iser_url_is_told_which_url_is_right(tgtd: Tgtd) -> None:
+    """tgtd is silent to MPA, and agrees to RDMAExtensions, which it does not have on that port."""
+    right = re.escape(f"speaks Traditional iSCSI, and no iSER: write {tgtd.url} in place of")
+    with pytest.raises(OtherProtocol, match=right):
+        await connect(parse_url(tgtd.url.replace("iscsi://", "iser://")), Options())
 
 
 # shows: SYSTEM-26

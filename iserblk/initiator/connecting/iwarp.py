@@ -6,8 +6,8 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, NamedTuple, TypeVar
 
 import trio
 
@@ -17,9 +17,11 @@ from iserblk.errors import (
     ConnectTimeout,
     HostNotFound,
     NoMpaReply,
+    OtherProtocol,
     RemoteProtocolError,
 )
 from iserblk.initiator.connecting.login import RECEIVE_SIZE, at_portal
+from iserblk.initiator.connecting.protocols import ISCSI, is_stranger, who_untrusted
 from iserblk.iscsi.send_targets import needs_interface
 from iserblk.rcap.iwarp.mpa import MpaInitiator, MpaParameters
 from iserblk.rcap.iwarp.queuepair import IwarpQueuePair
@@ -31,6 +33,12 @@ from iserblk.waiting.patience import Patience, fail_after
 # only after the reply has been sent: it overlooks what comes in between until more follows, and its
 # kernel may even crash.
 SETTLE_S = 0.02
+
+# After how many seconds of silence a portal is asked whether it speaks another protocol. A right
+# portal answers an MPA Request at once, unless it is in trouble.
+DOUBT_S = 1.0
+
+T = TypeVar("T")
 
 
 class Address(NamedTuple):
@@ -78,15 +86,26 @@ async def connect_iwarp(
     crc: bool,
     segments: int,
     ird: int,
+    doubt: Callable[[Address], Awaitable[str]] | None = None,
 ) -> IwarpQueuePair:
     """A queue pair with the first address that answers. Raises TransportError and related errors;
     then nothing is left open. ``patience``: seconds, for TCP; ``mpa_patience``: for MPA start-up.
-    ``segments``: see IwarpQueuePair."""
+    ``segments``: see IwarpQueuePair. ``doubt``: finds out who answers at an address, when MPA has
+    been silent for DOUBT_S; where it names a protocol, OtherProtocol is raised, else MPA has its
+    full time."""
     sock = await connect_tcp(addresses, portal, patience)
     try:
         mpa = MpaInitiator(private_data=private_data, crc=crc, ird=ird)
         with fail_after(mpa_patience):
-            parameters = await start_mpa(sock, mpa, portal)
+            if doubt is None:
+                parameters = await start_mpa(sock, mpa, portal)
+            else:
+                here = Address(sock.family, sock.getpeername())
+                ask = doubt
+                found = await doubting(start_mpa(sock, mpa, portal), lambda: ask(here))
+                if isinstance(found, str):
+                    raise OtherProtocol(f"{portal} sent no MPA Reply; {found} answers there", found)
+                parameters = found
         await trio.sleep(SETTLE_S)
         plain = socket.socket(fileno=sock.detach())
     except trio.TooSlowError:
@@ -109,6 +128,32 @@ async def connect_iwarp(
     except BaseException:
         plain.close()
         raise
+
+
+async def doubting(running: Awaitable[T], doubt: Callable[[], Awaitable[str]]) -> T | str:
+    """The result of ``running``. Where it takes longer than DOUBT_S, ``doubt`` runs beside it; if
+    that returns some text first, ``running`` is cancelled, and the text is the result."""
+    result: T | None = None
+    problem: Exception | None = None
+    words = ""
+    async with trio.open_nursery() as nursery:
+
+        async def ask() -> None:
+            nonlocal words
+            await trio.sleep(DOUBT_S)
+            words = await doubt()
+            if words:
+                nursery.cancel_scope.cancel()
+
+        nursery.start_soon(ask)
+        try:
+            result = await running
+        except Exception as error:  # told without the group that a nursery makes of it
+            problem = error
+        nursery.cancel_scope.cancel()
+    if problem is not None:
+        raise problem
+    return words if result is None else result
 
 
 async def connect_stream(
@@ -154,8 +199,8 @@ async def connect_tcp(
 
 
 async def start_mpa(sock: trio.socket.SocketType, mpa: MpaInitiator, portal: str) -> MpaParameters:
-    """Do MPA start-up. Raises RemoteProtocolError, ConnectionLost, OSError; the socket stays
-    open."""
+    """Do MPA start-up. Raises RemoteProtocolError, OtherProtocol, ConnectionLost, OSError; the
+    socket stays open."""
     request = mpa.data_to_send()
     while request:
         request = request[await sock.send(request) :]
@@ -171,6 +216,9 @@ async def start_mpa(sock: trio.socket.SocketType, mpa: MpaInitiator, portal: str
             last_words = mpa.data_to_send()
             if last_words:
                 await sock.send(last_words)
+            who = who_untrusted(data)
+            if who == ISCSI or is_stranger(who):
+                raise OtherProtocol(f"{portal}: {who} answers there", who) from None
             raise at_portal(portal, error, "; is it an iSER portal?") from None
         if parameters is not None:
             return parameters

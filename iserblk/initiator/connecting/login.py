@@ -53,6 +53,10 @@ TCP_RECEIVE_DATA = 1 << 20
 RECEIVE_SIZE = HEADER_LENGTH + BHS_LENGTH + RECEIVE_DATA
 TIME2RETAIN_S = 20  # at level 2: how long a target is to keep the tasks of a lost connection
 MPA_TIMEOUT_S = 10.0  # for the MPA Reply behind a login
+# The same where the portal has shown that it answers logins, and no MPA Requests: tgtd agrees to
+# RDMAExtensions without having it. At least so many seconds, and times what its login took.
+DOUBTED_S = 0.8
+DOUBTED_TIMES = 20
 INLINE_SIZE = 8192  # data behind a BHS of ours over TCP: text
 
 
@@ -74,7 +78,8 @@ class Connection:
     False over TCP.
 
     ``streaming``: the queue pair of a connection that begins as a byte stream (``style=stream``).
-    ``traditional``: then the most that we take if it stays one; ``needs_rdma``: it must not."""
+    ``traditional``: then the most that we take if it stays one; ``needs_rdma``: it must not.
+    ``doubted``: the portal was silent when it was asked by MPA, and answers logins."""
 
     datamover: InitiatorDatamover
     rdma: bool
@@ -85,6 +90,7 @@ class Connection:
     streaming: StreamingPair | None = None
     traditional: int = 0
     needs_rdma: bool = True
+    doubted: bool = False
 
     def offers_data_outs(self, options: Options) -> bool | None:
         """Whether to offer InitialR2T=No; None: the login decides by the kind of connection.
@@ -131,7 +137,11 @@ def over_rdma(qp: QueuePair, header: int = HEADER_LENGTH) -> Connection:
 
 
 def over_stream(
-    stream: ByteStream, qp: StreamingPair, needs_rdma: bool, header: int = HEADER_LENGTH
+    stream: ByteStream,
+    qp: StreamingPair,
+    needs_rdma: bool,
+    header: int = HEADER_LENGTH,
+    doubted: bool = False,
 ) -> Connection:
     """``stream`` and ``qp`` are of one connection; the caller closes ``qp`` on errors."""
     datamover = StreamInitiator(stream, qp, _iser(qp, header, "stream"), TCP_RECEIVE_DATA)
@@ -145,6 +155,7 @@ def over_stream(
         streaming=qp,
         traditional=TCP_RECEIVE_DATA,
         needs_rdma=needs_rdma,
+        doubted=doubted,
     )
 
 
@@ -162,6 +173,7 @@ class Login:
     credentials: Credentials | None = None
     traditional = False  # a byte stream that might have become iSER goes on as one
     isid = b""  # of the session that this login reinstates; else a random one is used
+    _seconds = 0.0  # that the login phase has taken
 
     def __init__(self, connection: Connection, url: Url, options: Options, portal: str) -> None:
         self._connection = connection
@@ -270,12 +282,15 @@ class Login:
         self.traditional = connection.traditional > 0 and not parameters.rdma_extensions
         if connection.streaming is None or self.traditional:
             return
+        patience = MPA_TIMEOUT_S
+        if connection.doubted:
+            patience = min(patience, max(DOUBTED_S, DOUBTED_TIMES * self._seconds))
         try:
-            with fail_after(MPA_TIMEOUT_S):
+            with fail_after(patience):
                 await _start_rcap(connection.streaming)
         except trio.TooSlowError:
             raise ConnectTimeout(
-                f"{self._portal} agreed to iSER, but sent no MPA Reply within {MPA_TIMEOUT_S:g} s"
+                f"{self._portal} agreed to iSER, but sent no MPA Reply within {patience:.2g} s"
             ) from None
         except ConnectionLost as error:
             raise ConnectionLost(f"{self._portal}: behind the login: {error}") from None
@@ -324,6 +339,7 @@ class Login:
             )
         )
         outgoing = deque([login.start()])
+        begun = monotonic()
         try:
             while not login.done:
                 while outgoing:
@@ -342,6 +358,7 @@ class Login:
             raise
         except RemoteProtocolError as error:
             raise at_portal(self._portal, error) from None
+        self._seconds = monotonic() - begun
         return login
 
     async def _send(self, slot: PduSlot, bhs: bytes, data: bytes) -> None:

@@ -4,12 +4,16 @@ It decides which provider carries the connection. With ``rcap=auto`` that is an 
 one leads to the portal and connects, else software iWARP. The choice and its reason are logged, and
 kept in ``Session.provider_reason``. It also decides on the style of the connection (``styles``).
 An ``iscsi://`` URL asks for Traditional iSCSI over TCP instead.
+
+A portal that does not answer in the protocol of the URL is asked what it speaks (``speakers``), so
+that the error can say which URL is right. That never changes how a connection is made.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from time import monotonic
 from typing import Generic, NamedTuple, TypeVar
@@ -18,24 +22,35 @@ import trio
 
 from iserblk.credentials import find_credentials
 from iserblk.datamover.iser import (
+    BHS_LENGTH,
     HEADER_LENGTH,
     SEND_INVALIDATE_NOT_SUPPORTED,
     ZBVA_NOT_SUPPORTED,
     ConnectionFlags,
 )
 from iserblk.errors import (
+    ConnectFailed,
     ConnectionLost,
     ConnectTimeout,
     HostNotFound,
     IserblkError,
     IserRefused,
+    LoginError,
     NoMpaReply,
     NotSupported,
+    OtherProtocol,
+    RemoteProtocolError,
     TransportError,
 )
-from iserblk.initiator.connecting import sctp, verbs
+from iserblk.initiator.connecting import sctp, speakers, verbs
 from iserblk.initiator.connecting.further import Further
-from iserblk.initiator.connecting.iwarp import Address, connect_iwarp, connect_stream, resolve
+from iserblk.initiator.connecting.iwarp import (
+    Address,
+    connect_iwarp,
+    connect_stream,
+    doubting,
+    resolve,
+)
 from iserblk.initiator.connecting.login import (
     RECEIVE_SIZE,
     Login,
@@ -44,15 +59,17 @@ from iserblk.initiator.connecting.login import (
     over_tcp,
     receives,
 )
-from iserblk.initiator.connecting.redirects import follow
+from iserblk.initiator.connecting.protocols import ISCSI, ISER, is_stranger
+from iserblk.initiator.connecting.redirects import REDIRECTION, follow
 from iserblk.initiator.connecting.styles import AUTO, CM, STREAM, STYLES
 from iserblk.initiator.session.connection import Connection
 from iserblk.initiator.session.session import Session
 from iserblk.options import Options
+from iserblk.rcap.iwarp.mpa import ENHANCED_SIZE, HEADER_SIZE
 from iserblk.rcap.iwarp.streaming import StreamingQueuePair
 from iserblk.rcap.seam import QueuePair
 from iserblk.sockets.stream import SocketStream
-from iserblk.url import Url
+from iserblk.url import DEFAULT_PORT, Url
 from iserblk.url import name_portal as name_portal  # noqa: PLC0414
 from iserblk.waiting.patience import fail_after
 
@@ -69,6 +86,16 @@ ROUTE_TIMEOUT_S = 11.0  # ARP may need seconds; longer than the provider's own l
 VERBS_TIMEOUT_S = 10.0  # the connection manager repeats a lost request only after 4 s
 # With fallback=iscsi: how long an MPA Reply is waited for. Traditional iSCSI never answers.
 MPA_TIMEOUT_S = 3.0
+# Bytes of private data of an MPA Request of ours: with them it has the 48 bytes of a BHS. So a
+# portal of Traditional iSCSI has a PDU to refuse, and need not wait for the rest of one: LIO
+# answers at once; until it has a BHS, it takes no other connection for 15 s.
+PRIVATE_DATA = BHS_LENGTH - HEADER_SIZE - ENHANCED_SIZE
+
+
+_PERHAPS = (
+    "the portal speaks Traditional iSCSI, and perhaps no iSER: then write iscsi:// for iser://"
+)
+_PORT = f"correct the port (targets listen on {DEFAULT_PORT} mostly)"
 
 
 class Choice(NamedTuple):
@@ -101,7 +128,8 @@ async def connect(url: Url, options: Options, isid: bytes = b"") -> Session:
         login.isid = isid
         return await login.run()
 
-    reached = await reach(url, options, Login, log_in)
+    # A session that is reinstated was right before.
+    reached = await reach(url, options, Login, log_in, doubts=isid == options.isid)
     session = reached.result
     session.provider_reason = reached.reason
     if reached.url.scheme != url.scheme:
@@ -119,7 +147,7 @@ async def _join(url: Url, options: Options, session: Session) -> Connection:
     async def log_in(login: Login) -> Connection:
         return await login.join(session, cid)
 
-    reached = await reach(url, options, Login, log_in)
+    reached = await reach(url, options, Login, log_in, doubts=False)
     connection = reached.result
     connection.provider_reason = reached.reason
     return connection
@@ -155,19 +183,86 @@ async def complete(session: Session, options: Options) -> None:
 
 
 async def reach(
-    url: Url, options: Options, kind: type[L], run: Callable[[L], Awaitable[T]]
+    url: Url,
+    options: Options,
+    kind: type[L],
+    run: Callable[[L], Awaitable[T]],
+    doubts: bool = True,
 ) -> Reached[T]:
     """``run`` a login of this ``kind`` where the target accepts us: redirects are followed, and
     ``fallback=iscsi`` is obeyed where iSER cannot be had. Errors as ``connect``; the connection is
-    closed when ``run`` fails."""
+    closed when ``run`` fails. ``doubts``: whether a portal that was never right before, and does
+    not answer, is asked what it speaks."""
 
     async def attempt(at: Url) -> Reached[T]:
+        known = STYLES.right(at.scheme, at.host, at.port)
+        falls_back = at.scheme == "iser" and options.fallback == "iscsi"
+        doubt = _Doubt(at, options, doubts and not known and not falls_back)
         if at.scheme == "iscsi":
             reason = "asked for by the URL's scheme, iscsi"
-            return await _traditional(at, options, kind, run, reason)
-        return await _iser(at, options, kind, run)
+            reached = await _traditional(at, options, kind, run, reason, doubt)
+        else:
+            reached = await _iser(at, options, kind, run, doubt)
+        STYLES.note_right(at.scheme, at.host, at.port)
+        return reached
 
     return await follow(url, attempt)
+
+
+class _Doubt:
+    """Who answers at the portal of ``url``, as far as it is known: ``who``, of ``protocols``.
+    ``wanted``: whether it may be asked."""
+
+    def __init__(self, url: Url, options: Options, wanted: bool) -> None:
+        self.wanted = wanted
+        self.who = ""
+        self._asked = False
+        self._url = url
+        self._options = options
+        self._portal = name_portal(url.host, url.port)
+
+    async def ask(self, addresses: Sequence[Address], patience: float) -> str:
+        """Ask with a Login Request, once. Returns ``who``."""
+        if self.wanted and not self._asked and not self.who:
+            self._asked = True
+            question = speakers.login_question(self._options)
+            self.who = await speakers.ask(addresses, self._portal, question, patience)
+        return self.who
+
+    async def beside(self, address: Address) -> str:
+        """``ask``, for as long as the attempt goes on beside which it is asked."""
+        return await self.ask([address], LOGIN_TIMEOUT_S)
+
+    async def ask_late(self, error: IserblkError) -> str:
+        """``ask``, after the attempts have failed with ``error``."""
+        if self.wanted and not self.who and isinstance(error, TransportError):
+            with suppress(IserblkError):
+                addresses = await resolve(self._url.host, self._url.port)
+                await self.ask(addresses, speakers.ANSWER_S)
+                if not self.who and self._url.scheme == "iscsi":
+                    question = speakers.mpa_question()
+                    self.who = await speakers.ask(
+                        addresses, self._portal, question, speakers.ANSWER_S
+                    )
+        return self.who
+
+    def told(self, error: IserblkError) -> IserblkError:
+        """What to tell of ``error``, with which all attempts have ended."""
+        url, who = self._url, self.who
+        if is_stranger(who):
+            return OtherProtocol(f"{self._portal}: {who} answers there, no target: {_PORT}", who)
+        wanted, scheme = (ISER, "iscsi") if url.scheme == "iser" else (ISCSI, "iser")
+        if who in ("", wanted):
+            return error
+        right = replace(url, scheme=scheme).redacted()
+        if isinstance(error, ConnectFailed | RemoteProtocolError):  # it has answered, somehow
+            error.args = (f"{error}; the portal speaks {who}: that is {right}",)
+            return error
+        return OtherProtocol(
+            f"{self._portal} speaks {who}, and no {wanted}: write {right} in place of"
+            f" {url.scheme}://, or switch {wanted} on at the target",
+            who,
+        )
 
 
 class _NotThisWay(Exception):
@@ -180,7 +275,11 @@ class _NotThisWay(Exception):
 
 
 async def _iser(
-    url: Url, options: Options, kind: type[L], run: Callable[[L], Awaitable[T]]
+    url: Url,
+    options: Options,
+    kind: type[L],
+    run: Callable[[L], Awaitable[T]],
+    doubt: _Doubt,
 ) -> Reached[T]:
     """Log in by iSER, in the style that ``options`` ask for; with ``style=auto`` in the one that
     has worked there before, else in the other. With ``fallback=iscsi``, where iSER cannot be had:
@@ -190,8 +289,14 @@ async def _iser(
     for style in _styles(url, options):
         try:
             way = _by_stream if style == STREAM else _by_cm
-            reached = await way(url, options, kind, run)
+            reached = await way(url, options, kind, run, doubt)
+        except LoginError as error:
+            if doubt.who == ISCSI and error.status >> 8 != REDIRECTION:
+                error.args = (f"{error}; {_PERHAPS}",)
+            raise
         except _NotThisWay as problem:
+            if style == STREAM and isinstance(problem.error, IserRefused):
+                doubt.who = ISCSI
             if no_iser is None:
                 no_iser = problem.error
             else:  # one line is to tell of both
@@ -207,8 +312,10 @@ async def _iser(
                 STYLES.learn(url.host, url.port, style)
             return reached
     assert no_iser is not None
-    if options.fallback != "iscsi":
-        raise no_iser
+    if options.fallback != "iscsi" or is_stranger(doubt.who):
+        if options.rcap == "verbs" or _has_connected(no_iser):
+            await doubt.ask_late(no_iser)
+        raise doubt.told(no_iser) from None
     reason = f"fallback=iscsi, and iSER cannot be had: {no_iser}"
     try:
         reached = await _traditional(
@@ -219,6 +326,13 @@ async def _iser(
         raise
     log.warning("%s: Traditional iSCSI is used: %s", portal, reason)
     return reached
+
+
+def _has_connected(error: IserblkError) -> bool:
+    """Whether there was a connection by TCP, before this ``error`` came."""
+    if isinstance(error, ConnectTimeout):
+        return isinstance(error, NoMpaReply)
+    return not isinstance(error, ConnectFailed)
 
 
 def _styles(url: Url, options: Options) -> tuple[str, ...]:
@@ -233,7 +347,11 @@ def _styles(url: Url, options: Options) -> tuple[str, ...]:
 
 
 async def _by_cm(
-    url: Url, options: Options, kind: type[L], run: Callable[[L], Awaitable[T]]
+    url: Url,
+    options: Options,
+    kind: type[L],
+    run: Callable[[L], Awaitable[T]],
+    doubt: _Doubt,
 ) -> Reached[T]:
     """Log in over iSER that is there before the login, whose PDUs travel in messages; so such a
     connection cannot go on without iSER."""
@@ -248,12 +366,16 @@ async def _by_cm(
             verbs.check_available()
         if options.rcap == "iwarp-sctp":
             sctp.check_available()
-        qp, reason = await choose(await resolve(url.host, url.port), options, portal)
+        ask = doubt.beside if doubt.wanted else None
+        qp, reason = await choose(await resolve(url.host, url.port), options, portal, ask)
     except HostNotFound:
         raise
     except IserblkError as error:
+        if isinstance(error, OtherProtocol):
+            doubt.who = error.speaks
         # The portal takes connections, but does not answer in MPA.
-        raise _NotThisWay(error, isinstance(error, NoMpaReply | ConnectionLost)) from None
+        another = isinstance(error, NoMpaReply | ConnectionLost) or doubt.who == ISCSI
+        raise _NotThisWay(error, another) from None
     log.info("%s: connected by %s: %s", portal, qp.provider, reason)
     login = kind(over_rdma(qp, options.header), url, options, portal)
     login.credentials = credentials
@@ -264,7 +386,11 @@ async def _by_cm(
 
 
 async def _by_stream(
-    url: Url, options: Options, kind: type[L], run: Callable[[L], Awaitable[T]]
+    url: Url,
+    options: Options,
+    kind: type[L],
+    run: Callable[[L], Awaitable[T]],
+    doubt: _Doubt,
 ) -> Reached[T]:
     """Log in on the byte stream of TCP, which then becomes iSER (RFC 7145 section 5.1). Where the
     target does not agree to that, the same connection goes on in Traditional iSCSI; not if the
@@ -286,7 +412,8 @@ async def _by_stream(
         ird=READ_DEPTH,
         segments=options.mpa_frames,
     )
-    connection = over_stream(stream, qp, needs_rdma, options.header)
+    doubted = doubt.who == ISCSI
+    connection = over_stream(stream, qp, needs_rdma, options.header, doubted)
     login = kind(connection, url, fallback_options(options), portal)
     login.credentials = credentials
     try:
@@ -311,14 +438,37 @@ def fallback_options(options: Options) -> Options:
 
 
 async def _traditional(
-    url: Url, options: Options, kind: type[L], run: Callable[[L], Awaitable[T]], reason: str
+    url: Url,
+    options: Options,
+    kind: type[L],
+    run: Callable[[L], Awaitable[T]],
+    reason: str,
+    doubt: _Doubt | None = None,
 ) -> Reached[T]:
+    """Log in by Traditional iSCSI. ``doubt``: None in a fallback, where it is known who answers."""
     portal = name_portal(url.host, url.port)
     credentials = find_credentials(url, options)
-    stream = await connect_stream(await resolve(url.host, url.port), portal, CONNECT_TIMEOUT_S)
+    addresses = await resolve(url.host, url.port)
+    stream = await connect_stream(addresses, portal, CONNECT_TIMEOUT_S)
     login = kind(over_tcp(stream), url, options, portal)
     login.credentials = credentials
-    return Reached(url, portal, reason, await _log_in(run(login), stream, portal))
+    running = _log_in(run(login), stream, portal)
+    if doubt is None or not doubt.wanted:
+        return Reached(url, portal, reason, await running)
+
+    async def look() -> str:
+        """A target may take its time, whatever it speaks; a stranger never becomes one."""
+        who = await doubt.ask(addresses, LOGIN_TIMEOUT_S)
+        return who if is_stranger(who) else ""
+
+    try:
+        result = await doubting(running, look)
+    except (ConnectionLost, ConnectTimeout, RemoteProtocolError) as error:
+        await doubt.ask_late(error)
+        raise doubt.told(error) from None
+    if isinstance(result, str):
+        raise doubt.told(ConnectionLost(f"{portal}: no target")) from None
+    return Reached(url, portal, reason, result)
 
 
 async def _log_in(running: Awaitable[T], connection: QueuePair | SocketStream, portal: str) -> T:
@@ -343,21 +493,35 @@ def connection_flags(windows: bool) -> bytes:
     return ConnectionFlags(flags).pack()
 
 
-async def choose(addresses: Sequence[Address], options: Options, portal: str) -> Choice:
-    """Connect by the provider that ``options.rcap`` asks for, or by the best one."""
+def mpa_private_data() -> bytes:
+    """The private data of an MPA Request: the flags, and zeroes behind them, which peers ignore as
+    they do those that InfiniBand's connection management adds."""
+    return connection_flags(True).ljust(PRIVATE_DATA, b"\0")
+
+
+async def choose(
+    addresses: Sequence[Address],
+    options: Options,
+    portal: str,
+    doubt: Callable[[Address], Awaitable[str]] | None = None,
+) -> Choice:
+    """Connect by the provider that ``options.rcap`` asks for, or by the best one. ``doubt``: see
+    connect_iwarp."""
     if options.rcap == "iwarp-sctp":
         return Choice(await _by_sctp(addresses, portal), "asked for with rcap")
     if options.header != HEADER_LENGTH:
-        qp = await _by_iwarp(addresses, options, portal)
+        qp = await _by_iwarp(addresses, options, portal, doubt)
         return Choice(qp, f"header={options.header} needs STags that are zero-based")
     if options.rcap == "verbs":
         qp = await _by_verbs(addresses, options, portal, CONNECT_TIMEOUT_S)
         return Choice(qp, "asked for with rcap")
     if options.rcap == "iwarp":
-        return Choice(await _by_iwarp(addresses, options, portal), "asked for with rcap")
+        return Choice(await _by_iwarp(addresses, options, portal, doubt), "asked for with rcap")
     reason = verbs.provider.available()
     if reason is not None:
-        return Choice(await _by_iwarp(addresses, options, portal), f"rcap=auto, and {reason}")
+        return Choice(
+            await _by_iwarp(addresses, options, portal, doubt), f"rcap=auto, and {reason}"
+        )
     failure = ""
     for address in addresses:
         routed, words = await verbs.probe(address, ROUTE_TIMEOUT_S)
@@ -371,7 +535,9 @@ async def choose(addresses: Sequence[Address], options: Options, portal: str) ->
             reason = failure = f"RDMA device {words} leads there, but: {error}"
             log.info("%s: %s; software iWARP is tried", portal, failure)
     try:
-        return Choice(await _by_iwarp(addresses, options, portal), f"rcap=auto, and {reason}")
+        return Choice(
+            await _by_iwarp(addresses, options, portal, doubt), f"rcap=auto, and {reason}"
+        )
     except IserblkError as error:
         if failure:  # one line is to tell of both
             error.args = (f"{error}; {failure}",)
@@ -401,14 +567,20 @@ async def _by_sctp(addresses: Sequence[Address], portal: str) -> QueuePair:
     )
 
 
-async def _by_iwarp(addresses: Sequence[Address], options: Options, portal: str) -> QueuePair:
+async def _by_iwarp(
+    addresses: Sequence[Address],
+    options: Options,
+    portal: str,
+    doubt: Callable[[Address], Awaitable[str]] | None,
+) -> QueuePair:
     return await connect_iwarp(
         addresses,
         portal,
         CONNECT_TIMEOUT_S,
         MPA_TIMEOUT_S if options.fallback == "iscsi" else CONNECT_TIMEOUT_S,
-        private_data=connection_flags(True),
+        private_data=mpa_private_data(),
         crc=options.mpa_crc,
         segments=options.mpa_frames,
         ird=READ_DEPTH,
+        doubt=doubt,
     )

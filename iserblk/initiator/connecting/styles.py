@@ -14,10 +14,12 @@ STREAM = "stream"
 
 
 class Styles:
-    """The styles that have worked, by portal."""
+    """The styles that have worked, by portal; and the portals where a login has succeeded in any
+    way, which need no doubt any more."""
 
     def __init__(self) -> None:
         self._worked: dict[tuple[str, int], str] = {}
+        self._right: dict[tuple[str, str, int], None] = {}
 
     def order(self, host: str, port: int) -> tuple[str, ...]:
         """Both styles, in the order in which to try them."""
@@ -33,6 +35,17 @@ class Styles:
         if len(self._worked) >= MAXIMUM:
             del self._worked[next(iter(self._worked))]
         self._worked[host, port] = style
+
+    def right(self, scheme: str, host: str, port: int) -> bool:
+        """Whether a login with this scheme has succeeded there."""
+        return (scheme, host, port) in self._right
+
+    def note_right(self, scheme: str, host: str, port: int) -> None:
+        """Note that a login with this scheme has succeeded. At the limit as ``learn``."""
+        self._right.pop((scheme, host, port), None)
+        if len(self._right) >= MAXIMUM:
+            del self._right[next(iter(self._right))]
+        self._right[scheme, host, port] = None
 
 
 STYLES = Styles()  # of this process

@@ -18,9 +18,10 @@ from iserblk.errors import (
     IserRefused,
     LoginError,
     NoMpaReply,
+    OtherProtocol,
 )
 from iserblk.initiator.connecting import login as logging_in
-from iserblk.initiator.connecting import reach, styles
+from iserblk.initiator.connecting import reach, speakers, styles
 from iserblk.initiator.connecting.reach import connect
 from iserblk.initiator.connecting.send_targets import send_targets
 from iserblk.initiator.connecting.styles import CM, STREAM, Styles
@@ -195,10 +196,9 @@ async def test_what_worked_is_no_longer_so(fresh_memory: Styles) -> None:
 
 async def test_auto_does_not_leave_iser_unasked() -> None:
     """Without fallback=iscsi a target of Traditional iSCSI stays refused, and one line says why."""
-    with portal(slam=True) as there, pytest.raises(ConnectionLost) as error:
+    with portal(slam=True) as there, pytest.raises(OtherProtocol) as error:
         await connect(parse_url(at(there.port)), Options())
-    assert "during MPA start-up" in str(error.value)
-    assert "with style=stream: the target does not agree to iSER" in str(error.value)
+    assert "write iscsi://" in str(error.value) and "style" not in str(error.value)
     assert there.logins == 1
 
 
@@ -215,12 +215,13 @@ async def test_auto_with_fallback_needs_no_further_connection() -> None:
 async def test_a_portal_that_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reach, "CONNECT_TIMEOUT_S", 0.2)
     monkeypatch.setattr(reach, "LOGIN_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(speakers, "ANSWER_S", 0.2)
     with in_front(0, lambda _: None) as (front, seen):
         with pytest.raises(NoMpaReply, match=r"no MPA Reply.*with style=stream: no login within"):
             await connect(parse_url(at(front)), Options())
         with pytest.raises(ConnectTimeout, match="no login within"):
             await connect(parse_url(at(front)), Options(style="stream"))
-    assert len(seen) == 3
+    assert [first[:1] for first in seen[:2]] == [b"M", b"C"]  # the others ask who is there
 
 
 @pytest.mark.parametrize("style", [CM, STREAM])
@@ -232,6 +233,7 @@ async def test_a_known_portal_that_says_nothing(
     monkeypatch.setattr(reach, "LOGIN_TIMEOUT_S", 0.2)
     with in_front(0, lambda _: None) as (front, seen):
         fresh_memory.learn("127.0.0.1", front, style)
+        fresh_memory.note_right("iser", "127.0.0.1", front)
         with pytest.raises(ConnectTimeout) as error:
             await connect(parse_url(at(front)), Options())
     assert "with style=" not in str(error.value) and len(seen) == 1
