@@ -62,7 +62,7 @@ def test_a_target_with_the_short_header(tmp_path: Path) -> None:
     assert (tmp_path / "log").read_text() == ""
     with serving(*target(tmp_path / "disk"), log=tmp_path / "log") as server:
         line = bad(4, "info", f"{server.url}/0", "--header", 12)
-        assert line.endswith("; header=12 must be told to the target, too")
+        assert "; header=12 must be told to the target, too (iserblk target --header 12)" in line
 
 
 def test_the_port_unless_it_is_said() -> None:

@@ -66,6 +66,17 @@ def at_portal(portal: str, error: RemoteProtocolError, remedy: str = "") -> Remo
     return RemoteProtocolError(error.layer, f"{portal}: {text}{remedy}", error.terminate)
 
 
+def header_hint(options: Options) -> str:
+    """What may be wrong where a target closes an iSER connection at its first message: the length
+    of the header, of which the other end is not told."""
+    if options.header != HEADER_LENGTH:
+        return (
+            f"; header={options.header} must be told to the target, too (iserblk target --header"
+            f" {options.header}); no other kind of target has it"
+        )
+    return "; if it was started with --header 12, add header=12 to the URL"
+
+
 def receives(options: Options) -> int:
     """How many receives a connection has posted at most: one for each answer, and spare ones."""
     return options.queue_depth + CONTROL_SLOTS + UNEXPECTED
@@ -173,6 +184,7 @@ class Login:
     credentials: Credentials | None = None
     traditional = False  # a byte stream that might have become iSER goes on as one
     isid = b""  # of the session that this login reinstates; else a random one is used
+    agreed = False  # the login phase has ended well; what follows it may still fail
     _seconds = 0.0  # that the login phase has taken
 
     def __init__(self, connection: Connection, url: Url, options: Options, portal: str) -> None:
@@ -339,7 +351,7 @@ class Login:
             )
         )
         outgoing = deque([login.start()])
-        begun = monotonic()
+        begun, heard = monotonic(), False
         try:
             while not login.done:
                 while outgoing:
@@ -347,18 +359,19 @@ class Login:
                 while not self._received:
                     await trio.lowlevel.wait_readable(self._dm.fileno())
                     self._dm.progress(monotonic())
+                heard = True
                 outgoing.extend(login.receive(*self._received.popleft()))
         except ConnectionLost as error:
             hint = login.hint
-            if connection.rdma and connection.streaming is None and options.header != HEADER_LENGTH:
-                hint = f"; header={options.header} must be told to the target, too"
+            if not hint and connection.rdma and connection.streaming is None and not heard:
+                hint = header_hint(options)
             raise ConnectionLost(f"{self._portal}: during login: {error}{hint}") from None
         except LoginError as error:
             error.args = (f"{self._portal}: {error}",)
             raise
         except RemoteProtocolError as error:
             raise at_portal(self._portal, error) from None
-        self._seconds = monotonic() - begun
+        self._seconds, self.agreed = monotonic() - begun, True
         return login
 
     async def _send(self, slot: PduSlot, bhs: bytes, data: bytes) -> None:

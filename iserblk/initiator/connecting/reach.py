@@ -54,6 +54,7 @@ from iserblk.initiator.connecting.iwarp import (
 from iserblk.initiator.connecting.login import (
     RECEIVE_SIZE,
     Login,
+    header_hint,
     over_rdma,
     over_stream,
     over_tcp,
@@ -211,10 +212,11 @@ async def reach(
 
 class _Doubt:
     """Who answers at the portal of ``url``, as far as it is known: ``who``, of ``protocols``.
-    ``wanted``: whether it may be asked."""
+    ``wanted``: whether it may be asked. ``iser``: it has shown that it takes iSER."""
 
     def __init__(self, url: Url, options: Options, wanted: bool) -> None:
         self.wanted = wanted
+        self.iser = False
         self.who = ""
         self._asked = False
         self._url = url
@@ -235,7 +237,7 @@ class _Doubt:
 
     async def ask_late(self, error: IserblkError) -> str:
         """``ask``, after the attempts have failed with ``error``."""
-        if self.wanted and not self.who and isinstance(error, TransportError):
+        if self.wanted and not self.who and not self.iser and isinstance(error, TransportError):
             with suppress(IserblkError):
                 addresses = await resolve(self._url.host, self._url.port)
                 await self.ask(addresses, speakers.ANSWER_S)
@@ -249,6 +251,8 @@ class _Doubt:
     def told(self, error: IserblkError) -> IserblkError:
         """What to tell of ``error``, with which all attempts have ended."""
         url, who = self._url, self.who
+        if self.iser:
+            return error
         if is_stranger(who):
             return OtherProtocol(f"{self._portal}: {who} answers there, no target: {_PORT}", who)
         wanted, scheme = (ISER, "iscsi") if url.scheme == "iser" else (ISCSI, "iser")
@@ -377,12 +381,17 @@ async def _by_cm(
         another = isinstance(error, NoMpaReply | ConnectionLost) or doubt.who == ISCSI
         raise _NotThisWay(error, another) from None
     log.info("%s: connected by %s: %s", portal, qp.provider, reason)
+    doubt.iser = True
     login = kind(over_rdma(qp, options.header), url, options, portal)
     login.credentials = credentials
     try:
         return Reached(url, portal, reason, await _log_in(run(login), qp, portal))
     except IserRefused as error:
         raise _NotThisWay(error, False) from None
+    except ConnectTimeout as error:
+        if options.header != HEADER_LENGTH:
+            error.args = (f"{error}{header_hint(options)}",)
+        raise
 
 
 async def _by_stream(
@@ -419,6 +428,10 @@ async def _by_stream(
     try:
         result = await _log_in(run(login), qp, portal)
     except (TransportError, IserRefused) as error:
+        if login.agreed and not doubted:
+            doubt.iser = True
+            if options.header != HEADER_LENGTH:
+                error.args = (f"{error}{header_hint(options)}",)
         raise _NotThisWay(error, True) from None
     reason = f"style={options.style}, and the login agreed to iSER on the byte stream"
     if login.traditional and url.iqn:

@@ -28,6 +28,7 @@ from iserblk.initiator.connecting.styles import CM, STREAM, Styles
 from iserblk.initiator.session.session import Session
 from iserblk.iscsi.login_target import LoginTarget, LoginTargetConfig
 from iserblk.options import Options
+from iserblk.rcap.iwarp.mpa import MpaResponder
 from iserblk.url import parse_place, parse_url
 from tests.support.logs import FALLBACK
 from tests.support.portal import Portal, receive
@@ -351,3 +352,43 @@ def test_the_memory_is_bounded() -> None:
     assert memory.order("host", 2) == memory.order("host", styles.MAXIMUM + 1) == (STREAM, CM)
     memory.learn("host", 2, CM)  # known again, and the youngest
     assert memory.order("host", 2) == (CM, STREAM) and memory.order("host", 3) == (STREAM, CM)
+
+
+@pytest.mark.parametrize("style", ["auto", CM, STREAM])
+async def test_a_header_that_the_target_does_not_use(style: str) -> None:
+    """It takes iSER, and is not said to take none."""
+    async with serving() as url:
+        with pytest.raises(ConnectionLost, match=r"\(iserblk target --header 12\)"):
+            await connect(parse_url(url), Options(header=12, style=style))
+        end(await connect(parse_url(url), Options(style=style)))
+
+
+async def test_a_header_that_the_target_alone_uses() -> None:
+    async with serving(header=12) as url:
+        with pytest.raises(ConnectionLost, match="add header=12 to the URL"):
+            await connect(parse_url(url), Options())
+
+
+async def test_a_silent_target_and_another_header(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A target of another kind may wait for the rest of a message."""
+    monkeypatch.setattr(reach, "LOGIN_TIMEOUT_S", 0.2)
+    reply = MpaResponder()
+    assert reply.receive_data(MPA + b"\x50\x02\0\4\0\x10\0\x10") is not None
+    reply.accept()
+    answer = reply.data_to_send()
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def serve() -> None:
+            connection, _ = server.accept()
+            with connection, suppress(OSError):
+                connection.recv(1000)
+                connection.sendall(answer)
+                while connection.recv(1000):
+                    pass
+
+        thread = threading.Thread(target=serve, daemon=True)
+        thread.start()
+        with pytest.raises(ConnectTimeout, match=r"\(iserblk target --header 12\)"):
+            await connect(parse_url(at(server.getsockname()[1])), Options(header=12))
+        thread.join(20)
