@@ -38,7 +38,7 @@ from pyfuse3 import (
 from fuse_mount.lun_file import NO_END, LunFile
 from fuse_mount.options import MountOptions
 from iserblk.disk.seam import AsyncDisk, FlushClient
-from iserblk.errors import IserblkError
+from iserblk.errors import CommandTimeout, IserblkError
 
 log = logging.getLogger(__name__)
 
@@ -324,7 +324,9 @@ def _fail(error: Exception, what: str) -> NoReturn:
     """Convert an error of the disk to FUSEError with its errno. A bug becomes EIO, and a traceback
     in the log."""
     if isinstance(error, IserblkError):
-        log.warning("%s: %s", what, error)
+        # Of a target that does not answer there is a line already; this one comes for each request.
+        told = isinstance(error, CommandTimeout) and error.logged
+        log.log(logging.INFO if told else logging.WARNING, "%s: %s", what, error)
         raise FUSEError(error.errno) from None
     log.error("%s: internal error", what, exc_info=error)
     raise FUSEError(errno.EIO) from None

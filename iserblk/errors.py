@@ -209,7 +209,10 @@ class CommandError(IserblkError):
 
 
 class CommandTimeout(CommandError):
+    """``logged``: the log has a line already about the target that does not answer."""
+
     exit_status = 11
+    logged: bool = False
 
 
 class CommandRejected(CommandError):

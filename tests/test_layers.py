@@ -107,7 +107,7 @@ ALLOWED: dict[str, set[str]] = {
     },
     "nbd.messages": {"errors"},
     "nbd.buffers": set(),
-    "nbd.limited_log": {"limited_log"},
+    "nbd.limited_log": {"errors", "limited_log"},
     "nbd.long_changes": {"waiting"},
     "nbd.exports": {"errors", "disk.seam", "nbd.messages", "nbd.long_changes"},
     "nbd.handshake": {"errors", "nbd.messages", "nbd.exports"},

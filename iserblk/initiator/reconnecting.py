@@ -53,6 +53,7 @@ DEMAND_S = 0.2  # a new command shortens a pause to this
 SILENCE_S = 30.0  # of the target, allowed between the login and the hand-over
 LOOK_S = 0.5  # between two looks whether it was heard
 ONE_WAY_S = 3.0  # for the reinstatement of a connection, where other portals could be tried
+MOST_REASONS = 8  # why there is no connection, that are warned of in one outage
 MOST_LOST = 3  # connections lost during a login that was to reinstate one
 ADOPTED_S = 0.02  # between two looks whether the session has adopted the connection
 
@@ -186,7 +187,8 @@ class Reconnector:
             pause = self._next_pause()  # the connection did not last: wait first
         else:
             self._pause = FIRST_PAUSE_S
-        told, lost = "", 0
+        told: set[str] = set()
+        lost = 0
         while self._wanted:
             if pause:
                 pause *= random.uniform(0.5, 1.0)
@@ -222,9 +224,17 @@ class Reconnector:
             if not self._wanted:
                 return
             session.still_absent(outcome)
-            if str(outcome) != told:
-                told = str(outcome)
-                log.warning("%s: not connected: %s; trying again", session.portal, told)
+            text = str(outcome)
+            # What is silent still was told to be so; and each reason is told once.
+            expected = session.silence.since and isinstance(outcome, ConnectTimeout)
+            warns = not expected and text not in told and len(told) < MOST_REASONS
+            told.add(text)
+            log.log(
+                logging.WARNING if warns else logging.INFO,
+                "%s: not connected: %s; trying again",
+                session.portal,
+                text,
+            )
             pause = self._next_pause()
 
     async def _reinstate(
@@ -272,7 +282,8 @@ class Reconnector:
         """Make attempts to add a connection, until there are enough or all are lost, or the target
         wants the session to leave."""
         session = self._session
-        pause, told = FIRST_PAUSE_S, ""
+        pause = FIRST_PAUSE_S
+        told: set[str] = set()
         if monotonic() - self._added_at < self._add_pause:  # a connection did not last: wait first
             await self._sleep(self._add_pause, self._add_pause)
             self._add_pause = min(2 * self._add_pause, MOST_PAUSE_S)
@@ -289,9 +300,10 @@ class Reconnector:
                         pause = FIRST_PAUSE_S
                         continue
             except (IserblkError, OSError) as error:
-                if str(error) != told:
-                    told = str(error)
-                    log.warning("%s: one connection less: %s", session.portal, told)
+                text = str(error)
+                if text not in told and len(told) < MOST_REASONS:
+                    told.add(text)
+                    log.warning("%s: one connection less: %s", session.portal, text)
             except Exception:  # a bug, which must not stop that lost connections are regained
                 log.exception("%s: cannot add a connection", session.portal)
             if session.missing and not session.leave_asked:

@@ -184,9 +184,7 @@ class Client:
         try:
             await export.disk.refresh()
         except IserblkError as error:
-            self._logs.failures.warning(
-                "%s: the size is the last one known: %s", export.name, error
-            )
+            self._logs.failed(f"{export.name}: the size is the last one known", error)
 
     async def _secure(self, context: ssl.SSLContext) -> None:
         stream = TlsStream(self._wire, context)
@@ -625,7 +623,7 @@ class Client:
         elif number == nbd.ENOTSUP and not request.flags & nbd.FLAG_FAST_ZERO:
             number = nbd.EINVAL
         if number == nbd.EIO and not self._closing:  # then the command was aborted by ourselves
-            self._logs.failures.warning("%s: %s", self.name, error)
+            self._logs.failed(self.name, error)
         if request.command == nbd.FLUSH:
             request.losses = error.losses
         self._transmission.refuse(request, number, str(error))

@@ -10,6 +10,7 @@ import logging
 from collections.abc import Callable
 from time import monotonic
 
+from iserblk.errors import CommandTimeout, IserblkError
 from iserblk.limited_log import BURST, EVERY_S, Allowance
 
 
@@ -47,9 +48,17 @@ class ClientLogs:
 
     def __init__(self, log: logging.Logger, clock: Callable[[], float] = monotonic) -> None:
         self.conduct = LimitedLog(log.getChild("conduct"), "NBD clients", clock)
-        failures = log.getChild("failures")
-        self.failures = LimitedLog(failures, "failed requests of NBD clients", clock)
+        self._told = failures = log.getChild("failures")
+        self._failures = LimitedLog(failures, "failed requests of NBD clients", clock)
+
+    def failed(self, name: str, error: IserblkError) -> None:
+        """A request of the client ``name`` has failed with ``error``. Where the session has told
+        that the target does not answer, the line is for ``-v``: it comes for each request."""
+        if isinstance(error, CommandTimeout) and error.logged:
+            self._told.info("%s: %s", name, error)
+        else:
+            self._failures.warning("%s: %s", name, error)
 
     def tell(self) -> None:
         self.conduct.tell()
-        self.failures.tell()
+        self._failures.tell()

@@ -172,7 +172,7 @@ async def test_first_attempt_is_at_once(autojump_clock: MockClock, up: int) -> N
 async def test_pauses_double_up_to_a_bound(
     autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The reason is logged once, and again when it changes."""
+    """Each reason is a warning once, also where they take turns."""
     refusal = LoginError("login refused: the service is unavailable", 0x0301)
     bench = Bench(*[REFUSED] * 6, *[refusal] * 6, REFUSED, None)
     async with bench.running():
@@ -187,8 +187,24 @@ async def test_pauses_double_up_to_a_bound(
     assert [text.split(": ")[2] for text in texts] == [
         "connection refused; trying again",
         "login refused",
-        "connection refused; trying again",
     ]
+
+
+async def test_a_target_that_stays_silent_is_not_told_of_again(
+    autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It was told that the target is silent; that it is down is news."""
+    silent = ConnectTimeout("portal: no login within 20 s")
+    bench = Bench(*[silent] * 3, *[REFUSED] * 2, None)
+    async with bench.running():
+        bench.session.silence.tell("portal", "no answer", "ping", 100.0, 80.0)
+        bench.lose()
+        await bench.driver.regained.wait()
+    texts = [each.getMessage() for each in caplog.records if each.levelno == logging.WARNING]
+    assert len(texts) == 3
+    assert "no answer; nothing was heard for 20 s" in texts[0]
+    assert texts[1].endswith("connection refused; trying again")
+    assert "connected again after" in texts[2] and "the target answers again" in texts[2]
 
 
 async def test_waiting_commands_make_it_impatient(autojump_clock: MockClock) -> None:

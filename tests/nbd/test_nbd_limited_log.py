@@ -6,6 +6,7 @@ import logging
 
 import pytest
 
+from iserblk.errors import CommandTimeout, ConnectionLost
 from iserblk.limited_log import BURST, EVERY_S
 from iserblk.nbd.limited_log import ClientLogs, LimitedLog
 
@@ -67,6 +68,18 @@ def test_what_clients_do_does_not_hide_what_fails(caplog: pytest.LogCaptureFixtu
     for _ in range(BURST + 1):
         logs.conduct.warning("garbage")
     caplog.clear()
-    logs.failures.warning("the target is away")
+    logs.failed("export", ConnectionLost("the target is away"))
     logs.tell()
-    assert caplog.messages == ["the target is away", "NBD clients: 1 more lines are left out"]
+    told = ["export: the target is away", "NBD clients: 1 more lines are left out"]
+    assert caplog.messages == told
+
+
+def test_requests_of_a_silent_target_are_told_by_the_session(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    logs = ClientLogs(LOG, Clock())
+    late = CommandTimeout("too slow")
+    logs.failed("export", late)
+    late.logged = True
+    logs.failed("export", late)
+    assert caplog.messages == ["export: too slow"]  # the other one at INFO

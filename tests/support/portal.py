@@ -64,9 +64,10 @@ class Portal:
                     pass
                 return
             self.logins += 1
-            self._iscsi(connection)
+            self.iscsi(connection)
 
-    def _iscsi(self, connection: socket.socket) -> None:
+    def iscsi(self, connection: socket.socket) -> None:
+        """Serve one connection that begins with a Login Request."""
         login = LoginTarget(LoginTargetConfig(IQN, 1, rdma=False))
         login.parameters.target_portal_group_tag = self.group
         if not self._digests:

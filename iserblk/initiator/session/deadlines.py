@@ -27,6 +27,7 @@ from iserblk.errors import CommandTimeout, ScsiError
 from iserblk.initiator.session.connection import Connection
 from iserblk.initiator.session.sending import NO_ANSWER
 from iserblk.initiator.session.session import Session
+from iserblk.initiator.session.silence import DEADLINE
 from iserblk.initiator.session.slots import ABORTING, QUEUED, SENT, TaskSlot
 from iserblk.iscsi import bhs, pdu, reasons
 from iserblk.iscsi.serial import serial_lt
@@ -125,7 +126,10 @@ class Ladder:
                 if not task.connection.lost:  # else its recovery comes first
                     self.abort(task, now)
             elif task.state == QUEUED and now >= self._patience(task):
-                session.queue.end_aborted(task, self._timeout(task))
+                error = self._timeout(task)
+                text = str(error).removeprefix(f"{session.portal}: ")
+                self._tell(text, DEADLINE, session.queue.connection, now)
+                session.queue.end_aborted(task, error)
         for step in list(self._steps.values()):
             if now >= step.until:
                 self._climb(step, now)
@@ -147,6 +151,8 @@ class Ladder:
         session.recover(now)
         if session.parting is not None:
             session.parting.tick(now)
+        if session.silence.since:
+            self._notice_answers(now)
         if session.suspended is None:
             for connection in session.queue.connections.copy():
                 self._keep_alive(connection, now)
@@ -200,16 +206,32 @@ class Ladder:
         """Abort a command that is in flight; its waiter is told at the end."""
         if task.state != SENT:
             return
-        self.aborted += 1
-        log.warning(
-            "%s: command %#x (task %#x) exceeded its deadline; sending ABORT TASK",
-            self.session.portal,
-            task.cdb[0],
-            task.itt,
+        self._tell(
+            f"command {task.cdb[0]:#x} (task {task.itt:#x}) exceeded its deadline; sending ABORT"
+            " TASK",
+            DEADLINE,
+            task.connection,
+            now,
         )
+        self.aborted += 1
         task.state = ABORTING
         self._waiting.append((task, task.itt, False))
         self._abort_waiting(now)
+
+    def _tell(self, text: str, kind: str, connection: Connection, now: float) -> None:
+        self.session.silence.tell(self.session.portal, text, kind, now, connection.last_heard)
+
+    def _notice_answers(self, now: float) -> None:
+        """End the silence that was told of, when nothing is owed any more."""
+        session = self.session
+        silence = session.silence
+        if self._steps or self._waiting or session.suspended is not None:
+            return
+        connections = session.queue.connections
+        if any(connection.last_heard < silence.since for connection in connections):
+            return
+        if not any(task.state == ABORTING for task in session.queue.tasks):
+            log.log(silence.level, "%s: %s", session.portal, silence.end(now))
 
     def _asks_about(self, task: TaskSlot, itt: int) -> bool:
         """Whether the target has been asked already whether this task has ended."""
@@ -270,14 +292,17 @@ class Ladder:
             # or lost it.
             self.session.queue.end_aborted(step.task, self._timeout(step.task))
         elif step.again:
-            log.error("%s: no answer to ABORT TASK; disconnecting", self.session.portal)
+            text = "no answer to ABORT TASK; disconnecting"
+            self._tell(text, "again", step.task.connection, now)
             self.session.disconnect()
         elif step.function == pdu.TMF_ABORT_TASK:
-            log.warning("%s: no answer to ABORT TASK; LOGICAL UNIT RESET", self.session.portal)
+            text = "no answer to ABORT TASK; LOGICAL UNIT RESET"
+            self._tell(text, "abort", step.task.connection, now)
             self.resets += 1
             self._request(step.task, pdu.TMF_LOGICAL_UNIT_RESET, now)
         else:
-            log.error("%s: no answer to LOGICAL UNIT RESET; disconnecting", self.session.portal)
+            text = "no answer to LOGICAL UNIT RESET; disconnecting"
+            self._tell(text, "reset", step.task.connection, now)
             self.session.disconnect()
 
     def answered(self, step: _Step) -> None:
@@ -365,6 +390,11 @@ class Ladder:
                 )
 
     def _timeout(self, task: TaskSlot) -> CommandTimeout:
+        error = self._why_late(task)
+        error.logged = True
+        return error
+
+    def _why_late(self, task: TaskSlot) -> CommandTimeout:
         session = self.session
         if session.suspended is not None:
             now = monotonic()
@@ -391,7 +421,10 @@ class Ladder:
             if now < ping.until:
                 return
             if not recovers or silence >= IDLE_S + STEP_S:
-                log.error("%s: no answer to NOP-Out; disconnecting", connection.portal)
+                if session.count == 1:
+                    self._tell("no answer to NOP-Out; disconnecting", "ping", connection, now)
+                else:  # the others answer
+                    log.warning("%s: no answer to NOP-Out; disconnecting", connection.portal)
                 connection.datamover.disconnect()
                 return
         control = session.queue.take_control(connection)

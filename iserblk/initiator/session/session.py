@@ -58,6 +58,7 @@ from iserblk.initiator.session.logout import (
 )
 from iserblk.initiator.session.recovery import PATIENCE_S, Recovery, Stage
 from iserblk.initiator.session.sending import SendQueue
+from iserblk.initiator.session.silence import Silence
 from iserblk.initiator.session.slots import ABORTING, INDEX_MASK, SENT, TAKEN, TaskSlot, Waiter
 from iserblk.iscsi import bhs, pdu, reasons
 from iserblk.iscsi.keys import SessionParameters
@@ -259,6 +260,7 @@ class Session:
         if several:
             self.queue.descriptors = Descriptors()
         self.listeners = LunListeners()
+        self.silence = Silence()
         self.parameters = parameters
         self.io_timeout = io_timeout
         self.provider_reason = ""
@@ -718,7 +720,8 @@ class Session:
             return
         text = str(error).removeprefix(f"{connection.portal}: ").removeprefix("connection lost: ")
         left = len(queue.connections) - 1
-        log.warning(
+        log.log(
+            logging.INFO if last and self.silence.since else logging.WARNING,
             "%s: connection %d logged out: %s; %s" if closed else "%s: connection %d lost: %s; %s",
             connection.portal,
             connection.cid,
@@ -792,6 +795,7 @@ class Session:
                 queue.join(connection)
             self.life.enter(Event.REINSTATE)
             queue.unhold()
+        self.silence.end(now)  # what is told of the recovery tells of that
         self._take_joined(now)
         self.recover(now)
         queue.driver.changed()
@@ -869,7 +873,12 @@ class Session:
             self.fail(error)
             return
         text = str(error).removeprefix(f"{self.portal}: ").removeprefix("connection lost: ")
-        log.warning("%s: connection lost: %s; reconnecting", self.portal, text)
+        log.log(
+            logging.INFO if self.silence.since else logging.WARNING,
+            "%s: connection lost: %s; reconnecting",
+            self.portal,
+            text,
+        )
         with self.queue.lock:
             if self.error is not None:
                 return
@@ -914,10 +923,12 @@ class Session:
             return ConnectionLost(
                 f"{self.portal}: interrupted before command {slot.cdb[0]:#04x} had ended"
             )
-        return CommandTimeout(
+        late = CommandTimeout(
             f"{self.portal}: command {slot.cdb[0]:#04x} did not end within {self.io_timeout:g} s, "
             "nor was its abort answered; is the target slow? raise io-timeout"
         )
+        late.logged = True
+        return late
 
     def _leave_settled(self, patience: float) -> None:
         """Leave, as the target had asked, within ``patience`` seconds. Where something is
@@ -1005,11 +1016,13 @@ class Session:
         self.losses.add(fresh.losses)
         self.reconnects += 1
         self.replayed += again
+        silence = self.silence.end(now)
         log.warning(
-            "%s: connected again after %.1f s, %d commands sent again",
+            "%s: connected again after %.1f s, %d commands sent again%s",
             self.portal,
             max(0.0, now - self.suspended_at),
             again,
+            silence and f"; {silence}",
         )
         queue.refuse_waiting()
         queue.send_waiting()

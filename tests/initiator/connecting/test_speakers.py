@@ -246,13 +246,13 @@ async def test_a_slow_login_goes_on() -> None:
     answered = threading.Event()
 
     class Slow(Portal):
-        def _iscsi(self, connection: socket.socket) -> None:
+        def iscsi(self, connection: socket.socket) -> None:
             first = connection.recv(200, socket.MSG_PEEK)
             if b"Discovery" in first:
                 answered.set()
             else:
                 assert answered.wait(END_S)
-            super()._iscsi(connection)
+            super().iscsi(connection)
 
     with portals(1, Slow) as (portal,), trio.fail_after(END_S):
         session = await connect(parse_url(url(portal.port, "iscsi")), Options())

@@ -30,7 +30,7 @@ class Tgtd(Portal):
         self.first_requests: list[pdu.LoginRequest] = []
         super().__init__()
 
-    def _iscsi(self, connection: socket.socket) -> None:
+    def iscsi(self, connection: socket.socket) -> None:
         login = LoginTarget(LoginTargetConfig(IQN, 1, rdma=True, max_recv_data_segment_length=8192))
         login.parameters.header_digest = login.parameters.data_digest = "None"
         first = True
