@@ -18,7 +18,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "scripts"))
 
 from lablib.host import why_not
 
-from tests.lab.guests import Group, Guest, group_of, setup_of
+from tests.lab.guests import Group, Guest, group_of, is_last, setup_of
 
 _GUEST_TESTS = Path(__file__).resolve().parent / "guest"
 _INSIDE = os.environ.get("LAB_SETUP")
@@ -52,9 +52,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             if absent[name] is not None:
                 item.add_marker(pytest.mark.skip(reason=f"no virtual machine: {absent[name]}"))
     config.stash[_guests] = {}
-    for item in ours:
+    functions = [item for item in ours if isinstance(item, pytest.Function)]
+    for item in sorted(functions, key=lambda item: is_last(item.module)):
         if not item.get_closest_marker("skip"):
-            assert isinstance(item, pytest.Function)
             _groups[item] = group_of(item.path, item.module)
             # The guest limits each test's time; on the host the first one would include booting.
             item.add_marker(pytest.mark.timeout(0), append=False)

@@ -19,6 +19,7 @@ from tests.lab.reporting import REPORTS
 from tests.support.target import ROOT
 
 _LIMIT_S = 2400
+_LONG_LIMIT_S = 4 * 3600
 _TEST_LIMIT_S = 600
 # pytest's plugins that take time to start.
 _NOT_NEEDED = ("cacheprovider", "hypothesispytest", "xdist", "xdist.looponfail", "platformdirs")
@@ -31,7 +32,7 @@ class Group:
     """Tests that share a guest: those of one set-up, except modules with a guest of their own.
 
     Such a module has ``LAB_OPTIONS``, options for scripts/lab (``("--mtu", "1500")``), or
-    ``LAB_OWN_GUEST = True`` where its tests may leave the guest unusable.
+    ``LAB_OWN_GUEST = True`` where its tests need a guest that no other has used.
     """
 
     setup: str
@@ -56,6 +57,12 @@ def group_of(path: Path, module: ModuleType) -> Group:
     return Group(setup_of(path), tuple(getattr(module, "LAB_OPTIONS", ())), own)
 
 
+def is_last(module: ModuleType) -> bool:
+    """Whether its tests come behind the others of their guest, because they may leave it unusable:
+    ``LAB_LAST = True``. One module of a set-up may say so."""
+    return bool(getattr(module, "LAB_LAST", False))
+
+
 @dataclass
 class Guest:
     """pytest inside scripts/lab; its reports come as they are made."""
@@ -74,14 +81,16 @@ class Guest:
         (self.directory / REPORTS).touch()
         self._file = (self.directory / REPORTS).open(encoding="utf-8")
         self._started = time.monotonic()
-        options = ["--long"] if self.config.getoption("--long") else []
+        long = self.config.getoption("--long")
+        options = ["--long"] if long else []
         with (self.directory / "output").open("wb") as output:
             self._process = subprocess.Popen(
                 [
                     # However this process ends, the guest ends with it.
                     *("setpriv", "--pdeathsig", "TERM", "--"),
                     *(ROOT / "scripts" / "lab", "--setup", self.group.setup),
-                    *("--timeout", str(_LIMIT_S), "--results", self.directory),
+                    *("--timeout", str(_LONG_LIMIT_S if long else _LIMIT_S)),
+                    *("--results", self.directory),
                     *self.group.options,
                     *("python", "-m", "pytest", "-p", "tests.lab.without_hypothesis"),
                     *("-p", "tests.lab.reporting"),

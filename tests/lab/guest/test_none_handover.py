@@ -16,7 +16,6 @@ from tests.support.programs import SLOW_S
 from tests.support.target import TargetProcess, running_target
 from tests.support.until import until_blocking
 
-LAB_OWN_GUEST = True  # the guest of the others has enough to do in its time
 # The kernel's limit follows from it, and only what waits beyond that was lost. In an emulated guest
 # with a busy host a request has waited for 164 s while three servers took over from each other.
 IO_TIMEOUT_S = 120

@@ -27,7 +27,6 @@ from tests.support.interop import Record
 from tests.support.programs import SLOW_S, run
 from tests.support.until import until_blocking
 
-LAB_OWN_GUEST = True  # these tests take minutes, and the time of a guest is limited
 FEWEST = 4  # kills
 LONG_S = 120  # of fio, at least
 GAP_S = 5  # from a successor to the next kill

@@ -26,7 +26,7 @@ from tests.support.interop import Record
 from tests.support.until import all_ended, until
 
 # What a kernel does with the tasks of a connection that is gone may leave it unusable.
-LAB_OWN_GUEST = True
+LAB_LAST = True
 
 pytestmark = pytest.mark.logs(
     logs.ONE_OF_SEVERAL,
