@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 import click
 
 from iserblk.background import READY, Parent, fork
+from iserblk.cli.command import Rare
 from iserblk.cli.notify import ready as say_ready
 from iserblk.errors import IserblkError
 from iserblk.limited_log import limited_lines
@@ -83,6 +84,7 @@ def background_options(name: str) -> Callable[[F], F]:
             metavar="FILE",
             help="Write the number of the server's process to FILE when clients can connect;"
             " it is removed at the end.",
+            cls=Rare,
         )(function)
         return click.option(
             "--background",

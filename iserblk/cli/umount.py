@@ -7,7 +7,7 @@ import os
 import click
 
 from fuse_mount.errors import UsageError
-from fuse_mount.mount import unmount
+from fuse_mount.mount import unmount, whole_path
 from iserblk.cli.command import UsageStatus
 from iserblk.cli.mount import own_place
 from iserblk.named.files import may_be_name
@@ -21,6 +21,7 @@ def command(mountpoint: str) -> None:
     has ended."""
     if may_be_name(mountpoint) and not os.path.lexists(mountpoint):
         if not names_lun(mountpoint):
+            whole_path(mountpoint)  # raises where the current directory is gone
             raise UsageError(
                 f"{mountpoint}: no such directory, and no LUN of that name; `findmnt -t"
                 " fuse.iserblk` shows where LUNs are mounted, `iserblk list` the names"
