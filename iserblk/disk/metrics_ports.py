@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Sequence
 from functools import partial
 
 import trio
 
-from iserblk import __version__
 from iserblk.disk.lun.operations import DiskCore
 from iserblk.disk.multipath.addresses import Address
 from iserblk.initiator.session.deadlines import Ladder
@@ -16,6 +14,7 @@ from iserblk.initiator.session.session import Session
 from iserblk.initiator.session.slots import QUEUED
 from iserblk.metrics.address import parse_address
 from iserblk.metrics.counting import OPERATIONS
+from iserblk.metrics.process import read_process
 from iserblk.metrics.reading import ConnectionReading, LunReading, ProcessReading, of_row
 from iserblk.metrics.serving import Listener, Look, serve
 
@@ -67,8 +66,7 @@ async def _serve(scope: trio.CancelScope, listener: Listener, seen: Look) -> Non
 def look(disks: Sequence[tuple[DiskCore, Ladder]]) -> ProcessReading:
     """Read the numbers of these disks, from any thread. A change meanwhile may show in one number
     and not yet in another."""
-    luns = tuple(_reading(core, ladder) for core, ladder in disks)
-    return ProcessReading(os.getpid(), __version__, luns)
+    return read_process([_reading(core, ladder) for core, ladder in disks])
 
 
 def _reading(core: DiskCore, ladder: Ladder) -> LunReading:

@@ -42,6 +42,7 @@ _ERRORS = "iserblk_request_errors"
 _LUN_INFO = "iserblk_lun_info"
 _PATH_INFO = "iserblk_path_info"
 _PROCESS_INFO = "iserblk_process_info"
+_BEGAN = "iserblk_start_time_seconds"
 
 
 # With one value for each LUN: fields of LunReading.
@@ -85,10 +86,12 @@ _OF_CONNECTION = (
 
 
 class LunCollector(Collector):
-    """The metrics of the reading that ``look`` returns. Make a new one for each scrape."""
+    """The metrics of the reading that ``look`` returns. Make a new one for each scrape.
+    ``sessions``: with those of targets that have a name."""
 
-    def __init__(self, look: Callable[[], ProcessReading]) -> None:
+    def __init__(self, look: Callable[[], ProcessReading], sessions: bool = False) -> None:
         self._look = look
+        self._sessions = sessions
 
     def collect(self) -> Iterator[Metric]:
         for family in self._families(self._look()):
@@ -101,6 +104,11 @@ class LunCollector(Collector):
         )
         info.add_metric((str(process.pid), process.version), 1)
         yield info
+        began = GaugeMetricFamily(
+            _BEGAN, "When the command began, since 1970.", labels=("command",)
+        )
+        began.add_metric((process.command,), process.began)
+        yield began
         yield _information(_LUN_INFO, "The name and URL of the LUN.", ("disk", "url"), process.luns)
         yield _information(_PATH_INFO, "The path in use.", ("portal", "provider"), process.luns)
         for number in _NUMBERS:
@@ -116,7 +124,7 @@ class LunCollector(Collector):
                     family.add_metric(labels, getattr(each, number.field))
             yield family
         yield from _operations(process.luns)
-        yield from families(process.targets)
+        yield from families(process.targets, sessions=self._sessions)
 
 
 def _labels(lun: LunReading) -> tuple[str, str]:
@@ -158,9 +166,11 @@ _LE = tuple(f"{bound / 1e6:.6f}".rstrip("0").rstrip(".") for bound in BOUNDS_US)
 _INDEX = {float(bound): index for index, bound in enumerate(_LE)} | {float("inf"): len(_LE)}
 
 
-def expose(look: Callable[[], ProcessReading]) -> bytes:
-    """The complete text. It uses no registry, so other metrics of this process are not in it."""
-    return generate_latest(cast(Any, LunCollector(look)))  # 0.20 is typed for a registry only
+def expose(look: Callable[[], ProcessReading], sessions: bool = False) -> bytes:
+    """The complete text. It uses no registry, so other metrics of this process are not in it.
+    ``sessions``: with those of targets that have a name."""
+    collector = LunCollector(look, sessions)
+    return generate_latest(cast(Any, collector))  # 0.20 is typed for a registry only
 
 
 # --- back ----------------------------------------------------------------------------------------
@@ -209,11 +219,14 @@ def parse_untrusted(text: str) -> ProcessReading:
     found: dict[tuple[str, int], _Parts] = {}
     targets: dict[str, TargetSamples] = {}
     pid, version = 0, ""
+    command, began = "", 0
     try:
         for family in text_string_to_metric_families(text):
             for sample in family.samples:
                 if sample.name == _PROCESS_INFO:
                     pid, version = int(sample.labels["pid"]), sample.labels["version"]
+                elif sample.name == _BEGAN:
+                    command, began = sample.labels["command"], int(sample.value)
                 elif sample.name.startswith(PREFIX):
                     targets.setdefault(sample.labels["target"], TargetSamples()).take(sample)
                 elif sample.name.startswith("iserblk_") and "lun" in sample.labels:
@@ -224,9 +237,8 @@ def parse_untrusted(text: str) -> ProcessReading:
         raise RemoteProtocolError("Prometheus", f"the text is not valid metrics: {error}") from None
     if not version:
         raise RemoteProtocolError("Prometheus", "these are not the metrics of iserblk")
-    return ProcessReading(
-        pid, version, luns, tuple(each.reading(target) for target, each in targets.items())
-    )
+    told = tuple(each.reading(target) for target, each in targets.items())
+    return ProcessReading(pid, version, luns, told, command, began)
 
 
 def _take(parts: _Parts, sample: Sample) -> None:

@@ -148,9 +148,12 @@ class LunReading:
 
 @dataclass(slots=True, frozen=True)
 class ProcessReading:
-    """All that one process serves at one address."""
+    """All that one process serves at one address. ``command``: of iserblk, as ``mount``; ``began``:
+    when, in seconds since 1970. "" and 0: it does not tell."""
 
     pid: int
     version: str
     luns: tuple[LunReading, ...]
     targets: tuple[TargetReading, ...] = ()
+    command: str = ""
+    began: int = 0

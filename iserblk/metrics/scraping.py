@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import socket
+import stat
 import time
 from pathlib import Path
 
@@ -20,22 +22,29 @@ from iserblk.metrics.reading import ProcessReading
 TIMEOUT_S = 10.0  # for the whole scrape
 ANSWER_BYTES = 64 << 20
 REQUEST = b"GET /metrics HTTP/1.0\r\n\r\n"
+# With the sessions of targets. An older server does not look at the query.
+WITH_SESSIONS = b"GET /metrics?sessions HTTP/1.0\r\n\r\n"
 
 
-def scrape(address: Address) -> ProcessReading:
-    """Read the metrics at ``address``; blocks. Raises BadArgument (no such socket), ConnectFailed
-    (no process serves there), ConnectTimeout, PermissionDenied, RemoteProtocolError (the answer is
-    no metrics of iserblk)."""
+def scrape(
+    address: Address, *, sessions: bool = False, owner: int | None = None, timeout_s: float = 0.0
+) -> ProcessReading:
+    """Read the metrics at ``address``; blocks. ``sessions``: with those of targets. ``owner``: the
+    user to whom a Unix socket must belong, which is no link then. ``timeout_s``: 0: TIMEOUT_S.
+
+    Raises BadArgument (no such socket), ConnectFailed (no process serves there), ConnectTimeout,
+    PermissionDenied, RemoteProtocolError (the answer is no metrics of iserblk)."""
     name = words(address)
+    timeout_s = timeout_s or TIMEOUT_S
     try:
-        answer = _ask(address)
+        answer = _ask(address, WITH_SESSIONS if sessions else REQUEST, owner, timeout_s)
     except FileNotFoundError:
         raise BadArgument(
             f"{name}: no such socket; `iserblk stats` lists the processes that serve metrics, and "
             f"the option metrics={name} makes a command serve there"
         ) from None
     except TimeoutError:
-        raise ConnectTimeout(f"{name}: no answer within {TIMEOUT_S:g} s") from None
+        raise ConnectTimeout(f"{name}: no answer within {timeout_s:g} s") from None
     except PermissionError:
         raise PermissionDenied(
             f"{name}: the socket belongs to another user; run this as that user, or as root"
@@ -67,12 +76,12 @@ def body_untrusted(answer: bytes) -> bytes:
     return body
 
 
-def _ask(address: Address) -> bytes:
-    end = time.monotonic() + TIMEOUT_S
+def _ask(address: Address, request: bytes, owner: int | None, timeout_s: float) -> bytes:
+    end = time.monotonic() + timeout_s
     parts = []
     size = 0
-    with _connected(address) as sock:
-        sock.sendall(REQUEST)
+    with _connected(address, owner, timeout_s) as sock:
+        sock.sendall(request)
         while more := sock.recv(1 << 16):
             parts.append(more)
             size += len(more)
@@ -84,13 +93,28 @@ def _ask(address: Address) -> bytes:
     return b"".join(parts)
 
 
-def _connected(address: Address) -> socket.socket:
+def _connected(address: Address, owner: int | None, timeout_s: float) -> socket.socket:
     if not isinstance(address, Path):
-        return socket.create_connection(address, timeout=TIMEOUT_S)
+        return socket.create_connection(address, timeout=timeout_s)
+    if owner is None:
+        return _connect(str(address), timeout_s)
+    # Between a look at the path and a connection to it another file could take its place: the file
+    # that is looked at is kept open.
+    fd = os.open(address, os.O_PATH | os.O_CLOEXEC | os.O_NOFOLLOW)
+    try:
+        found = os.fstat(fd)
+        if not stat.S_ISSOCK(found.st_mode) or found.st_uid != owner:
+            raise RemoteProtocolError("HTTP", "this is not a socket of its owner")
+        return _connect(f"/proc/self/fd/{fd}", timeout_s)
+    finally:
+        os.close(fd)
+
+
+def _connect(path: str, timeout_s: float) -> socket.socket:
     sock = socket.socket(socket.AF_UNIX)
     try:
-        sock.settimeout(TIMEOUT_S)
-        sock.connect(str(address))
+        sock.settimeout(timeout_s)
+        sock.connect(path)
     except BaseException:
         sock.close()
         raise

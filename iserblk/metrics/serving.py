@@ -35,6 +35,7 @@ REQUEST_S = 5.0  # until the whole request has come
 ANSWER_S = 10.0  # until the client has taken the answer
 CLIENTS = 32  # at once: more than ask one process for its figures together
 START_S = 2.0  # in which a process has better things to do
+SESSIONS = b"sessions"  # the query that asks for those of targets, too
 _BACKLOG = 256  # connections that wait to be accepted, in a flood, too
 _PLAIN = "text/plain; charset=utf-8"
 _OK = "200 OK"
@@ -102,16 +103,24 @@ def _refusal(address: Address, error: OSError) -> IserblkError:
 async def serve(listener: Listener, look: Look) -> None:
     """Answer requests until cancelled; then close ``listener``. ``look`` is called in a thread,
     once for each answer."""
+    in_thread = trio.to_thread.run_sync
     try:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(_load)
-            await serve_document(listener.socket, partial(trio.to_thread.run_sync, _text, look))
+            await serve_document(
+                listener.socket,
+                partial(in_thread, _text, look, False),
+                partial(in_thread, _text, look, True),
+            )
     finally:
         listener.close()
 
 
-async def serve_document(listening: socket.socket, document: Document) -> None:
-    """Answer requests with ``document`` until cancelled. ``listening`` stays the caller's."""
+async def serve_document(
+    listening: socket.socket, document: Document, with_sessions: Document | None = None
+) -> None:
+    """Answer requests with ``document``, and those for ``/metrics?sessions`` with the other one,
+    until cancelled. ``listening`` stays the caller's."""
     sock = trio.socket.from_stdlib_socket(listening)
     clients = _Clients()
     async with trio.open_nursery() as nursery:
@@ -127,7 +136,8 @@ async def serve_document(listening: socket.socket, document: Document) -> None:
             except BaseException:
                 client.close()
                 raise
-            nursery.start_soon(_attend, client, _origin(address), document, clients)
+            documents = document, with_sessions or document
+            nursery.start_soon(_attend, client, _origin(address), documents, clients)
 
 
 class _Clients:
@@ -170,7 +180,10 @@ def _origin(address: object) -> str:
 
 
 async def _attend(
-    client: trio.socket.SocketType, origin: str, document: Document, clients: _Clients
+    client: trio.socket.SocketType,
+    origin: str,
+    documents: tuple[Document, Document],
+    clients: _Clients,
 ) -> None:
     try:
         with client:
@@ -182,7 +195,7 @@ async def _attend(
             status, with_body = judge_untrusted(request)
             kind, body = _PLAIN, f"{status}; ask for GET /metrics\n".encode()
             if status == _OK:
-                kind, body = await document()
+                kind, body = await documents[wants_sessions_untrusted(request)]()
             head = (
                 f"HTTP/1.0 {status}\r\nContent-Type: {kind}\r\nContent-Length: {len(body)}\r\n"
                 "Connection: close\r\n\r\n"
@@ -209,18 +222,18 @@ async def _load() -> None:
         log.exception("metrics: not to be had")
 
 
-def load_exposition() -> tuple[str, Callable[[Look], bytes]]:
+def load_exposition() -> tuple[str, Callable[[Look, bool], bytes]]:
     """The import is here, so that start-up does not wait for it."""
     from iserblk.metrics.exposition import CONTENT_TYPE, expose  # noqa: PLC0415
 
     return CONTENT_TYPE, expose
 
 
-def _text(look: Look) -> tuple[str, bytes]:
+def _text(look: Look, sessions: bool) -> tuple[str, bytes]:
     """Content type and body of the answer. Runs in a thread: with many LUNs it takes long, and the
     event loop may have requests of LUNs to process."""
     kind, expose = load_exposition()
-    return kind, expose(look)
+    return kind, expose(look, sessions)
 
 
 async def _receive(client: trio.socket.SocketType) -> bytes | None:
@@ -247,6 +260,12 @@ def judge_untrusted(head: bytes) -> tuple[str, bool]:
         return "405 Method Not Allowed", True
     wanted = path.partition(b"?")[0] in (b"/", b"/metrics")
     return _OK if wanted else "404 Not Found", method == b"GET"
+
+
+def wants_sessions_untrusted(head: bytes) -> bool:
+    """Whether a request asks for the sessions of targets, too. Never raises."""
+    query = head.partition(b"\n")[0].partition(b"?")[2]
+    return query.partition(b" ")[0] == SESSIONS
 
 
 async def _send(client: trio.socket.SocketType, data: bytes) -> None:

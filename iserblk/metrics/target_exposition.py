@@ -1,7 +1,9 @@
 """Converts readings of targets to metrics, and samples back. Users rely on the metric names.
 
 Who connects to a target chooses how many addresses, names and logins it sees. So no metric has a
-label that peers choose, but ``address``: of the few that hold most memory.
+label that peers choose, but ``address``: of the few that hold most memory. Sessions have one, the
+name of the initiator: they are told only where a client asks for them, which no collector of
+metrics does.
 """
 
 from __future__ import annotations
@@ -13,11 +15,17 @@ from prometheus_client.metrics_core import GaugeMetricFamily, Metric
 from prometheus_client.samples import Sample
 
 from iserblk.metrics.number import Number
-from iserblk.metrics.target_reading import AddressReading, TargetLunReading, TargetReading
+from iserblk.metrics.target_reading import (
+    AddressReading,
+    SessionReading,
+    TargetLunReading,
+    TargetReading,
+)
 
 PREFIX = "iserblk_target_"
 _INFO = "iserblk_target_info"
 _ADDRESS = "iserblk_target_address_memory_bytes"
+_SESSION = "iserblk_target_session_info"
 
 _NUMBERS = (
     Number("memory", "iserblk_target_memory_bytes", "Memory that peers make the target hold."),
@@ -109,7 +117,8 @@ _OF_LUN = (
 )
 
 
-def families(targets: Iterable[TargetReading]) -> Iterator[Metric]:
+def families(targets: Iterable[TargetReading], *, sessions: bool = False) -> Iterator[Metric]:
+    """``sessions``: those that have a name, too."""
     targets = list(targets)
     info = GaugeMetricFamily(_INFO, "The target and its first address.", labels=("target", "url"))
     for each in targets:
@@ -133,6 +142,18 @@ def families(targets: Iterable[TargetReading]) -> Iterator[Metric]:
             for lun in each.luns:
                 family.add_metric((each.target, str(lun.lun)), getattr(lun, number.field))
         yield family
+    if sessions:
+        yield _sessions(targets)
+
+
+def _sessions(targets: Iterable[TargetReading]) -> Metric:
+    family = GaugeMetricFamily(
+        _SESSION, "A session.", labels=("target", "session", "initiator", "address")
+    )
+    for each in targets:
+        for number, session in enumerate(each.named_sessions):
+            family.add_metric((each.target, str(number), session.initiator, session.address), 1)
+    return family
 
 
 # --- back ----------------------------------------------------------------------------------------
@@ -149,6 +170,7 @@ class TargetSamples:
         self._values: dict[str, Any] = {}
         self._addresses: list[AddressReading] = []
         self._luns: dict[int, dict[str, int]] = {}
+        self._sessions: list[SessionReading] = []
 
     def take(self, sample: Sample) -> None:
         """Take a sample whose name begins with PREFIX; one of a later version does nothing."""
@@ -159,6 +181,9 @@ class TargetSamples:
             lun[_BY_LUN[sample.name]] = int(sample.value)
         elif sample.name == _ADDRESS:
             self._addresses.append(AddressReading(sample.labels["address"], int(sample.value)))
+        elif sample.name == _SESSION:
+            labels = sample.labels
+            self._sessions.append(SessionReading(labels["initiator"], labels["address"]))
         elif sample.name == _INFO:
             self._values["url"] = sample.labels["url"]
 
@@ -168,4 +193,5 @@ class TargetSamples:
             **{"url": ""} | self._values,
             addresses=tuple(self._addresses),
             luns=tuple(TargetLunReading(lun, **values) for lun, values in self._luns.items()),
+            named_sessions=tuple(self._sessions),
         )

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Final
 
 MOST_ADDRESSES: Final = 16  # that are named; peers choose how many there are
+MOST_SESSIONS: Final = 64  # the same of these
 OTHER: Final = "other"  # stands for the addresses that are not named
 
 
@@ -18,6 +19,15 @@ class AddressReading:
 
     address: str
     memory: int
+
+
+@dataclass(slots=True, frozen=True)
+class SessionReading:
+    """``initiator``: its name. ``address``: of the peer of its leading connection, of IPv6 a
+    network of 64 bits; "" where that is not known."""
+
+    initiator: str
+    address: str
 
 
 @dataclass(slots=True, frozen=True)
@@ -57,6 +67,8 @@ class TargetReading:
 
     ``commands``: PDUs with a CmdSN of their own, total: for the most part SCSI commands.
     ``in_flight``: tasks of all sessions. ``lines_left_out``: of the log, total.
+
+    ``named_sessions``: the first MOST_SESSIONS of ``sessions``; told where a client asks for them.
     """
 
     target: str
@@ -91,6 +103,7 @@ class TargetReading:
     in_flight: int = 0
     lines_left_out: int = 0
     luns: tuple[TargetLunReading, ...] = ()
+    named_sessions: tuple[SessionReading, ...] = ()
 
 
 def largest_addresses(held: Mapping[str, int]) -> tuple[AddressReading, ...]:

@@ -10,7 +10,13 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 from iserblk.limited_log import lines_left_out
-from iserblk.metrics.target_reading import TargetLunReading, TargetReading, largest_addresses
+from iserblk.metrics.target_reading import (
+    MOST_SESSIONS,
+    SessionReading,
+    TargetLunReading,
+    TargetReading,
+    largest_addresses,
+)
 from iserblk.newcomers import Newcomers
 from iserblk.target.attempts import Attempts
 from iserblk.target.iscsi.buffers import DataBudget
@@ -59,6 +65,7 @@ def read_figures(
     of the target."""
     budget = parts.budget
     held = budget.held_by_address()
+    there = [each for each in sessions if not each.done]
     return TargetReading(
         target=target,
         url=url,
@@ -73,7 +80,7 @@ def read_figures(
         session_limit=DATA_BUDGET,
         memory_waiting=len(budget.waiting),
         memory_refused=budget.refused,
-        sessions=sum(not each.done for each in sessions),
+        sessions=len(there),
         connections=connections,
         connection_limit=limits.connections,
         logins_unfinished=len(parts.newcomers),
@@ -92,4 +99,7 @@ def read_figures(
         in_flight=sum(len(each.tasks) for each in sessions),
         lines_left_out=lines_left_out(),
         luns=tuple(luns),
+        named_sessions=tuple(
+            SessionReading(each.initiator_name, each.pool.address) for each in there[:MOST_SESSIONS]
+        ),
     )

@@ -22,7 +22,12 @@ from iserblk.metrics.reading import (
     OperationReading,
     ProcessReading,
 )
-from iserblk.metrics.target_reading import AddressReading, TargetLunReading, TargetReading
+from iserblk.metrics.target_reading import (
+    AddressReading,
+    SessionReading,
+    TargetLunReading,
+    TargetReading,
+)
 from tests.support.target import ROOT
 
 counts = st.integers(0, 2**50)
@@ -84,6 +89,9 @@ target = st.builds(
         max_size=3,
         unique_by=lambda each: each.lun,
     ).map(tuple),
+    named_sessions=st.lists(
+        st.builds(SessionReading, initiator=text, address=text), max_size=3
+    ).map(tuple),
 )
 process = st.builds(
     ProcessReading,
@@ -91,12 +99,14 @@ process = st.builds(
     version=text.filter(bool),
     luns=st.lists(lun, max_size=3, unique_by=lambda each: (each.target, each.lun)).map(tuple),
     targets=st.lists(target, max_size=2, unique_by=lambda each: each.target).map(tuple),
+    command=text,
+    began=counts,
 )
 
 
 @given(process)
 def test_what_is_told_comes_back(reading: ProcessReading) -> None:
-    assert parse_untrusted(expose(lambda: reading).decode()) == reading
+    assert parse_untrusted(expose(lambda: reading, sessions=True).decode()) == reading
 
 
 EXAMPLE = ProcessReading(
@@ -163,6 +173,9 @@ def test_buckets_are_cumulative_and_in_seconds() -> None:
         'iserblk_target_lun_threads{target="t",lun="one"} 1',
         'iserblk_target_address_memory_bytes{target="t"} 1',
         'iserblk_target_info{target="t"} 1',
+        'iserblk_target_session_info{target="t",session="0",address="a"} 1',
+        'iserblk_start_time_seconds{command="nbd"} NaN',
+        "iserblk_start_time_seconds 1",
         'iserblk_request_duration_seconds_bucket{target="t",lun="0",operation="read",le="3"} 1',
         "iserblk_request_duration_seconds_bucket"
         '{target="t",lun="0",operation="read",le="0.000008"} 5',

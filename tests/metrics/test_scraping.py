@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import socket
 from pathlib import Path
 
 import pytest
+import trio
 
 from iserblk.errors import BadArgument, ConnectFailed, ConnectTimeout, RemoteProtocolError
 from iserblk.metrics import scraping
-from tests.metrics.answerers import answering, free_port, scraped
+from tests.metrics.answerers import answering, free_port, scraped, served
+from tests.metrics.test_exposition import EXAMPLE
 
 
 @pytest.mark.parametrize(
@@ -54,3 +57,21 @@ async def test_nobody_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
             await scraped(path)
     with pytest.raises(ConnectFailed, match="no process serves"):
         await scraped(("127.0.0.1", free_port()))
+
+
+async def test_only_a_socket_of_its_owner_is_asked(tmp_path: Path) -> None:
+    """Another user could put a link there, to a server that has nothing to do with iserblk."""
+    path, link = tmp_path / "socket", tmp_path / "link"
+    link.symlink_to(path)
+    me = os.geteuid()
+
+    def ask(place: Path, owner: int) -> object:
+        return scraping.scrape(place, owner=owner)
+
+    async with served(path):
+        assert await trio.to_thread.run_sync(ask, path, me) == EXAMPLE
+        for place, owner in ((link, me), (path, me + 1)):
+            with pytest.raises(RemoteProtocolError, match="not a socket of its owner"):
+                await trio.to_thread.run_sync(ask, place, owner)
+    with pytest.raises(BadArgument, match="no such socket"):
+        await trio.to_thread.run_sync(ask, path, me)

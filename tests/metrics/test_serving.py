@@ -18,7 +18,15 @@ from iserblk.errors import BadArgument, Busy
 from iserblk.metrics import serving
 from iserblk.metrics.address import Address
 from iserblk.metrics.reading import ProcessReading
-from iserblk.metrics.serving import CLIENTS, Listener, judge_untrusted, serve, serve_document
+from iserblk.metrics.serving import (
+    CLIENTS,
+    Listener,
+    judge_untrusted,
+    serve,
+    serve_document,
+    wants_sessions_untrusted,
+)
+from iserblk.metrics.target_reading import SessionReading, TargetReading
 from tests.metrics.answerers import connected, said, scraped, served
 from tests.metrics.test_exposition import EXAMPLE
 from tests.support.until import until
@@ -115,8 +123,30 @@ async def test_requests(request_line: str, status: str, with_body: bool, tmp_pat
     assert bool(body) == with_body
 
 
+@pytest.mark.parametrize(
+    ("request_line", "wanted"),
+    [
+        ("GET /metrics?sessions HTTP/1.0", True),
+        ("GET /metrics?sessions=1 HTTP/1.0", False),
+        ("GET /metrics HTTP/1.0\r\nA: ?sessions", False),
+    ],
+)
+async def test_sessions_are_for_those_who_ask(
+    request_line: str, wanted: bool, tmp_path: Path
+) -> None:
+    session = SessionReading("iqn.host", "192.0.2.1")
+    target = TargetReading("iqn", "url", sessions=1, named_sessions=(session,))
+    listener = Listener(tmp_path / "socket")
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(serve, listener, lambda: ProcessReading(1, "1", (), (target,)))
+        answer = await said(tmp_path / "socket", f"{request_line}\r\n\r\n".encode())
+        assert (b'initiator="iqn.host"' in answer) == wanted
+        nursery.cancel_scope.cancel()
+
+
 @given(st.binary())
 def test_any_head_has_a_status(head: bytes) -> None:
+    wants_sessions_untrusted(head)
     status, _ = judge_untrusted(head)
     assert status[:3] in ("200", "400", "404", "405")
 
