@@ -29,7 +29,9 @@ from iserblk.background import READY, Child, Parent, fork
 from iserblk.errors import BadArgument, IserblkError, NotSupported
 from iserblk.installation import HERE, no_pyfuse3
 from iserblk.limited_log import limited_lines, tell_left_out
-from iserblk.metrics.address import default_option
+from iserblk.metrics.address import default_option, make_room, socket_of
+from iserblk.metrics.places import directories
+from iserblk.metrics.records import Recorded
 from iserblk.named.resolving import resolve
 from iserblk.url import is_url, parse_url
 
@@ -89,8 +91,10 @@ def mount_foreground(
     with _locked(mountpoint):
         number = 0
         try:
-            with until_told() as told:
-                number = trio.run(_serve, resolved.urls, source, mountpoint, settled, ready, told)
+            with until_told() as told, Recorded("mount", mountpoint) as recorded:
+                number = trio.run(
+                    _serve, resolved.urls, source, mountpoint, settled, ready, told, recorded
+                )
         except Exception as error:
             raise _for_mount(mountpoint, error) from None
     if number:
@@ -137,6 +141,7 @@ def unmount(mountpoint: str, how: How = How.FLUSHED) -> None:
     mountpoint = whole_path(mountpoint)
     kind, _ = is_mounted(mountpoint)
     if kind != _FILE_SYSTEM:
+        _forget(mountpoint)
         raise UsageError(f"{mountpoint}: no LUNs are mounted there")
     try:
         if how is How.FLUSHED:
@@ -154,6 +159,7 @@ def unmount(mountpoint: str, how: How = How.FLUSHED) -> None:
         raise MountFailed(f"{mountpoint}: still mounted: {words or 'cannot unmount'} "
                           f"(`fuser -vm` shows what uses it)")  # fmt: skip
     if how is How.LAZY:
+        _forget(mountpoint)
         return
     deadline = time.monotonic() + _UNMOUNT_TIMEOUT_S
     directory = os.open(mountpoint, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -167,6 +173,26 @@ def unmount(mountpoint: str, how: How = How.FLUSHED) -> None:
             time.sleep(0.02)
     finally:
         os.close(directory)
+    _forget(mountpoint)
+
+
+def _forget(mountpoint: str) -> None:
+    """Remove the socket of metrics that a server which was killed has left: else its place would be
+    told to be down for good. That of a server that lives, or is starting, stays."""
+    directory = -1
+    with contextlib.suppress(OSError):  # it is gone: no server can start there
+        directory = os.open(mountpoint, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        if directory >= 0 and not _try_lock(directory, fcntl.LOCK_SH):
+            return
+        for where in directories():
+            try:
+                make_room(socket_of(mountpoint, where))
+            except IserblkError as error:
+                log.debug("%s", error)
+    finally:
+        if directory >= 0:
+            os.close(directory)
 
 
 def whole_path(mountpoint: str) -> str:
@@ -193,6 +219,7 @@ async def _serve(
     options: MountOptions,
     ready: Callable[[], None],
     told: UntilTold,
+    recorded: Recorded,
 ) -> int:
     """Mount and serve. Returns the number of a signal that came before ``ready``, or 0. ``source``:
     the first URL, or what names it, as it was given."""
@@ -203,6 +230,7 @@ async def _serve(
     from fuse_mount.operations import LunFiles  # noqa: PLC0415
     from fuse_mount.readers import Readers  # noqa: PLC0415
     from iserblk.disk.aio import open_disks  # noqa: PLC0415
+    from iserblk.disk.writers import is_shared, note_use  # noqa: PLC0415
 
     early = 0
     mounted = closed = False
@@ -227,6 +255,12 @@ async def _serve(
         nursery.start_soon(end_on_signals)
         served = default_option(mountpoint) | options.disk
         async with open_disks(urls, served) as disks:
+            note_use(
+                recorded,
+                [disk.info for disk in disks.disks.values()],
+                writes=not options.read_only,
+                shared=is_shared(urls, served),
+            )
             files = LunFiles(disks.disks, options)
             pyfuse3.trio = Readers().namespace()  # type: ignore[attr-defined]
             _mount(files, mountpoint, _source(source), options)
@@ -395,6 +429,11 @@ def is_mounted(mountpoint: str) -> tuple[str, int]:
             if _unescape(place) == mountpoint:
                 found = (after.split(" ")[0], int(device.partition(":")[2]))
     return found
+
+
+def is_ours(mountpoint: str) -> bool:
+    """Whether LUNs are mounted there, by a server that may be dead. Waits for no file system."""
+    return is_mounted(mountpoint)[0] == _FILE_SYSTEM
 
 
 def _unescape(text: str) -> str:

@@ -93,6 +93,7 @@ ALLOWED: dict[str, set[str]] = {
         *("errors", "names", "options", "url", "credentials", "scsi", "initiator", "waiting"),
         *("disk.seam", "disk.lun", "disk.resume", "disk.settling", "disk.multipath"),
     },
+    "disk.writers": {"metrics", "disk.seam", "disk.lun", "disk.multipath"},
     "disk.file": {"errors", "disk.seam"},
     "disk.metered": {"metrics", "initiator.session", "disk.seam", "disk.lun", "disk.file"},
     "disk.metrics_ports": {"metrics", "initiator.session", "disk.lun", "disk.multipath"},
@@ -139,7 +140,8 @@ ALLOWED: dict[str, set[str]] = {
     },
     "nbd.kernel": {
         *("endings", "errors", "installation", "names", "background", "credentials", "metrics"),
-        *("files", "pidfile", "limited_log", "disk.seam", "nbd.messages", "nbd.buffers"),
+        *("files", "pidfile", "limited_log", "disk.seam", "disk.writers", "nbd.messages"),
+        "nbd.buffers",
         *("nbd.listening", "nbd.client", "nbd.server", "nbd.serving"),
     },
     "nbd.nbdkit": {"endings", "errors", "credentials", "disk.blocking", "nbd.kernel"},

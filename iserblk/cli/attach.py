@@ -19,6 +19,7 @@ from iserblk.disk.blocking import open_disks
 from iserblk.disk.lun.identity import lasting_name
 from iserblk.disk.multipath.addresses import settle
 from iserblk.disk.seam import LunInfo
+from iserblk.disk.writers import is_shared, warn_of_writers
 from iserblk.endings import Endings, ending_signals
 from iserblk.errors import BadArgument, Busy, IserblkError
 from iserblk.named.files import Named, may_be_name
@@ -29,6 +30,7 @@ from iserblk.nbd.kernel.detaching import detach
 from iserblk.nbd.kernel.device import Device, Places
 from iserblk.nbd.kernel.server import Server
 from iserblk.nbd.kernel.state import Home
+from iserblk.pidfile import read_pid
 from iserblk.scsi.udev_names import properties
 from iserblk.url import is_url, parse_url
 
@@ -115,7 +117,8 @@ def command(
         raise BadArgument("one device is named twice")
     if to_replace and not wanted:
         raise BadArgument("--replace: name the device: `iserblk attach --replace URL /dev/nbdX`")
-    luns = _find(urls, given, by_nbdkit, to_replace)
+    infos = _find(urls, given, to_replace)
+    luns = [_lun(urls, given, info, by_nbdkit) for info in infos]
     if wanted and len(wanted) != len(luns):
         raise BadArgument(
             f"{len(luns)} LUNs for {len(wanted)} device(s): name one LUN per device "
@@ -135,6 +138,8 @@ def command(
         told = Endings(ending_signals())
         if foreground:  # a signal raises nothing any more
             told.listen()
+        if not is_shared(urls, given):
+            _warn(infos, [at for at, _ in served])
         _say(served, as_json)
         if foreground:
             tell_systemd("READY=1")
@@ -174,15 +179,19 @@ def _options(lists: Sequence[str]) -> dict[str, str]:
     return found
 
 
-def _find(
-    urls: Sequence[str], given: Mapping[str, str], by_nbdkit: bool, in_use: bool
-) -> list[Lun]:
+def _find(urls: Sequence[str], given: Mapping[str, str], in_use: bool) -> list[LunInfo]:
     """Log in, and find the LUNs that the URLs mean. Errors are found here, before anything is
     started. ``in_use``: another process of ours may have reserved them."""
     looked = [_without_reservation(text) for text in urls] if in_use else urls
     options = {name: value for name, value in given.items() if not in_use or name != "reserve"}
     with open_disks(looked, options) as disks:
-        return [_lun(urls, given, disk.info, by_nbdkit) for disk in disks.disks.values()]
+        return [disk.info for disk in disks.disks.values()]
+
+
+def _warn(infos: Sequence[LunInfo], devices: Sequence[Device]) -> None:
+    """Of other processes that write to the LUNs, beside the servers of ``devices``."""
+    for info, at in zip(infos, devices, strict=True):
+        warn_of_writers([info], pid=read_pid(Home(at).server_pid))
 
 
 def _without_reservation(text: str) -> str:

@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
@@ -26,7 +26,9 @@ from iserblk.cli.running import run
 from iserblk.disk import aio, blocking
 from iserblk.disk.request_queue import open_queue
 from iserblk.disk.seam import AsyncLun, LunInfo
+from iserblk.disk.writers import is_shared, note_use
 from iserblk.errors import BadArgument, IserblkError, WriteProtected
+from iserblk.metrics.records import Recorded
 from iserblk.named.resolving import urls_of
 
 PERCENTILES = (50.0, 90.0, 99.0, 99.9)
@@ -41,6 +43,7 @@ class Job:
     depth: int  # requests in flight
     seconds: float
     watched: bool = False  # its throughput over time is wanted
+    opened: Callable[[LunInfo], None] | None = None  # called when the LUN can be measured
 
     @property
     def writes(self) -> bool:
@@ -53,6 +56,8 @@ class Job:
             )
         if self.writes and info.read_only:
             raise WriteProtected(f"{info.url}: the LUN is read-only; choose --rw read or randread")
+        if self.opened is not None:
+            self.opened(info)
 
     def offsets(self, size: int) -> Iterator[int]:
         """Endless multiples of the block: random (the same in every run), or ascending, again and
@@ -155,7 +160,11 @@ def command(
         raise BadArgument(f"--plot {plot}: there is no such directory, or you cannot write there")
     result = Result()
     try:
-        _FACES[face](found, given, job, result)
+        with Recorded("bench") as recorded:
+            writes, shared = job.writes, is_shared(found, given)
+            opened = partial(note_use, recorded, writes=writes, shared=shared)
+            job = replace(job, opened=lambda lun: opened([lun]))
+            _FACES[face](found, given, job, result)
     except (KeyboardInterrupt, SystemExit):  # a signal
         if not result.latencies.count or not result.seconds:
             raise

@@ -31,8 +31,10 @@ from iserblk.disk.seam import (
     BlockingDisk,
     Extent,
 )
+from iserblk.disk.writers import is_shared, note_use
 from iserblk.errors import BadArgument, Busy, IserblkError, PermissionDenied, WriteProtected
 from iserblk.images import image_warning
+from iserblk.metrics.records import Recorded
 from iserblk.named.resolving import names_lun_not_file, urls_of
 from iserblk.url import is_url, parse_url
 
@@ -279,7 +281,9 @@ async def open_destination(
             disk = only_disk(disks.disks)
             if disk.info.read_only:
                 raise WriteProtected(f"{disk.info.url}: the LUN is read-only")
-            yield disk
+            with Recorded("copy") as recorded:
+                note_use(recorded, [disk.info], shared=is_shared(place, options))
+                yield disk
     else:
         device = False
         with contextlib.suppress(OSError):

@@ -13,6 +13,7 @@ from iserblk.limited_log import limited_lines
 from iserblk.metrics.address import parse_address, words
 from iserblk.metrics.joining import Joined
 from iserblk.metrics.places import Source, directories, in_directory, named
+from iserblk.metrics.records import Recorded
 from iserblk.metrics.serving import serve_document
 from iserblk.nbd.listening import listen_tcp
 
@@ -59,5 +60,5 @@ def command(addresses: tuple[str, ...], listen: str, given: tuple[Path, ...]) ->
             finally:
                 tell_systemd("STOPPING=1")
 
-        with limited_lines():
+        with limited_lines(), Recorded("exporter", words((host, port))):
             run(body)

@@ -8,6 +8,7 @@ import socket
 import ssl
 import sys
 from collections.abc import Iterator
+from functools import partial
 
 import click
 
@@ -15,8 +16,10 @@ from iserblk.cli.background import Ground, background_options
 from iserblk.cli.command import Command, Rare
 from iserblk.cli.notify import tell_systemd
 from iserblk.cli.options import connection, connection_options
+from iserblk.disk.writers import is_shared, note_use
 from iserblk.errors import BadArgument
 from iserblk.metrics.address import default_option, words
+from iserblk.metrics.records import Recorded
 from iserblk.named.resolving import resolve
 from iserblk.nbd import nbdkit, tls
 from iserblk.nbd.handshake import Tls
@@ -127,31 +130,38 @@ def command(
             words += ["--tls-verify-peer"] if tls_verify_peer else []
             nbdkit.check(resolved.urls, given, filters)
             with _listening(path, listen, by_nbdkit) as (sockets, uri):
-                served = {**default_option(_place(sockets[0])), **given}
-                status = nbdkit.serve(
-                    sockets[0],
-                    resolved.urls,
-                    served,
-                    words,
-                    lambda: ready(uri),
-                    logs=background,
-                )
+                place = _place(sockets[0])
+                served = {**default_option(place), **given}
+                with Recorded("nbd", place):
+                    status = nbdkit.serve(
+                        sockets[0],
+                        resolved.urls,
+                        served,
+                        words,
+                        lambda: ready(uri),
+                        logs=background,
+                    )
             tell_systemd("STOPPING=1")
         else:
             context = _context(mode, tls_certificates, tls_verify_peer, tls_psk)
             with _listening(path, listen) as (sockets, uri):
                 resolved = resolve(urls, given)
-                served = {**default_option(_place(sockets[0])), **given}
-                number = serve(
-                    resolved.urls,
-                    served,
-                    sockets,
-                    lambda: ready(uri),
-                    lambda: tell_systemd("STOPPING=1"),
-                    read_only=read_only or resolved.read_only,
-                    tls=mode,
-                    context=context,
-                )
+                read_only |= resolved.read_only
+                place = _place(sockets[0])
+                served = {**default_option(place), **given}
+                shared = is_shared(resolved.urls, served)
+                with Recorded("nbd", place) as recorded:
+                    number = serve(
+                        resolved.urls,
+                        served,
+                        sockets,
+                        lambda: ready(uri),
+                        lambda: tell_systemd("STOPPING=1"),
+                        read_only=read_only,
+                        tls=mode,
+                        context=context,
+                        opened=partial(note_use, recorded, writes=not read_only, shared=shared),
+                    )
                 status = 128 + number
     sys.exit(status)
 

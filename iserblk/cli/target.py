@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import signal
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
@@ -15,7 +14,6 @@ import click
 import trio
 from click.core import ParameterSource
 
-from iserblk import __version__
 from iserblk.cli.background import Ground, background_options
 from iserblk.cli.command import Command, Rare
 from iserblk.cli.notify import ready as say_ready
@@ -25,7 +23,9 @@ from iserblk.credentials import read_accounts
 from iserblk.errors import BadArgument, IserblkError
 from iserblk.gateway.opening import open_gateways
 from iserblk.metrics.address import default_option, parse_address
+from iserblk.metrics.process import read_process
 from iserblk.metrics.reading import ProcessReading
+from iserblk.metrics.records import Recorded
 from iserblk.metrics.serving import Listener
 from iserblk.metrics.serving import serve as serve_metrics
 from iserblk.metrics.target_reading import TargetReading
@@ -359,6 +359,8 @@ def _serve(
 
     async def serving() -> None:
         async with AsyncExitStack() as stack:
+            remote = any(spec.urls for spec in config.luns.values())
+            stack.enter_context(Recorded("gateway" if remote else "target", config.iqn))
             listener = _listen_for_metrics(config)
             if listener is not None:
                 stack.callback(listener.close)
@@ -410,8 +412,7 @@ async def _serve_metrics(listener: Listener, figures: Callable[[], TargetReading
 
     def look() -> ProcessReading:
         # The loop has what the target counts, and this is a thread.
-        target = trio.from_thread.run_sync(figures)
-        return ProcessReading(os.getpid(), __version__, (), (target,))
+        return read_process(targets=[trio.from_thread.run_sync(figures)])
 
     await serve_metrics(listener, look)
 

@@ -12,7 +12,9 @@ from iserblk.cli.options import Size, connection, connection_options, json_optio
 from iserblk.cli.output import print_json, size_words
 from iserblk.cli.running import run
 from iserblk.disk.aio import open_disks
+from iserblk.disk.writers import is_shared, note_use
 from iserblk.errors import BadArgument, IserblkError
+from iserblk.metrics.records import Recorded
 from iserblk.named.resolving import urls_of
 
 
@@ -49,6 +51,7 @@ def command(
     async def trim() -> int:
         async with open_disks(found, given) as disks:
             disk = only_disk(disks.disks)
+            note_use(recorded, [disk.info], shared=is_shared(found, given))
             count = max(disk.size - first, 0) if length is None else length
             if first + count > disk.size:
                 raise BadArgument(
@@ -59,7 +62,8 @@ def command(
             await disk.flush()
             return count
 
-    count = run(trim)
+    with Recorded("trim") as recorded:
+        count = run(trim)
     if as_json:
         print_json({"offset": first, "length": count})
     else:

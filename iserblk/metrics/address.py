@@ -25,8 +25,9 @@ log = logging.getLogger(__name__)
 LONGEST_SOCKET_PATH = 107  # bytes, in sun_path: unix(7)
 _SUFFIX = ".metrics"
 _RUN = Path("/run/iserblk")
-# With a directory for each iserblk-nbd@NAME.service, and each iserblk-target@NAME.service.
-UNITS = (Path("/run/iserblk-nbd"), Path("/run/iserblk-target"))
+# With a directory for each iserblk-nbd@NAME.service, and each iserblk-target@NAME.service, and one
+# for iserblk-exporter.service.
+UNITS = (Path("/run/iserblk-nbd"), Path("/run/iserblk-target"), Path("/run/iserblk-exporter"))
 
 Address = Path | tuple[str, int]  # a Unix socket, or a loopback address and a port
 
@@ -118,6 +119,11 @@ def directory() -> Path | None:
     return Path(run, "iserblk") if run.startswith("/") else None
 
 
+def root_directory() -> Path:
+    """The directory of root, in which every user sees names."""
+    return _RUN
+
+
 def unit_directory() -> Path | None:
     """The directory that systemd has made for this process's unit (RuntimeDirectory=). Such a unit
     may be able to write nowhere else, and its user has no other directory."""
@@ -126,8 +132,7 @@ def unit_directory() -> Path | None:
 
 
 def unit_directories() -> list[Path]:
-    """Those of the units that serve LUNs, over NBD or as a target: for root of all, for another
-    user its own."""
+    """Those of the units that may write nowhere else: for root of all, for another user its own."""
     uid = os.geteuid()
     found = []
     for each in [each for units in UNITS for each in sorted(units.glob("*"))]:

@@ -9,7 +9,16 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from iserblk.metrics.address import Address, directory, place_of, served, unit_directories, words
+from iserblk.metrics import address as addresses
+from iserblk.metrics.address import (
+    Address,
+    directory,
+    place_of,
+    root_directory,
+    served,
+    unit_directories,
+    words,
+)
 
 log = logging.getLogger(__name__)
 
@@ -62,6 +71,18 @@ def directories() -> list[Path]:
     if os.geteuid() == 0:
         found += sorted(USERS.glob("[0-9]*/iserblk"))
     return found + unit_directories()
+
+
+def of_others() -> list[Path]:
+    """Directories with sockets that belong to other users, whom alone, and root, their processes
+    answer. Whether there are such directories may be hidden from this process."""
+    if os.geteuid() == 0:
+        return []
+    own = set(directories())
+    found = [root_directory()]
+    found += [each for units in addresses.UNITS for each in sorted(units.glob("*"))]
+    found += [each / "iserblk" for each in sorted(USERS.glob("[0-9]*"))]
+    return [each for each in found if each not in own]
 
 
 def in_directory(where: Path) -> Source | None:

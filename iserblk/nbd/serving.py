@@ -13,7 +13,7 @@ import trio
 
 from iserblk.disk.aio import open_disks
 from iserblk.disk.multipath.addresses import settle
-from iserblk.disk.seam import NO_CLIENT, DirectDisk, LossCount
+from iserblk.disk.seam import NO_CLIENT, DirectDisk, LossCount, LunInfo
 from iserblk.errors import IserblkError, WritesLost, first_error
 from iserblk.nbd.client import Connection
 from iserblk.nbd.exports import Export
@@ -78,6 +78,7 @@ def serve(
     resized: Callable[[str, int], None] | None = None,
     succession: Succession | None = None,
     patient: bool = True,
+    opened: Callable[[Sequence[LunInfo]], None] | None = None,
 ) -> int:
     """Serve the LUNs of ``urls`` at the listening ``sockets`` until SIGTERM, SIGINT or SIGHUP; with
     ``until_unused`` also until the last client has gone. Then what was received is answered, and
@@ -88,7 +89,8 @@ def serve(
     loop. ``resized`` is called, in another thread, with the name of an export and its new size in
     bytes; the target is asked for the size every ten seconds. ``succession``: of a server with one
     LUN, without TLS; once a successor has the clients, this one has no clients any more.
-    ``patient``: see ``Export``. Raises IserblkError when the LUNs cannot be opened, or the last
+    ``patient``: see ``Export``. ``opened`` is called with the LUNs before clients are served.
+    Raises IserblkError when the LUNs cannot be opened, or the last
     flush failed.
     """
     allow_descriptors()
@@ -145,6 +147,8 @@ def serve(
             beside = taken is None  # the predecessor has the place of the metrics
             async with open_disks(urls, options, metrics_later=beside) as disks:
                 served = disks.disks
+                if opened is not None:
+                    opened([disk.info for disk in served.values()])
                 exports = {
                     name: Export(name, disk, read_only, patient=patient)
                     for name, disk in served.items()

@@ -13,10 +13,12 @@ from fuse_mount import umount_helper
 from fuse_mount.__main__ import main
 from fuse_mount.errors import MountError
 from fuse_mount.mount import mount_background, unmount
+from iserblk.disk import writers
 from tests.support import fake_disk
 
 if __name__ == "__main__":
     fake_disk.install()
+    vars(writers)["running"] = list  # the fake LUNs of all tests have the same names
     if user := int(os.environ.get("FAKE_USER", "0")):
         os.setgroups([])
         os.setgid(user)

@@ -10,6 +10,7 @@ import mmap
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -22,6 +23,7 @@ import pytest
 
 from fuse_mount import mount
 from iserblk.limited_log import BURST
+from iserblk.metrics.address import socket_of
 from tests.support import forking
 from tests.support.forking import Forked
 from tests.support.until import until_blocking
@@ -533,6 +535,33 @@ def test_wrong_usage_asks_no_target(mounts: Mounts, words: list[str]) -> None:
     assert failed.stderr.count("\n") == 1
     assert "colour" in failed.stderr
     assert not mounts.calls.exists()
+
+
+def test_what_a_killed_server_has_left_goes_with_the_mount(
+    mounts: Mounts, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The socket of its metrics: else the place is told to be down for good."""
+    where = tmp_path / "run"
+    where.mkdir()
+    monkeypatch.setattr(mount, "directories", lambda: [tmp_path / "none", where])
+    path = socket_of(str(mounts.place), where)
+    server = mounts.start()
+    with socket.socket(socket.AF_UNIX) as left:
+        left.bind(os.path.relpath(path))
+        left.listen()
+        mount.unmount(str(mounts.place))
+        assert path.exists()  # that of a process that lives
+    assert server.wait(60) == 0
+    server = mounts.start()
+    server.kill()
+    server.wait(60)
+    mount.unmount(str(mounts.place))
+    assert not path.exists()
+    with socket.socket(socket.AF_UNIX) as left:
+        left.bind(os.path.relpath(path))
+    with pytest.raises(mount.UsageError, match="no LUNs are mounted"):  # type: ignore[attr-defined]
+        mount.unmount(str(mounts.place))  # by fusermount3 before
+    assert not path.exists()
 
 
 def test_a_missing_device_or_helper_is_said(

@@ -11,6 +11,7 @@ from iserblk.credentials import read_accounts, read_secret
 from iserblk.csi.volumes import Records
 from iserblk.errors import BadArgument, NotSupported, PermissionDenied
 from iserblk.images import image_format
+from iserblk.metrics.records import parse_record_untrusted
 from iserblk.named.files import parse as parse_named
 from iserblk.named.open_iscsi import read_nodes
 from iserblk.nbd.kernel.device import Device, Places
@@ -53,6 +54,8 @@ URL="iser://h/iqn.x:y/0 iser://i/iqn.x:y/0"
 OPTIONS='io-timeout=5 label="a b"'
 MOUNTPOINT=/mnt/a\\ b
 """
+_PROCESS = b"""{"pid": 7, "command": "mount", "where": "/mnt", "began": 1764000000, "luns": [
+{"url": "iser://h/iqn.x:y/0", "size": 4096, "writes": true, "identifiers": ["naa.6001"]}]}"""
 _VOLUME = b"""{"volume_id": "v", "urls": ["iser://h/iqn.x:y/0"], "options": {}, "flags": ["ro"],
 "targets": ["/a"], "read_only_at": []}"""
 
@@ -122,6 +125,7 @@ ROWS: tuple[Row, ...] = (
         b"reserve=exclusive&reserve-key=0xffffffffffffffff&portals=discover&connections=4",
         allowed=_REFUSES,
     ),
+    decoder("record of a process", _text(parse_record_untrusted), _PROCESS),
     decoder(
         "size",
         _text(lambda text: parse_size(text, "size")),

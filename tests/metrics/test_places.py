@@ -11,7 +11,7 @@ import pytest
 
 from iserblk.metrics import address, places
 from iserblk.metrics.address import socket_of
-from iserblk.metrics.places import Place, directories, in_directory, named
+from iserblk.metrics.places import Place, directories, in_directory, named, of_others
 
 UID = str(os.geteuid())
 
@@ -112,6 +112,19 @@ def test_whose_directories(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     assert directories() == [of_users[0]]
     monkeypatch.delenv("XDG_RUNTIME_DIR")
     assert directories() == []
+
+
+def test_directories_of_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(address, "_RUN", tmp_path / "root")
+    monkeypatch.setattr(address, "UNITS", ())
+    monkeypatch.setattr(places, "USERS", tmp_path / "users")
+    for user in ("1000", "1001"):
+        (tmp_path / "users" / user).mkdir(parents=True)
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "users/1000"))
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    assert of_others() == [tmp_path / "root", tmp_path / "users/1001/iserblk"]
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    assert of_others() == []
 
 
 def test_of_units(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

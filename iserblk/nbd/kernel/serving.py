@@ -18,12 +18,15 @@ import os
 import socket
 import sys
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 from iserblk.background import log_to_syslog, release_streams
 from iserblk.disk.seam import LossCount
+from iserblk.disk.writers import is_shared, note_use
 from iserblk.errors import IserblkError
 from iserblk.limited_log import limited_lines
+from iserblk.metrics.records import Recorded
 from iserblk.nbd.client import Connection
 from iserblk.nbd.kernel import client
 from iserblk.nbd.kernel.device import Device, Places
@@ -141,6 +144,8 @@ def _serve(home: Home, how: str, report: _Report, words: Sequence[str]) -> None:
         succession = _Succession(home, how, report)
         stack.callback(succession.close)  # last: a successor then takes over the places
         sockets = [] if succession.inherits else succession.listen(stack)
+        recorded = stack.enter_context(Recorded("attach", str(home.device.path)))
+        shared = is_shared(urls, options)
         try:
             serve(
                 urls,
@@ -152,6 +157,7 @@ def _serve(home: Home, how: str, report: _Report, words: Sequence[str]) -> None:
                 resized=resized,
                 succession=succession,
                 patient=False,
+                opened=partial(note_use, recorded, shared=shared),
             )
         except IserblkError as error:
             if succession.taken:
