@@ -45,6 +45,7 @@ COMMANDS = {
     "compare": "Compare LUNs, files and block devices.",
     "trim": "Tell a LUN that a range is not needed any more.",
     "bench": "Measure the speed of a LUN through the Python API.",
+    "status": "Show everything of iserblk that runs here, and its state.",
     "stats": "Show requests and latencies of LUNs in use, and targets here.",
     "exporter": "Serve the metrics of all LUNs in use, for Prometheus.",
     "csi": "Serve LUNs as volumes of Kubernetes: a CSI node plugin.",

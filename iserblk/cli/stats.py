@@ -3,38 +3,41 @@ peers of targets make these hold."""
 
 from __future__ import annotations
 
-import logging
 import os
 import sys
 import time
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from pathlib import Path
+from textwrap import wrap
 
 import click
 
 from iserblk.cli.command import Command
+from iserblk.cli.here import Unseen, look_around, luns_of, uses_of
 from iserblk.cli.options import Seconds, json_option
-from iserblk.cli.output import print_json, print_table, size_words
+from iserblk.cli.output import print_json, size_words
 from iserblk.cli.stats_rows import Row, Rows, TargetRow, path_words, plain, time_words
 from iserblk.cli.stats_targets import target_json, target_lines
-from iserblk.errors import BadArgument, IserblkError
+from iserblk.cli.status import end_unseen
+from iserblk.errors import BadArgument
 from iserblk.metrics.address import (
     Address,
     directory,
     parse_address,
-    place_of,
-    served,
     socket_of,
     unit_directories,
     words,
 )
 from iserblk.metrics.places import Source, in_directory
-from iserblk.metrics.reading import ConnectionReading, OperationReading, together
+from iserblk.metrics.reading import ConnectionReading, OperationReading, ProcessReading, together
 from iserblk.metrics.scraping import scrape
+from iserblk.named.files import load
+from iserblk.named.resolving import names_lun
+from iserblk.printable import printable
 from iserblk.url import is_url
 
-log = logging.getLogger(__name__)
-
+WIDTH = 80  # characters of a line of the report
 _NAMES = ("iqn.", "eui.", "naa.")  # of targets
 _INTERVAL_S = 1.0
 _NOTHING = "no LUN is in use here by attach, mount or nbd, and no target serves"
@@ -54,47 +57,65 @@ def command(what: str | None, as_json: bool, interval: float | None) -> None:
     """Show the LUNs that your attach, mount and nbd commands have in use, and your targets; or what
     WHAT names.
 
-    WHAT is a device (/dev/nbd0), a mount point, an NBD socket or address, the IQN of a target, or
-    the value of metrics=. On a terminal, a table shows the current rates until ^C. Otherwise one
+    WHAT is a named LUN, a device (/dev/nbd0), a mount point, an NBD socket or address, the IQN of a
+    target, or the value of metrics=. Root sees what all users have; what cannot be looked at is
+    named on stderr. On a terminal, a table shows the current rates until ^C. Otherwise one
     report is printed, with numbers since the LUNs were opened, or the targets began.
     """
     if as_json:
         if interval is not None:
             raise click.UsageError("--interval is for the table; --json prints one report.")
-        found = _look(what)
+        found, unseen = _look(what)
         luns = [_json(row) for row in found.luns]
         print_json({"luns": luns, "targets": [target_json(row) for row in found.targets]})
+        end_unseen(unseen, found=bool(found))
     elif sys.stdout.isatty():
         from iserblk.cli.stats_table import watch  # noqa: PLC0415 - rich takes a while
 
-        watch(lambda: _look(what), interval or _INTERVAL_S, _NOTHING)
+        watch(lambda: _look(what)[0], interval or _INTERVAL_S, _nothing(_look(what)[1]))
     else:
-        _report(_look(what))
+        found, unseen = _look(what)
+        if found or not unseen:
+            _report(found)
+        end_unseen(unseen, found=bool(found))
+
+
+def _nothing(unseen: Sequence[Unseen]) -> str:
+    return "; ".join([_NOTHING, *(f"not looked at: {plain(each.words)}" for each in unseen)])
 
 
 # --- asking --------------------------------------------------------------------------------------
 
 
-def _look(what: str | None) -> Rows:
-    """What WHAT names; raises what ``scrape`` raises. Without WHAT, all processes: those that do
-    not answer are left out, because they may just be ending."""
-    if what is not None:
+def _look(what: str | None) -> tuple[Rows, list[Unseen]]:
+    """What WHAT names, and what could not be looked at; raises what ``scrape`` raises. Without
+    WHAT, all processes: those that do not answer are left out, because they may just be ending."""
+    if what is not None and not names_lun(what):
         name, address = _find(what)
-        return _rows(name, address)
+        return _rows(name, scrape(address), address, time.monotonic()), []
+    here = look_around()
     rows = Rows()
-    found = [(place_of(path), path) for path in served()]
-    found += [
-        (each.where, each.address)
-        for source in _of_units()
-        for each in source.places
-        if isinstance(each.address, Path)
-    ]
-    for where, path in found:
-        try:
-            rows.add(_rows(where, path))
-        except IserblkError as error:
-            log.info("%s", error)
-    return rows
+    for answer in here.answers:
+        if answer.reading is not None:
+            place = answer.place
+            rows.add(_rows(place.where, answer.reading, place.address, answer.at))
+    if what is None:
+        return rows, here.unseen
+    luns = luns_of(load(what))
+    named = Rows(
+        [
+            row
+            for row in rows.luns
+            for lun in [row.lun]
+            if any(each.has(lun.target, lun.lun, lun.url, lun.portal) for each in luns)
+        ]
+    )
+    if not named:
+        where = [f"{use.what} {use.where}".rstrip() for use in uses_of(luns, here)]
+        others = "".join(f"; not looked at: {plain(each.words)}" for each in here.unseen)
+        used = f"in use by {', '.join(where)}, which serves no metrics" if where else "not in use"
+        raise BadArgument(f"{what}: {used} here: there is nothing to show{others}")
+    return named, []
 
 
 def _of_units() -> list[Source]:
@@ -102,9 +123,8 @@ def _of_units() -> list[Source]:
     return [source for each in unit_directories() if (source := in_directory(each)) is not None]
 
 
-def _rows(where: str, address: Address) -> Rows:
-    process = scrape(address)
-    of = where, words(address), process.pid, process.version, time.monotonic()
+def _rows(where: str, process: ProcessReading, address: Address, at: float) -> Rows:
+    of = where, words(address), process.pid, process.version, at
     return Rows(
         [Row(*of, lun) for lun in process.luns],
         [TargetRow(*of, target) for target in process.targets],
@@ -136,7 +156,7 @@ def _find(what: str) -> tuple[str, Address]:
     elif ":" in what and not what.startswith(_NAMES):
         return what, parse_address(what, "stats")
     raise BadArgument(
-        f"{what}: no metrics are served for that; `iserblk stats` lists what is in use here, and "
+        f"{what}: no metrics are served for that; `iserblk status` lists what is in use here, and "
         "metrics=PATH makes any command serve them"
     )
 
@@ -149,7 +169,7 @@ def _report(rows: Rows) -> None:
         click.echo(_NOTHING)
     for target in rows.targets:
         title = f"{plain(target.where)}: target {plain(target.target.url)}"
-        print_table(title, [("process", str(target.pid)), *target_lines(target.target)])
+        _print(title, [("process", str(target.pid)), *target_lines(target.target)])
     for row in rows.luns:
         lun = row.lun
         lines = [
@@ -168,7 +188,29 @@ def _report(rows: Rows) -> None:
         every = together(list(lun.operations.values()))
         for name, operation in [*lun.operations.items(), ("all", every)]:
             lines.append((name, _operation_words(operation)))
-        print_table(f"{plain(row.where)}: {plain(lun.name)}, {plain(lun.url)}", lines)
+        _print(f"{plain(row.where)}: {plain(lun.name)}, {plain(lun.url)}", lines)
+
+
+def _print(title: str, rows: Iterable[tuple[str, str]]) -> None:
+    """As ``print_table``, in lines of WIDTH characters. A word that is longer, as a URL may be, has
+    a line of its own."""
+    rows = [(printable(name), printable(value)) for name, value in rows]
+    width = max(len(name) for name, _ in rows)
+    _fold("", printable(title), " " * 4)
+    for name, value in rows:
+        _fold(f"  {name:<{width}}  ", value, " " * (width + 4))
+
+
+def _fold(head: str, text: str, indent: str) -> None:
+    folded = wrap(
+        text,
+        WIDTH,
+        initial_indent=head,
+        subsequent_indent=indent,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+    click.echo("\n".join(folded))
 
 
 def _connection_words(connection: ConnectionReading) -> str:

@@ -10,17 +10,20 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from iserblk.cli.here import lun_state
 from iserblk.cli.output import size_words
 from iserblk.cli.stats_rows import Row, Rows, TargetRow, path_words, plain, time_words
 from iserblk.cli.stats_targets import address_words
 from iserblk.metrics.reading import together
 
 _COLUMNS = ("IOPS", "MiB/s", "mean", "p99", "in flight", "retries", "reconnects", "unflushed")
-_MIB = 1 << 20
-
-
 _OF_TARGETS = ("commands/s", "in flight", "sessions", "connections", "logging in", "memory",
                "waiting", "largest address")  # fmt: skip
+# What a terminal shows that has fewer characters in a line than all columns need.
+ALL_COLUMNS = 120
+_FEW = ("where", "LUN", "IOPS", "MiB/s", "p99", "in flight", "unflushed", "state")
+_FEW_OF_TARGETS = ("target", "commands/s", "in flight", "sessions", "memory", "waiting")
+_MIB = 1 << 20
 
 
 def watch(look: Callable[[], Rows], interval: float, nothing: str) -> None:
@@ -28,47 +31,62 @@ def watch(look: Callable[[], Rows], interval: float, nothing: str) -> None:
     LUN and no target. Raises what ``look`` raises."""
     before = Rows()
     try:
-        with Live(console=Console(highlight=False), auto_refresh=False) as live:
+        console = Console(highlight=False)
+        with Live(console=console, auto_refresh=False) as live:
             while True:
                 rows = look()
-                live.update(tables(rows, before) if rows else Text(nothing), refresh=True)
+                shown = tables(rows, before, console.width) if rows else Text(nothing)
+                live.update(shown, refresh=True)
                 before = rows
                 time.sleep(interval)
     except KeyboardInterrupt:
         pass  # the regular end
 
 
-def tables(rows: Rows, before: Rows) -> RenderableType:
+def tables(rows: Rows, before: Rows, width: int = ALL_COLUMNS) -> RenderableType:
+    """``width``: of the terminal, characters."""
     found: list[RenderableType] = []
     if rows.targets:
-        found.append(table_of_targets(rows.targets, {row.key: row for row in before.targets}))
+        old_targets = {row.key: row for row in before.targets}
+        found.append(table_of_targets(rows.targets, old_targets, width))
     if rows.luns:
-        found.append(table(rows.luns, {row.key: row for row in before.luns}))
+        found.append(table(rows.luns, {row.key: row for row in before.luns}, width))
     return Group(*found)
 
 
 def table_of_targets(
-    rows: Sequence[TargetRow], before: Mapping[tuple[object, ...], TargetRow]
+    rows: Sequence[TargetRow],
+    before: Mapping[tuple[object, ...], TargetRow],
+    width: int = ALL_COLUMNS,
 ) -> RenderableType:
     """As ``table``."""
-    found = Table(box=None, pad_edge=False)
-    found.add_column("target", overflow="fold")
-    for name in _OF_TARGETS:
-        found.add_column(name, justify="right", no_wrap=True)
+    columns = ("target", *_OF_TARGETS) if width >= ALL_COLUMNS else _FEW_OF_TARGETS
+    found = _empty(columns, folded=("target",))
     for row in rows:
         target = row.target
-        cells = [
-            plain(row.where),
-            _commands(row, before.get(row.key)),
-            str(target.in_flight),
-            str(target.sessions),
-            str(target.connections),
-            str(target.logins_unfinished),
-            size_words(target.memory),
-            str(target.memory_waiting),
-            address_words(target.addresses[0]) if target.addresses else "-",
-        ]
-        found.add_row(*map(Text, cells))
+        cells = {
+            "target": plain(row.where),
+            "commands/s": _commands(row, before.get(row.key)),
+            "in flight": str(target.in_flight),
+            "sessions": str(target.sessions),
+            "connections": str(target.connections),
+            "logging in": str(target.logins_unfinished),
+            "memory": size_words(target.memory),
+            "waiting": str(target.memory_waiting),
+            "largest address": address_words(target.addresses[0]) if target.addresses else "-",
+        }
+        found.add_row(*(Text(cells[name]) for name in columns))
+    return found
+
+
+def _empty(columns: Sequence[str], folded: Sequence[str]) -> Table:
+    """``folded``: columns that take the room that the others leave."""
+    found = Table(box=None, pad_edge=False)
+    for name in columns:
+        if name in folded:
+            found.add_column(name, overflow="fold")
+        else:
+            found.add_column(name, justify="right", no_wrap=True)
     return found
 
 
@@ -78,28 +96,28 @@ def _commands(row: TargetRow, old: TargetRow | None) -> str:
     return f"{(row.target.commands - old.target.commands) / (row.at - old.at):.0f}"
 
 
-def table(rows: Sequence[Row], before: Mapping[tuple[object, ...], Row]) -> RenderableType:
+def table(
+    rows: Sequence[Row], before: Mapping[tuple[object, ...], Row], width: int = ALL_COLUMNS
+) -> RenderableType:
     """The table. ``before``: the rows of the previous reading. A LUN that is not among them has no
-    rates yet."""
-    found = Table(box=None, pad_edge=False)
-    found.add_column("where", overflow="fold")
-    found.add_column("LUN", overflow="fold")
-    for name in _COLUMNS:
-        found.add_column(name, justify="right", no_wrap=True)
-    found.add_column("path", overflow="fold")
+    rates yet. ``width``: of the terminal, characters."""
+    columns = ("where", "LUN", *_COLUMNS, "path") if width >= ALL_COLUMNS else _FEW
+    found = _empty(columns, folded=("where", "LUN", "path", "state"))
     for row in rows:
         lun = row.lun
-        cells = [
-            plain(row.where),
-            plain(lun.name),
-            *_rates(row, before.get(row.key)),
-            str(lun.in_flight),
-            str(lun.retries),
-            str(lun.reconnects),
-            size_words(lun.unflushed),
-            path_words(lun),
-        ]
-        found.add_row(*map(Text, cells))
+        rates = _rates(row, before.get(row.key))
+        cells = {
+            "where": plain(row.where),
+            "LUN": plain(lun.name),
+            **dict(zip(("IOPS", "MiB/s", "mean", "p99"), rates, strict=True)),
+            "in flight": str(lun.in_flight),
+            "retries": str(lun.retries),
+            "reconnects": str(lun.reconnects),
+            "unflushed": size_words(lun.unflushed),
+            "path": path_words(lun),
+            "state": lun_state(lun),
+        }
+        found.add_row(*(Text(cells[name]) for name in columns))
     return found
 
 

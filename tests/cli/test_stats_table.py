@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import io
 import time
 from collections.abc import Callable
 from dataclasses import replace
 from types import TracebackType
 
 import pytest
-from rich.console import Group, RenderableType
+from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
@@ -193,3 +194,33 @@ def test_targets_have_a_table_of_their_own() -> None:
     assert found["commands/s"] == "20" and found["largest address"] == "?[2J 1.0 MiB"
     restarted = cells(only(tables(Rows([], [seen(4.0, 3)]), later)))
     assert restarted["commands/s"] == ""
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_the_tables_fit_the_terminal(width: int) -> None:
+    """The figures are whole; names that are long have several lines."""
+    console = Console(width=width, file=io.StringIO())
+    big = 1023.9 * MIB
+    lun = replace(
+        row(2.0, read=operation(900_000, 9000, 999_000.0)).lun,
+        unflushed=int(big), in_flight=127, portal="[2001:db8::123:4567]:3260",
+    )  # fmt: skip
+    now = replace(row(2.0), lun=lun, where="/var/lib/a/long/mount/point/of/a/lun")
+    old = replace(now, at=1.0, lun=row(1.0, read=operation(0)).lun)
+    target = TargetRow(
+        "iqn.2026-11.example:storage.backup.weekly", "/run/s", 7, "1", 2.0,
+        TargetReading("iqn", "url", commands=123456, in_flight=4095, memory=int(big), sessions=999),
+    )  # fmt: skip
+    console.print(tables(Rows([now], [target]), Rows([old], []), width))
+    assert isinstance(console.file, io.StringIO)
+    shown = console.file.getvalue()
+    assert all(len(line) <= width for line in shown.splitlines())
+    for figure in ("900000", "9000.0", "1023.9 MiB", "127", "4095", "999"):
+        assert figure in shown, shown
+    assert "…" not in shown
+
+
+def test_a_narrow_table_tells_the_state_in_place_of_the_path() -> None:
+    away = replace(row(1.0).lun, connected=False)
+    found = cells(table([replace(row(1.0), lun=away)], {}, 80))
+    assert found["state"] == "not connected" and "path" not in found
