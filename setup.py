@@ -1,18 +1,25 @@
 """Compiles what pays: ``setup.py build_ext --inplace``. Everything works without: more slowly, and
 over RDMA devices without memory windows. With ISERBLK_PLAIN=1 the modules of ``iserblk.forms``
 are left out. ISERBLK_OPTIMIZE: the level of gcc's optimisation for these modules; the default is
-2.
+2. ISERBLK_PROGRESS: the number of an open file descriptor to which is written how far it is.
+
+A C file that is compiled already, as it is and with the same options, is not compiled again: after
+an edit these are those whose C code has changed. Their objects are in build/.
 
 Also names the files that a wheel installs outside of Python's packages, below share/: what
 scripts/install-units needs, the documents, which messages and manual pages name, and the manual
 pages and completions, if there is a directory share/ with them (``scripts/manpages --output .``).
 """
 
+import hashlib
 import os
 import runpy
+import subprocess
 import sys
+from importlib.metadata import version
 from multiprocessing.pool import ThreadPool
 from pathlib import Path
+from threading import Lock
 
 from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
@@ -22,33 +29,90 @@ PAGES = (".md", ".svg", ".yaml")  # of docs/, what users read
 NO_MODULES = {"sdist", "egg_info", "dist_info"}  # commands that look at no compiled module
 
 
+class Progress:
+    """Tells how far the compiling is: in one line of a terminal, and else in a line for each
+    quarter."""
+
+    def __init__(self) -> None:
+        number = os.environ.get("ISERBLK_PROGRESS", "")
+        self._file = os.fdopen(int(number), "w", closefd=False) if number else None
+        self._in_place = self._file is not None and self._file.isatty()
+        self._lock = Lock()
+        self._done = self._all = self._quarters = 0
+
+    def say(self, text: str, last: bool = True) -> None:
+        if self._file is not None:
+            end = "\n" if last or not self._in_place else ""
+            start = "\r\033[K" if self._in_place else ""
+            print(f"{start}setup: {text}", end=end, file=self._file, flush=True)
+
+    def begin(self, files: int) -> None:
+        self._all = files
+
+    def compiled(self) -> None:
+        """One file more."""
+        with self._lock:
+            self._done += 1
+            quarters = 4 * self._done // self._all
+            if self._in_place or quarters > self._quarters:
+                self._quarters = quarters
+                self.say(f"compiled {self._done} of {self._all} C files", self._done == self._all)
+
+
+PROGRESS = Progress()
+
+
 class Build(build_ext):
     """Compiles the C files of one extension at the same time. setuptools does that with extensions,
     and nearly all of ours are in one."""
 
+    def build_extensions(self) -> None:
+        PROGRESS.begin(sum(len(ext.sources) for ext in self.extensions))
+        # What every object depends on, beside its source and its headers.
+        asked = subprocess.run(
+            [*self.compiler.compiler_so[:1], "--version"], capture_output=True, check=False
+        )
+        tools = [sys.version, version("mypy"), version("cython"), *self.compiler.compiler_so]
+        self._tools = asked.stdout + "\0".join(tools).encode()
+        super().build_extensions()
+
     def build_extension(self, ext: Extension) -> None:
-        if len(ext.sources) > 1:
-            for path in self.compiler.object_filenames(ext.sources, output_dir=self.build_temp):
-                os.makedirs(os.path.dirname(path), exist_ok=True)
-            # The longest first, so that no processor is left alone with one at the end.
-            sources = sorted(ext.sources, key=os.path.getsize, reverse=True)
-            with ThreadPool(PROCESSORS) as pool:
-                made = pool.map(lambda source: self._compile(ext, source), sources, chunksize=1)
-            ext.depends += ext.sources
-            ext.extra_objects = sorted(path for paths in made for path in paths)
-            ext.sources = []
+        for path in self.compiler.object_filenames(ext.sources, output_dir=self.build_temp):
+            os.makedirs(os.path.dirname(path), exist_ok=True)
+        known = self._tools + "\0".join([*ext.extra_compile_args, *ext.include_dirs]).encode()
+        headers = hashlib.sha256(known)
+        for path in sorted(set(ext.depends)):
+            headers.update(Path(path).read_bytes())
+        # The longest first, so that no processor is left alone with one at the end.
+        sources = sorted(ext.sources, key=os.path.getsize, reverse=True)
+        with ThreadPool(PROCESSORS) as pool:
+            made = pool.map(
+                lambda source: self._compile(ext, source, headers.digest()), sources, chunksize=1
+            )
+        ext.depends += ext.sources
+        ext.extra_objects = sorted(made)
+        ext.sources = []
         super().build_extension(ext)
 
-    def _compile(self, ext: Extension, source: str) -> list[str]:
-        return self.compiler.compile(  # type: ignore[no-any-return]
-            [source],
-            output_dir=self.build_temp,
-            macros=ext.define_macros,
-            include_dirs=ext.include_dirs,
-            debug=self.debug,
-            extra_postargs=ext.extra_compile_args,
-            depends=ext.depends,
-        )
+    def _compile(self, ext: Extension, source: str, headers: bytes) -> str:
+        """The object of a C file: what is there, if it was made of the same."""
+        state = hashlib.sha256(headers + Path(source).read_bytes()).hexdigest()
+        (made,) = self.compiler.object_filenames([source], output_dir=self.build_temp)
+        stamp = Path(made + ".sha256")
+        if not (os.path.exists(made) and stamp.exists() and stamp.read_text() == state):
+            stamp.unlink(missing_ok=True)
+            self.compiler.compile(
+                [source],
+                output_dir=self.build_temp,
+                macros=ext.define_macros,
+                include_dirs=ext.include_dirs,
+                debug=self.debug,
+                extra_postargs=ext.extra_compile_args,
+                depends=ext.depends,
+            )
+            stamp.write_text(state)
+        PROGRESS.compiled()
+        return str(made)
 
 
 def extensions() -> list[Extension]:
@@ -77,6 +141,8 @@ def extensions() -> list[Extension]:
                 libraries=["ibverbs", "rdmacm"],
             )
         )
+    for module in modules:
+        module.extra_compile_args.append("-g1")  # as mypycify's: names and lines, no variables
     made = cythonize(
         modules,
         compiler_directives={"language_level": "3", "annotation_typing": False},
@@ -85,6 +151,7 @@ def extensions() -> list[Extension]:
     if os.environ.get("ISERBLK_PLAIN", "0") in ("", "0"):
         forms = runpy.run_path("iserblk/forms.py")
         sources = [str(Path(*module.split(".")).with_suffix(".py")) for module in forms["MODULES"]]
+        PROGRESS.say(f"reading the types of {len(sources)} modules")
         made += mypycify(
             ["--config-file=pyproject.toml", *sources],
             opt_level=os.environ.get("ISERBLK_OPTIMIZE", "2"),

@@ -1,0 +1,133 @@
+"""setup.py: what it compiles again after an edit, and what it says meanwhile."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support.nbdkit import need
+from tests.support.target import ROOT
+
+MODULE = """
+#include <Python.h>
+#include "numbers.h"
+extern int other(void);
+static PyObject *number(PyObject *self, PyObject *none) { return PyLong_FromLong(FIRST + other()); }
+static PyMethodDef methods[] = {{"number", number, METH_NOARGS, NULL}, {NULL}};
+static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, "made", NULL, -1, methods};
+PyMODINIT_FUNC PyInit_made(void) { return PyModule_Create(&module); }
+"""
+# In place of mypyc, which takes ten seconds.
+MYPYCIFY = """
+from setuptools import Extension
+def mypycify(words, opt_level, **others):
+    return [Extension("made", ["made.c", "other.c"], include_dirs=["."], depends=["numbers.h"],
+                      extra_compile_args=["-O" + opt_level])]
+"""
+
+
+class Tree:
+    """Two C files with a header, and the setup.py of this checkout."""
+
+    def __init__(self, folder: Path) -> None:
+        need("cc")
+        self.folder = folder
+        shutil.copy(ROOT / "setup.py", folder)
+        for name in ("monitoring", "scripts/systemd", "iserblk", "fake/mypyc", "fake/Cython"):
+            (folder / name).mkdir(parents=True)
+        self.write("iserblk/forms.py", "MODULES, LIBRARY = ('a.b', 'c'), 'made__mypyc'\n")
+        self.write("fake/mypyc/__init__.py", "")
+        self.write("fake/mypyc/build.py", MYPYCIFY)
+        self.write("fake/Cython/__init__.py", "")
+        self.write("fake/Cython/Build.py", "def cythonize(modules, **others): return []\n")
+        self.write("made.c", MODULE)
+        self.write("other.c", "int other(void) { return 2; }\n")
+        self.write("numbers.h", "#define FIRST 40\n")
+
+    def write(self, name: str, text: str) -> None:
+        (self.folder / name).write_text(text)
+
+    def build(self, **changes: str) -> list[str]:
+        """Compiles. Returns what the module says, then the objects that were made for it."""
+        before = self._objects()
+        subprocess.run(
+            [sys.executable, "setup.py", "--quiet", "build_ext", "--inplace", "--force"],
+            cwd=self.folder, check=True, env={**self._environment, **changes},
+        )  # fmt: skip
+        said = subprocess.run(
+            [sys.executable, "-c", "import made; print(made.number())"],
+            cwd=self.folder, check=True, capture_output=True, text=True,
+        )  # fmt: skip
+        after = self._objects()
+        made = [name for name, time in after.items() if time != before.get(name)]
+        return [said.stdout.strip(), *sorted(made)]
+
+    @property
+    def _environment(self) -> dict[str, str]:
+        kept = {name: value for name, value in os.environ.items() if "ISERBLK" not in name}
+        return {**kept, "PYTHONPATH": str(self.folder / "fake")}
+
+    def _objects(self) -> dict[str, int]:
+        return {path.name: path.stat().st_mtime_ns for path in self.folder.rglob("*.o")}
+
+    def said(self, descriptor: int) -> None:
+        """Compiles, and has the progress written to that descriptor."""
+        subprocess.run(
+            [sys.executable, "setup.py", "--quiet", "build_ext", "--inplace", "--force"],
+            cwd=self.folder, check=True, pass_fds=[descriptor],
+            env={**self._environment, "ISERBLK_PROGRESS": str(descriptor)},
+        )  # fmt: skip
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Tree:
+    return Tree(tmp_path)
+
+
+def test_what_has_changed_is_compiled_again(tree: Tree) -> None:
+    """By content: the generated files have new times always. And all, where a header, an option or
+    the compiler's flags are others."""
+    assert tree.build() == ["42", "made.o", "other.o"]
+    tree.write("made.c", MODULE)
+    assert tree.build() == ["42"]
+    tree.write("other.c", "int other(void) { return 3; }\n")
+    assert tree.build() == ["43", "other.o"]
+    tree.write("numbers.h", "#define FIRST 50\n")
+    assert tree.build() == ["53", "made.o", "other.o"]
+    assert tree.build(ISERBLK_OPTIMIZE="0") == ["53", "made.o", "other.o"]
+    assert tree.build(ISERBLK_OPTIMIZE="0", CFLAGS="-g0") == ["53", "made.o", "other.o"]
+
+
+def test_a_failed_compilation_is_tried_again(tree: Tree) -> None:
+    tree.build()
+    tree.write("other.c", "int other(void) { return }\n")
+    for _ in range(2):
+        with pytest.raises(subprocess.CalledProcessError):
+            tree.build()
+    tree.write("other.c", "int other(void) { return 4; }\n")
+    assert tree.build() == ["44", "other.o"]
+
+
+def test_it_says_how_far_it_is(tree: Tree, tmp_path: Path) -> None:
+    with (tmp_path / "said").open("w") as file:
+        tree.said(file.fileno())
+    assert (tmp_path / "said").read_text().splitlines() == [
+        "setup: reading the types of 2 modules",
+        "setup: compiled 1 of 2 C files",
+        "setup: compiled 2 of 2 C files",
+    ]
+
+
+def test_it_says_so_in_one_line_of_a_terminal(tree: Tree) -> None:
+    ours, theirs = os.openpty()
+    tree.said(theirs)
+    os.close(theirs)
+    said = os.read(ours, 1 << 16).decode()
+    os.close(ours)
+    assert said.count("\n") == 2  # after the types, and at the end
+    assert said.endswith("\r\x1b[Ksetup: compiled 2 of 2 C files\r\n")
