@@ -314,3 +314,13 @@ def test_mount_by_mount_8(installed: Path, target: TargetProcess, tmp_path: Path
     )
     assert done.returncode == 32
     assert "no LUN 9" in done.stderr
+
+
+def test_the_example_of_a_device(mortal: TargetProcess) -> None:
+    path = f"{ROOT / '.venv' / 'bin'}:{os.environ['PATH']}"
+    done = subprocess.run(
+        [ROOT / "examples" / "attach.sh", f"{mortal.url}/0"],
+        capture_output=True, text=True, check=False, env={**os.environ, "PATH": path},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == "hello"
