@@ -219,6 +219,7 @@ def distros(tmp_path: Path) -> Distros:
         (["--built", "/nonexistent"], "no such directory: /nonexistent"),
         (["--built", "/"], "--built is for --installed"),
         (["--installed", "true"], "--installed takes no command: true"),
+        (["--installed", "--release", "sid"], "--installed is for releases"),
         (["--installed", "--without", "fio"], "--installed and --without do not go together"),
         (["--frobnicate"], "no such option: --frobnicate"),
     ],
@@ -245,10 +246,11 @@ def test_distros_runs_the_command_in_a_clone_and_leaves_nothing(distros: Distros
     )
     done = distros.run("sh", "-c", f"{script} && [ -e /dev/null ] && [ $$ -lt 100 ] && echo done")
     assert done.returncode == 0, done.stderr
-    assert done.stdout == "done\ndone\n"
-    assert distros.calls.read_text().splitlines() == ["debootstrap bookworm", "debootstrap trixie"]
-    last = done.stderr.splitlines()[-2:]
-    assert [line.split(":")[0].strip() for line in last] == ["bookworm", "trixie"]
+    assert done.stdout == "done\ndone\ndone\n"
+    names = ["bookworm", "trixie", "sid"]
+    assert distros.calls.read_text().splitlines() == [f"debootstrap {name}" for name in names]
+    last = done.stderr.splitlines()[-3:]
+    assert [line.split(":")[0].strip() for line in last] == names
     assert all(": passed, " in line for line in last)
     assert left_of_demos(distros.place) == []
 
@@ -268,6 +270,7 @@ def test_distros_without_a_root_goes_on_to_the_next(distros: Distros) -> None:
     assert "E: made to fail" in done.stderr
     assert "\n  bookworm: FAILED, there is no root" in done.stderr
     assert "\n  trixie: FAILED, there is no root" in done.stderr
+    assert "\n  sid: FAILED, there is no root" in done.stderr
     assert left_of_demos(distros.place) == []
 
 
