@@ -278,6 +278,59 @@ def test_a_late_purge_leaves_the_state_of_what_runs(tmp_path: Path) -> None:
     assert not (tmp_path / "etc" / "iserblk").exists()
 
 
+# --- what other people's tools read ---------------------------------------------------------------
+
+
+def home() -> str:
+    urls = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["urls"]
+    return str(urls["Homepage"])
+
+
+def test_all_name_the_same_place() -> None:
+    """Where the project is found: pyproject.toml, debian/control, upstream/metadata and watch."""
+    assert field("Homepage").strip() == home()
+    urls = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["urls"]
+    told = (DEBIAN / "upstream" / "metadata").read_text().splitlines()
+    told += (DEBIAN / "watch").read_text().splitlines()
+    found = [word for line in told for word in line.split() if word.startswith("https:")]
+    assert len(found) == 7
+    for url in [*urls.values(), *found]:
+        assert url.startswith(home())
+    documents = [url.rpartition("/main/")[2] for url in urls.values() if "/main/" in url]
+    assert documents and all((ROOT / name).exists() for name in documents)
+
+
+def test_the_watch_file_finds_the_source_archive() -> None:
+    """With uscan's own patterns for its names."""
+    pattern = (DEBIAN / "watch").read_text().split()[-1]
+    for name, meaning in (
+        ("@PACKAGE@", field("Source").strip()), ("@ANY_VERSION@", r"[-_]?(\d[\-+\.:\~\da-zA-Z]*)"),
+        ("@ARCHIVE_EXT@", r"(?i)(?:\.(?:tar\.xz|tar\.bz2|tar\.gz|tar\.zstd?|zip|tgz|tbz|txz))"),
+    ):  # fmt: skip
+        assert name in pattern
+        pattern = pattern.replace(name, meaning.replace("(?i)", ""))
+    found = re.fullmatch(pattern, f"{home()}/download/iserblk-{iserblk.__version__}.tar.gz")
+    assert found is not None and found[1] == iserblk.__version__
+    assert not re.fullmatch(pattern, f"/iserblk-{iserblk.__version__}-cp311-cp311-linux.whl")
+
+
+def test_the_tests_of_the_package_are_declared() -> None:
+    """Each with what it runs; scripts/deb --test has autopkgtest run them."""
+    paragraphs = (DEBIAN / "tests" / "control").read_text().split("\n\n")
+    declared = {}
+    for paragraph in paragraphs:
+        fields = dict(re.findall("^([A-Z][a-z]+): (.*)$", paragraph, re.M))
+        declared[fields["Tests"]] = fields["Restrictions"].split(", ")
+        assert "@" in fields["Depends"].split(", ")
+    scripts = {path.name for path in (DEBIAN / "tests").iterdir() if os.access(path, os.X_OK)}
+    assert scripts == set(declared)
+    for name, restrictions in declared.items():
+        text = (DEBIAN / "tests" / name).read_text()
+        subprocess.run(["sh", "-n", DEBIAN / "tests" / name], check=True)
+        assert ("exit 77" in text) == ("skippable" in restrictions)
+        assert ("\nmount " in text) == ("needs-root" in restrictions)
+
+
 # --- the units of the package ---------------------------------------------------------------------
 
 
@@ -538,6 +591,26 @@ def test_faults_of_a_build(builder: Builder) -> None:
     assert done.stderr.splitlines()[-1] == "deb: lintian has found faults"
     assert list(builder.output.glob("*.deb"))  # to look at
     assert not list(builder.top.parent.glob("iserblk-deb.*"))  # nothing is left
+
+
+@pytest.mark.parametrize(("ends", "status"), [(0, 0), (2, 0), (4, 1), (8, 1)])
+def test_the_tests_of_the_package_are_run(ends: int, status: int, builder: Builder) -> None:
+    """With what was built; a skipped test is none that has failed, but none at all is."""
+    summary = "autopkgtest [10:00:00]: @@@@@@@@@@@@@@@@@@@@ summary"
+    builder.program(
+        "autopkgtest",
+        f'#!/bin/sh\necho "$@" >{builder.top.parent}/asked\necho noise\n'
+        f"echo '{summary}'\necho 'nbd PASS'\nexit {ends}\n",
+    )
+    assert builder.run().returncode == 0
+    assert not (builder.top.parent / "asked").exists()
+    done = builder.run("--test")
+    assert done.returncode == status, done.stderr
+    words = (builder.top.parent / "asked").read_text().split()
+    assert [words[0], *words[-2:]] == ["--no-built-binaries", "--", "null"]
+    assert words[1].endswith("_amd64.deb") and words[2].endswith("/iserblk/")
+    assert "\nnbd PASS\n" in done.stderr
+    assert ("noise" in done.stderr) == ("(autopkgtest: status" in done.stderr) == bool(status)
 
 
 @pytest.mark.parametrize(
