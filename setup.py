@@ -174,6 +174,8 @@ def data_files() -> list[tuple[str, list[str]]]:
         found.append(
             (os.path.normpath(place), sorted(os.path.join(folder, each) for each in pages))
         )
+    examples = sorted(str(path) for path in Path("examples").glob("*.*"))
+    found.append(("share/doc/iserblk/examples", examples))
     for folder, _, names in sorted(os.walk("share")):
         if names:
             found.append((folder, sorted(os.path.join(folder, name) for name in names)))

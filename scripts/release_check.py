@@ -108,6 +108,9 @@ def faults_of_wheel(path: Path, tree: Path, url: str) -> Iterator[str]:
             for name in files_of(tree)
             if name.startswith("docs/") and name.endswith(".md")
         ]
+        wanted += [
+            f"{data}doc/iserblk/{name}" for name in files_of(tree) if name.startswith("examples/")
+        ]
         yield from (f"missing: {name}" for name in wanted if name not in names)
         yield from _faults_of_share(
             {name.removeprefix(data) for name in names if name.startswith(data)}

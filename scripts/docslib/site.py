@@ -24,6 +24,7 @@ def prepare(top: Path, work: Path) -> Path:
     """Writes the pages, and a configuration with their order, into the empty directory ``work``.
     Returns the configuration's path."""
     shutil.copytree(top / "docs", work / "pages")
+    shutil.copytree(top / "examples", work / "pages" / "examples")
     for page in sorted(top.glob("*.md")):
         text = page.read_text(encoding="utf-8")
         (work / "pages" / _name(page.name)).write_text(text, encoding="utf-8")

@@ -60,9 +60,13 @@ def test_a_page_is_short_and_says_for_whom_it_is(group: str, path: str) -> None:
 @pytest.fixture
 def project(tmp_path: Path) -> Path:
     (tmp_path / "docs/more").mkdir(parents=True)
+    (tmp_path / "examples").mkdir()
+    (tmp_path / "examples/a.sh").touch()
     rows = "| a | [A](docs/a.md): first |\n| b | [B](docs/b.md) |\n"
     (tmp_path / "README.md").write_text(f"# P\n\n## Documents\n\n### For users\n\n{rows}\n## End\n")
-    (tmp_path / "docs/a.md").write_text("# A\n\n## One `two`, (three)\n\n[b](b.md#b)\n")
+    (tmp_path / "docs/a.md").write_text(
+        "# A\n\n## One `two`, (three)\n\n[b](b.md#b), [e](../examples/a.sh)\n"
+    )
     (tmp_path / "docs/b.md").write_text("# B\n\n[a](a.md#one-two-three), [up](../README.md)\n")
     (tmp_path / "docs/more/c.md").write_text("# C\n\n[b](../b.md), [top](../../README.md#p)\n")
     return tmp_path
@@ -134,6 +138,8 @@ def test_pages_as_mkdocs_gets_them(project: Path, tmp_path: Path) -> None:
     assert sorted(path.name for path in (work / "pages").rglob("*.md")) == [
         "a.md", "b.md", "c.md", "index.md"
     ]  # fmt: skip
+    assert "[e](examples/a.sh)" in (work / "pages/a.md").read_text()
+    assert (work / "pages/examples/a.sh").exists()
     assert "[A](a.md)" in (work / "pages/index.md").read_text()
     assert "[up](index.md)" in (work / "pages/b.md").read_text()
     assert "[top](../index.md#p)" in (work / "pages/more/c.md").read_text()

@@ -57,6 +57,7 @@ def tree(tmp_path: Path) -> Path:
         "scripts/systemd/a@.service": "",
         "monitoring/a.rules.yml": "",
         "docs/a.md": "",
+        "examples/a.py": "",
         "docs/more/b.md": "",
         "LICENSE": "",
         **{f"share/{name}": "" for name in MANUALS},
@@ -94,6 +95,7 @@ def whole(tree: Path, plain: bytes) -> dict[str, bytes]:
     files |= {f"{DATA}/{name}": b"" for name in MANUALS}
     files |= {f"{DATA}/iserblk/install-units": b"", f"{DATA}/iserblk/systemd/a@.service": b""}
     files |= {f"{DATA}/iserblk/monitoring/a.rules.yml": b""}
+    files |= {f"{DATA}/doc/iserblk/examples/a.py": b""}
     files |= {f"{DATA}/doc/iserblk/a.md": b"", f"{DATA}/doc/iserblk/more/b.md": b""}
     modules = ["iserblk__mypyc", MODULE, *OTHERS]
     files |= {f"{name.replace('.', '/')}.cpython-311-x.so": plain for name in modules}
