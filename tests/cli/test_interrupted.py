@@ -125,6 +125,35 @@ def test_a_signal_while_it_works(words: list[str], number: signal.Signals, tmp_p
 
 
 @ENDING
+@pytest.mark.parametrize("out", [False, True], ids=["from stdin", "to stdout"])
+def test_a_signal_while_a_pipe_keeps_it_waiting(
+    out: bool, number: signal.Signals, url: str, tmp_path: Path
+) -> None:
+    """The program at the other end of the pipe does nothing for now."""
+    made = tmp_path / "made"
+    words = ["copy", f"{url}/0", "-"] if out else ["copy", "-", str(made)]
+    with subprocess.Popen(
+        [*COMMAND, *words],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=environment(),
+    ) as process:
+        assert process.stdin is not None and process.stdout is not None
+        if out:
+            assert process.stdout.read(1) == bytes(1)
+        else:
+            process.stdin.write(bytes(1 << 20))  # more than a pipe has room for
+            process.stdin.flush()
+            assert made.exists()
+        process.send_signal(number)
+        process.wait(END_S)
+        assert process.stderr is not None and process.stderr.read() == b""
+    assert process.returncode == 128 + number
+    assert not made.exists()
+
+
+@ENDING
 def test_a_signal_while_nbdkit_logs_in(number: signal.Signals, tmp_path: Path) -> None:
     need("nbdkit")
     with socket.create_server(("127.0.0.1", 0)) as server:
