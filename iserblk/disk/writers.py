@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from iserblk.disk.lun.identity import have_common, world_wide
 from iserblk.disk.multipath.addresses import settle
 from iserblk.disk.seam import LunInfo
-from iserblk.metrics.records import Recorded, RecordedLun, running
+from iserblk.metrics.records import Record, Recorded, RecordedLun, running
 
 log = logging.getLogger(__name__)
 
@@ -38,20 +38,20 @@ def note_use(
         ]
     )
     if writes and not shared:
-        warn_of_writers(luns, recorded.record.where)
+        warn_of_writers(luns, recorded.record)
 
 
-def warn_of_writers(luns: Iterable[LunInfo], where: str = "", pid: int = 0) -> None:
-    """Warn of other processes that write to one of ``luns``. A process at ``where``, or with
-    ``pid``, is a predecessor, and does not count; "" and 0: there is none."""
+def warn_of_writers(luns: Iterable[LunInfo], own: Record | None = None, pid: int = 0) -> None:
+    """Warn of other processes that write to one of ``luns``. ``own``: the record of this process:
+    of an attached device the servers take each other's place. ``pid``: of another process that does
+    not count; 0: there is none."""
     luns = [each for each in luns if not each.read_only]
     if not luns:
         return
     others = [
         found.record
         for found in running()
-        if found.record.pid not in (os.getpid(), pid)
-        and not (where and found.record.where == where)
+        if found.record.pid not in (os.getpid(), pid) and not _is_predecessor(found.record, own)
     ]
     for lun in luns:
         found = [
@@ -66,6 +66,10 @@ def warn_of_writers(luns: Iterable[LunInfo], where: str = "", pid: int = 0) -> N
                 lun.url,
                 " and ".join(found),
             )
+
+
+def _is_predecessor(other: Record, own: Record | None) -> bool:
+    return own is not None and own.command == other.command == "attach" and own.where == other.where
 
 
 def _is_same(lun: LunInfo, other: RecordedLun) -> bool:

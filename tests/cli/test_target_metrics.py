@@ -54,6 +54,11 @@ def stats(place: object) -> dict[str, object]:
     return one
 
 
+def unfolded(report: str) -> str:
+    """A report with its titles in one line each."""
+    return report.replace("\n    ", " ")
+
+
 def logged_in(url: str, pairs: logins.Pairs) -> socket.socket:
     """A session over TCP, past its unit attention."""
     host, _, port = url.split("/")[2].rpartition(":")
@@ -95,7 +100,9 @@ def test_at_a_socket_while_a_peer_holds_memory(tmp_path: Path) -> None:
             held = stats(place)
             assert held["largest_addresses"] == [{"address": "127.0.0.1", "memory_bytes": 64 * KIB}]
             assert (held["session_memory_bytes"], held["in_flight"]) == (64 * KIB, 1)
-            lines = [" ".join(each.split()) for each in good("stats", place).splitlines()]
+            shown = good("stats", place)
+            assert all(len(each) <= 80 or len(each.split()) == 1 for each in shown.splitlines())
+            lines = [" ".join(each.split()) for each in unfolded(shown).splitlines()]
             assert lines[0] == f"{place}: target {server.url}"
             assert any(each.startswith("memory for peers 64.0 KiB of 1.0 GiB,") for each in lines)
             assert "address 127.0.0.1 64.0 KiB" in lines and "sessions 1" in lines
@@ -111,7 +118,7 @@ def test_by_default_they_are_found_by_the_targets_name(tmp_path: Path) -> None:
     def shown(*words: str) -> str:
         done = iserblk("stats", *words, XDG_RUNTIME_DIR=str(tmp_path))
         assert (done.returncode, done.stderr) == (0, "")
-        return done.stdout
+        return unfolded(done.stdout)
 
     with target(tmp_path, iqn=iqn, run=tmp_path) as server:
         assert shown(iqn).startswith(f"{iqn}: target {server.url}\n")

@@ -29,6 +29,7 @@ def other(
     monkeypatch: pytest.MonkeyPatch,
     *,
     pid: int = 4711,
+    command: str = "mount",
     where: str = "/mnt/a",
     url: str = LUN.url,
     size: int = LUN.size,
@@ -36,7 +37,7 @@ def other(
     identifiers: tuple[str, ...] = NAA,
 ) -> None:
     """Another process has the LUN."""
-    record = Record(pid, "mount", where, 0, (RecordedLun(url, size, writes, identifiers),))
+    record = Record(pid, command, where, 0, (RecordedLun(url, size, writes, identifiers),))
     monkeypatch.setattr("iserblk.disk.writers.running", lambda: [Found(record, 0)])
 
 
@@ -76,7 +77,7 @@ def test_without_a_name_of_its_own_the_address_tells(
         {"writes": False},
         {"pid": os.getpid()},
         {"identifiers": ("naa.60014050000000000000000000000002",)},
-        {"where": "/dev/nbd0"},
+        {"command": "attach", "where": "/dev/nbd0"},
     ],
     ids=["a reader", "this process, by several ways", "another LUN", "the predecessor"],
 )
@@ -87,6 +88,15 @@ def test_who_is_no_second_writer(
     other(monkeypatch, **changes)  # type: ignore[arg-type]
     with Recorded("attach", "/dev/nbd0") as recorded:
         note_use(recorded, [LUN])
+
+
+def test_a_server_that_lost_its_socket_to_another_is_no_predecessor(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    other(monkeypatch, command="nbd", where="/run/s")
+    with Recorded("nbd", "/run/s") as recorded:
+        note_use(recorded, [LUN])
+    assert len(caplog.messages) == 1
 
 
 def test_a_predecessor_by_its_number(monkeypatch: pytest.MonkeyPatch) -> None:

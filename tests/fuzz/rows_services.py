@@ -8,7 +8,7 @@ from iserblk.iscsi.send_targets import Portal
 from iserblk.metrics.exposition import parse_untrusted
 from iserblk.metrics.merging import Merger
 from iserblk.metrics.scraping import body_untrusted
-from iserblk.metrics.serving import judge_untrusted
+from iserblk.metrics.serving import judge_untrusted, wants_sessions_untrusted
 from iserblk.target.announcing.announced import Announced
 from iserblk.target.announcing.slp_agent import ServiceAgent
 from tests.discovery.test_isns import group, pdu
@@ -136,6 +136,12 @@ iserblk_target_address_memory_bytes{address="::/64",target="iqn.x:y"} 5.0
 iserblk_target_lun_threads{lun="0",target="iqn.x:y"} 16.0
 """
 
+
+def _request(head: bytes) -> None:
+    judge_untrusted(head)
+    wants_sessions_untrusted(head)
+
+
 ROWS = (
     Row("iSNS answer", _answer, _PAYLOADS),
     Row("iSNS stream", _stream, _STREAMS, each=2),
@@ -170,7 +176,7 @@ ROWS = (
         "metrics answer", body_untrusted, b"HTTP/1.0 200 OK\r\nContent-Length: 2\r\n\r\nup",
     ),
     decoder(
-        "metrics request", judge_untrusted, b"GET /metrics HTTP/1.1\r\n", b"HEAD / HTTP/1.0",
+        "metrics request", _request, b"GET /metrics?sessions HTTP/1.1\r\n", b"HEAD / HTTP/1.0",
         allowed=(),
     ),
 )  # fmt: skip

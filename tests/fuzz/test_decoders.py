@@ -67,6 +67,8 @@ ELSEWHERE = {
     "nbd/kernel/succession.py:check_peer": "tests/nbd/kernel/test_succession.py",
     "metrics/scraping.py:_ask": "tests/metrics/test_serving.py",
     "metrics/scraping.py:scrape": "tests/metrics/test_serving.py",
+    "metrics/scraping.py:_connected": "tests/metrics/test_scraping.py",
+    "metrics/records.py:_read": "tests/metrics/test_records.py",
     "metrics/joining.py:_Room.take": "tests/metrics/test_joining.py",
     "metrics/joining.py:_connected": "tests/metrics/test_joining.py",
 }  # fmt: skip

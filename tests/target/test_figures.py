@@ -12,7 +12,14 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 
 from iserblk.iscsi import bhs, pdu
 from iserblk.iscsi.login_target import AUTHENTICATION_FAILURE
-from iserblk.metrics.target_reading import MOST_ADDRESSES, OTHER, AddressReading, TargetReading
+from iserblk.metrics.target_reading import (
+    MOST_ADDRESSES,
+    MOST_SESSIONS,
+    OTHER,
+    AddressReading,
+    SessionReading,
+    TargetReading,
+)
 from iserblk.newcomers import Newcomers
 from iserblk.rcap.inprocess import memory_pair
 from iserblk.scsi import luns
@@ -21,8 +28,9 @@ from iserblk.target.attempts import FREE, Attempts
 from iserblk.target.figures import Limits, Logins, Parts, read_figures
 from iserblk.target.iscsi.buffers import TOTAL, BufferPool, DataBudget
 from iserblk.target.iscsi.connection import TargetConnection
+from iserblk.target.iscsi.session import TargetSession
 from iserblk.target.keeping import KeptConnections
-from iserblk.target.scsi.device import LogicalUnit
+from iserblk.target.scsi.device import DeviceServer, LogicalUnit
 from iserblk.url import Url, parse_url
 from tests.iscsi import logins
 from tests.support.until import until
@@ -229,6 +237,21 @@ def test_of_1000_addresses_few_are_named() -> None:
     assert (found.memory_limit, found.address_limit) == (TOTAL, TOTAL // 2)
     for pool in pools:
         pool.close()
+
+
+def test_of_100_sessions_64_are_named() -> None:
+    budget = DataBudget()
+    device = DeviceServer({}, IQN)
+    sessions = [TargetSession(device, budget, f"10.0.0.{number}") for number in range(100)]
+    for number, each in enumerate(sessions):
+        each.initiator_name = f"iqn.x:{number}"
+    sessions[1].done = True
+    found = read_figures(IQN, "", parts(budget), Limits(1, 1), sessions, 0, [])
+    assert (found.sessions, len(found.named_sessions)) == (99, MOST_SESSIONS)
+    assert found.named_sessions[:2] == (
+        SessionReading("iqn.x:0", "10.0.0.0"),
+        SessionReading("iqn.x:2", "10.0.0.2"),
+    )
 
 
 async def test_the_addresses_of_an_ipv6_network_count_as_one(

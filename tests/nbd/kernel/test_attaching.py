@@ -120,6 +120,26 @@ def test_two_at_once_take_two_devices(
     tool.good("detach", "nbd0", "nbd1")
 
 
+def test_a_second_device_of_a_lun_is_warned(
+    tool: Attacher, kernel: FakeKernel, target: TargetProcess
+) -> None:
+    """And told of the server of the first. (nbdkit's servers leave no record.) A new server for a
+    device is no second one."""
+    url = f"{target.url}/0"
+    tool.good("attach", url, "nbd0")
+    status, out, err = tool.ended("attach", url, "nbd1")
+    assert (status, out) == (0, f"ready {path_of(kernel, 'nbd1')}\n")
+    if tool.by_nbdkit:
+        assert err == ""
+    else:
+        (line,) = err.splitlines()
+        assert f"{url}: written to by process " in line
+        assert "(iserblk attach at /dev/nbd0), too" in line
+    tool.good("detach", "nbd0")
+    tool.good("attach", "--replace", url, "nbd1")
+    tool.good("detach", "nbd1")
+
+
 def test_every_disk_as_json(tool: Attacher, kernel: FakeKernel, target: TargetProcess) -> None:
     devices = json.loads(tool.good("attach", target.url, "--json"))["devices"]
     assert devices == [
