@@ -31,6 +31,7 @@ WRITTEN = [
 # What is read in ten minutes, and a little more where developers look things up.
 MOST_WORDS = {"For users": 2400, "For operators": 2000, "For developers": 2500}
 NOT_SPLIT_YET = {"docs/cli.md"}
+LOOKED_UP = {"docs/json.md"}  # a section for each command; nobody reads all of them
 
 
 def test_every_link_leads_somewhere_and_every_page_is_listed() -> None:
@@ -51,7 +52,7 @@ def test_a_page_is_short_and_says_for_whom_it_is(group: str, path: str) -> None:
     assert title.startswith("# ") and "\n" not in title
     if path not in NOT_SPLIT_YET:
         assert re.match("For (users|operators|developers|those)", first), first
-        assert len(text.split()) <= MOST_WORDS[group]
+        assert path in LOOKED_UP or len(text.split()) <= MOST_WORDS[group]
 
 
 # --- the check of links ------------------------------------------------------------------------
