@@ -67,6 +67,12 @@ def connect(home: Home, block_size: int, state: State) -> None:
         )
         try:
             KERNEL.connect(device.index, settings)
+            # The kernel shows the number that this process has in the first namespace of processes.
+            # Before the call that is not known: who is killed within it, and is not in the first
+            # one, leaves a device that nobody calls ours.
+            shown = device.client
+            if shown not in (0, os.getpid()):
+                write_pid(home.client_pid, shown)
             _look_after(device, state)
         except OSError as error:
             raise IserblkError(f"{device.path}: the kernel could not connect it: "

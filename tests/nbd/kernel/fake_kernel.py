@@ -45,6 +45,11 @@ class FakeKernel:
         """Connect the device for another program."""
         (self.root / "sys" / "block" / name / "pid").write_text(f"{pid}\n")
 
+    def number_processes_from(self, first: int) -> None:
+        """Those that attach are in a namespace of processes; a process has ``first`` more as its
+        number outside."""
+        (self.root / "first").write_text(str(first))
+
     def refuse(self, name: str) -> None:
         (self.root / f"refuse-{name}").touch()
 
@@ -156,7 +161,8 @@ def _connect(root: Path, name: str, client: str, told: str, descriptors: list[in
     held = [socket.socket(fileno=number) for number in descriptors]
     directory = root / "sys" / "block" / name
     mine = directory / f"pid-{os.getpid()}"
-    mine.write_text(f"{client}\n")
+    first = root / "first"
+    mine.write_text(f"{int(client) + (int(first.read_text()) if first.exists() else 0)}\n")
     try:
         if os.getppid() != int(client):
             return  # killed before it came to the system call

@@ -90,6 +90,18 @@ def test_in_use_after_its_server_has_died(
     tool.good("detach", "nbd0")
 
 
+def test_in_a_namespace_of_processes(
+    tool: Attacher, kernel: FakeKernel, target: TargetProcess
+) -> None:
+    """The kernel shows another number than the process has there."""
+    kernel.number_processes_from(10_000_000)
+    tool.good("attach", f"{target.url}/0")
+    assert "is attached there" in tool.refused(28, "attach", f"{target.url}/0", "nbd0")
+    tool.good("attach", "--replace", f"{target.url}/0", "nbd0")
+    tool.good("detach", "nbd0")
+    assert kernel.connected() == []
+
+
 def test_somebody_else_detaches(tool: Attacher, kernel: FakeKernel, target: TargetProcess) -> None:
     process = tool.start("attach", "-f", f"{target.url}/0")
     assert process.stdout is not None
