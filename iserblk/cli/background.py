@@ -90,7 +90,7 @@ def background_options(name: str) -> Callable[[F], F]:
             "--background",
             is_flag=True,
             help="Return when clients can connect. The server goes on in the background, and logs"
-            f" to syslog as {name}.",
+            f" to syslog: `journalctl -t {name}`.",
         )(function)
 
     return add

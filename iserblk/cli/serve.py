@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import logging
 import os
 import re
 import socket
@@ -20,10 +19,8 @@ from iserblk.errors import BadArgument, Busy, PermissionDenied
 from iserblk.names import machine_id
 from iserblk.target.config import DEFAULT_PORTAL, TargetConfig
 from iserblk.target.lunspec import LunSpec, file_spec
-from iserblk.target.ports import parse_listen
+from iserblk.target.ports import Listen, parse_listen
 from iserblk.url import may_be_url, parse_place
-
-log = logging.getLogger(__name__)
 
 _PREFIX = "iqn.2026-11.io.github.iserblk"
 _MOST_OF_FILE = 40  # characters of a target's name
@@ -74,7 +71,7 @@ def command(
         specs = [_spec(each, size, read_only) for each in files]
         config = TargetConfig(
             iqn=name_for(files),
-            portals=[parse_listen(listen or free_portal())],
+            portals=[_portal(listen)],
             luns=dict(enumerate(specs)),
         )
         ground = Ground(NAME, background, pidfile, None)
@@ -115,17 +112,8 @@ def _in_our_words() -> Iterator[None]:
         raise type(error)(said.replace(_READ_ONLY, "`--read-only`")) from None
 
 
-def free_portal() -> str:
-    """The default portal; another port of its host while that one is in use."""
-    host, _, port = DEFAULT_PORTAL.rpartition(":")
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((host, int(port)))
-        except OSError as error:
-            log.info("%s: %s; listening on another port", DEFAULT_PORTAL, error.strerror)
-            return f"{host}:0"
-    return DEFAULT_PORTAL
+def _portal(listen: str | None) -> Listen:
+    return Listen(DEFAULT_PORTAL, or_another=True) if listen is None else parse_listen(listen)
 
 
 def announce(url: str, count: int) -> None:

@@ -187,11 +187,13 @@ ONLY_PORT = TargetPorts().by_tag[1]  # the default: a single portal group, with 
 @dataclass(slots=True, frozen=True)
 class Listen:
     """One value of ``--listen``. ``place``: ``HOST:PORT``, not checked. ``transports`` empty: those
-    of its group, or the default."""
+    of its group, or the default. ``or_another``: while the port is in use, any other of the host
+    does."""
 
     place: str
     group: int = 1
     transports: frozenset[str] = frozenset()
+    or_another: bool = False
 
 
 def _said(text: str) -> str:

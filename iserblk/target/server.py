@@ -1030,7 +1030,7 @@ async def serve(
         portals: list[Portal] = []
         for place in places:
             port = ports.by_tag[place.group]
-            for each in await listen_tcp(place.place):
+            for each in await listen_tcp(place.place, place.or_another):
                 address = each.socket.getsockname()
                 portals.append(Portal(address[0], address[1], place.group))
                 if not is_any_address(address):

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import re
-import socket
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
 from iserblk.cli import serve
-from iserblk.cli.serve import announce, free_portal, name_for
+from iserblk.cli.serve import announce, name_for
 from iserblk.names import check_name
+from iserblk.target.config import TargetConfig
+from iserblk.target.ports import Listen
 from iserblk.url import parse_url
 from tests.cli.commands import bad, good, good_json
 from tests.cli.test_cli_background import in_background
@@ -101,13 +103,18 @@ def test_names(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     assert name_for(["a"]) != found[0]
 
 
-def test_the_port(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The default one; any other while a program listens there."""
-    with socket.create_server(("127.0.0.1", 0)) as other:
-        place = "{}:{}".format(*other.getsockname())
-        monkeypatch.setattr(serve, "DEFAULT_PORTAL", place)
-        assert free_portal() == "127.0.0.1:0"
-    assert free_portal() == place
+def test_where_it_listens(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """At the default port, or at another one while that is in use; nowhere but where it was told
+    to."""
+    seen: list[TargetConfig] = []
+    monkeypatch.setattr(serve, "serve_config", lambda read, *_: seen.append(read()))
+    for words in ([], ["--listen", "10.0.0.1:3260"]):
+        done = CliRunner().invoke(serve.command, [str(tmp_path / "a"), *words])
+        assert done.exit_code == 0
+    assert [each.portals for each in seen] == [
+        [Listen("127.0.0.1:3260", or_another=True)],
+        [Listen("10.0.0.1:3260")],
+    ]
 
 
 @pytest.mark.parametrize("everywhere", ["0.0.0.0", "[::]"])

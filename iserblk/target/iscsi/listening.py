@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import logging
 import os
 import socket
 from collections.abc import Callable, Sequence
@@ -18,6 +19,8 @@ from iserblk.rcap.seam import QueuePair
 from iserblk.sockets.pacing import unpace
 from iserblk.target.iscsi.accepting import RECEIVE_SIZE, reply_flags
 from iserblk.target.iscsi.connection import LOGIN_SLOTS
+
+log = logging.getLogger(__name__)
 
 SCTP_BACKLOG = 128
 READ_DEPTH = 64  # RDMA Reads at a time, if the device can do so many
@@ -37,9 +40,10 @@ def is_any_address(address: object) -> bool:
     return address[0] in ("0.0.0.0", "::")
 
 
-async def listen_tcp(listen: str) -> list[trio.SocketListener]:
-    """Listen at ``HOST:PORT``; the caller closes the listeners. Raises BadArgument, Busy or
-    PermissionDenied, with texts that name the address."""
+async def listen_tcp(listen: str, or_another: bool = False) -> list[trio.SocketListener]:
+    """Listen at ``HOST:PORT``; the caller closes the listeners. ``or_another``: while the port is
+    in use, at any other port. Raises BadArgument, Busy or PermissionDenied, with texts that name
+    the address."""
     if "@" in listen:
         raise BadArgument("listen: give HOST:PORT, without a user or secret")
     host, separator, port_text = listen.rpartition(":")
@@ -61,6 +65,9 @@ async def listen_tcp(listen: str) -> list[trio.SocketListener]:
         ) from None
     except OSError as error:
         if error.errno == errno.EADDRINUSE or "in use" in str(error.__cause__ or error):
+            if or_another:
+                log.info("%s is in use: the target listens at another port", listen)
+                return await listen_tcp(f"{listen.rpartition(':')[0]}:0")
             raise Busy(f"listen {listen}: the port is in use; choose another, or 0") from None
         cause = error.__cause__ if isinstance(error.__cause__, OSError) else error
         text = os.strerror(cause.errno) if cause.errno else str(cause)

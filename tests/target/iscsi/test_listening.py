@@ -58,6 +58,21 @@ def fabric(monkeypatch: pytest.MonkeyPatch) -> Iterator[Fabric]:
     assert not fabric.listeners
 
 
+async def test_another_port_while_one_is_in_use() -> None:
+    """Where that will do; else it is refused. (No other test has this address.)"""
+    with socket.create_server(("127.0.99.7", 0)) as other:
+        taken = other.getsockname()[1]
+        (listener,) = await listening.listen_tcp(f"127.0.99.7:{taken}", or_another=True)
+        host, port = listener.socket.getsockname()
+        assert host == "127.0.99.7" and port not in (0, taken)
+        await listener.aclose()
+        with pytest.raises(Busy, match="the port is in use"):
+            await listening.listen_tcp(f"127.0.99.7:{taken}")
+    (listener,) = await listening.listen_tcp(f"127.0.99.7:{taken}", or_another=True)
+    assert listener.socket.getsockname()[1] == taken
+    await listener.aclose()
+
+
 async def test_connections_within_the_machine_are_not_paced() -> None:
     (listener,) = await listening.listen_tcp("127.0.0.1:0")
     async with listener:
