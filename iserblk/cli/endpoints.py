@@ -280,7 +280,9 @@ async def open_destination(
         async with aio.open_disks(place, options) as disks:
             disk = only_disk(disks.disks)
             if disk.info.read_only:
-                raise WriteProtected(f"{disk.info.url}: the LUN is read-only")
+                raise WriteProtected(
+                    f"{disk.info.url}: the LUN is read-only; allow writing at the target"
+                )
             with Recorded("copy") as recorded:
                 note_use(recorded, [disk.info], shared=is_shared(place, options))
                 yield disk

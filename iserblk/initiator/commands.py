@@ -28,7 +28,7 @@ from iserblk.initiator.session.commanding import CommandSession
 from iserblk.initiator.session.sending import InDoubt
 from iserblk.initiator.session.slots import QUEUED, Operation, TaskSlot, Waiter
 from iserblk.iscsi import bhs, reasons
-from iserblk.scsi import alua, opcodes
+from iserblk.scsi import alua, opcodes, remedies
 from iserblk.scsi import sense as sense_data
 from iserblk.scsi import status as sam
 from iserblk.scsi.cdb import NDOB
@@ -111,9 +111,11 @@ def failure(slot: TaskSlot, name: str) -> IserblkError | None:
         return None
     if slot.status != sam.CHECK_CONDITION:
         kind = ReservationConflict if slot.status == sam.RESERVATION_CONFLICT else ScsiError
-        return kind(f"{name}: {sam.words(slot.status)}", slot.status)
+        text = f"{name}: {sam.words(slot.status)}{remedies.of_status(slot.status)}"
+        return kind(text, slot.status)
     sense = sense_data.decode(slot.sense)
-    return _from_sense(f"{name}: command {slot.cdb[0]:#04x}: {sense}", sense)
+    text = f"{name}: command {slot.cdb[0]:#04x}: {sense}{remedies.of_sense(sense)}"
+    return _from_sense(text, sense)
 
 
 def _from_sense(text: str, sense: Sense) -> ScsiError:

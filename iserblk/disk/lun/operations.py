@@ -838,7 +838,9 @@ class DiskCore:
     def check_write(self, offset: int, length: int) -> None:
         """Raises WriteProtected or OutOfRange."""
         if self.info.read_only:
-            raise WriteProtected(f"{self.info.name}: the LUN is read-only")
+            raise WriteProtected(
+                f"{self.info.name}: the LUN is read-only; allow writing at the target"
+            )
         self.check(offset, length)
 
     # -- the common case: one command for whole blocks ------------------------------------------
