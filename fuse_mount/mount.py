@@ -15,7 +15,6 @@ import fcntl
 import json
 import logging
 import os
-import re
 import shutil
 import subprocess
 import tempfile
@@ -24,8 +23,9 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from fuse_mount.errors import BY_STATUS, MountError, MountFailed, SystemProblem, UsageError
+from fuse_mount.holders import holder, unescape
 from fuse_mount.options import MountOptions, parse_options
-from iserblk.background import READY, Child, Parent, fork
+from iserblk.background import READY, Child, Parent, fork, where_log_is
 from iserblk.errors import BadArgument, IserblkError, NotSupported
 from iserblk.installation import HERE, no_pyfuse3
 from iserblk.limited_log import limited_lines, tell_left_out
@@ -56,6 +56,10 @@ _MAX_BACKGROUND = 64
 _REFUSED = "fuse_reply_* failed"
 
 _UNMOUNT_TIMEOUT_S = 120.0
+# When unmounting looks for other mounts of the file system: a server mostly ends before that.
+_FIRST_LOOK_S = 0.2
+_LOOK_S = 1.0
+LOG_NAME = "iserblk-mount"  # of a server in the background, in syslog
 _TELL_S = 60.0  # between two looks at what was left out of the log
 
 
@@ -130,8 +134,9 @@ class How(enum.Enum):
     LAZY = "--lazy"  # when nothing uses the files any more; nothing is waited for
 
 
-def unmount(mountpoint: str, how: How = How.FLUSHED) -> None:
-    """Unmount, and wait until the server has flushed, logged out and ended.
+def unmount(mountpoint: str, how: How = How.FLUSHED, waits: bool = False) -> None:
+    """Unmount, and wait until the server has flushed, logged out and ended. ``waits``: also where
+    the file system is mounted elsewhere, which is logged then; else it is an error at once.
 
     Flushes first, so that an error of the flush is raised here; but not what another user has
     mounted without allow_other, which its server flushes at its end. Raises UsageError (no LUNs are
@@ -139,7 +144,7 @@ def unmount(mountpoint: str, how: How = How.FLUSHED) -> None:
     unmounted if the server did not end in time.
     """
     mountpoint = whole_path(mountpoint)
-    kind, _ = is_mounted(mountpoint)
+    kind, number = is_mounted(mountpoint)
     if kind != _FILE_SYSTEM:
         _forget(mountpoint)
         raise UsageError(f"{mountpoint}: no LUNs are mounted there")
@@ -161,14 +166,35 @@ def unmount(mountpoint: str, how: How = How.FLUSHED) -> None:
     if how is How.LAZY:
         _forget(mountpoint)
         return
-    deadline = time.monotonic() + _UNMOUNT_TIMEOUT_S
+    _wait_for_server(mountpoint, number, waits)
+
+
+def _wait_for_server(mountpoint: str, number: int, waits: bool) -> None:
+    """Wait until the server of the file system that was at ``mountpoint``, minor device ``number``,
+    has ended. Where the file system is mounted elsewhere, too, its server goes on for that: see
+    ``unmount``."""
+    told = False
+    now = time.monotonic()
+    deadline, look = now + _UNMOUNT_TIMEOUT_S, now + _FIRST_LOOK_S
     directory = os.open(mountpoint, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         while not _try_lock(directory, fcntl.LOCK_SH):
-            if time.monotonic() > deadline:
+            now = time.monotonic()
+            if now > look and not told:
+                look = now + _LOOK_S
+                found = holder(_FILE_SYSTEM, f"0:{number}")
+                if found is not None:
+                    text = f"{mountpoint}: unmounted here, but its server goes on: "
+                    text += found.words(mountpoint)
+                    if not waits:
+                        raise MountFailed(text)
+                    told = True
+                    log.warning("%s (waiting for that)", text)
+            if now > deadline:
                 raise MountFailed(
-                    f"{mountpoint}: unmounted, but its server still runs: it may be waiting for the"
-                    " target; its log may say more"
+                    f"{mountpoint}: unmounted, but its server still runs: it waits for the target,"
+                    " or a mount namespace that cannot be seen from here has the files mounted;"
+                    f" its log: {where_log_is(LOG_NAME)}"
                 )
             time.sleep(0.02)
     finally:
@@ -426,7 +452,7 @@ def is_mounted(mountpoint: str) -> tuple[str, int]:
         for line in file:
             before, _, after = line.partition(" - ")
             _, _, device, _, place, *_ = before.split(" ")
-            if _unescape(place) == mountpoint:
+            if unescape(place) == mountpoint:
                 found = (after.split(" ")[0], int(device.partition(":")[2]))
     return found
 
@@ -434,11 +460,6 @@ def is_mounted(mountpoint: str) -> tuple[str, int]:
 def is_ours(mountpoint: str) -> bool:
     """Whether LUNs are mounted there, by a server that may be dead. Waits for no file system."""
     return is_mounted(mountpoint)[0] == _FILE_SYSTEM
-
-
-def _unescape(text: str) -> str:
-    """Decode a path of mountinfo, where blanks, newlines and backslashes are octal escapes."""
-    return re.sub(r"\\([0-7]{3})", lambda digits: chr(int(digits[1], 8)), text)
 
 
 # --- unmounting --------------------------------------------------------------------------------
@@ -486,7 +507,7 @@ def _child(
     """The body of the background process; never returns to its caller."""
     status = 0
     try:
-        mount_foreground(urls, mountpoint, options, lambda: parent.release("iserblk-mount"))
+        mount_foreground(urls, mountpoint, options, lambda: parent.release(LOG_NAME))
     except MountError as error:
         status = error.exit_status
         _report(parent, status, str(error))

@@ -37,7 +37,9 @@ def _unmount(arguments: Sequence[str]) -> None:
     names = {name for name, _ in options}
     if "-N" in names:
         raise UsageError("unmounting in another namespace (-N) is not supported; use nsenter")
-    unmount(words[0], How.LAZY if "-l" in names else How.FORCE if "-f" in names else How.FLUSHED)
+    how = How.LAZY if "-l" in names else How.FORCE if "-f" in names else How.FLUSHED
+    # At a shutdown, what holds the files elsewhere (a container) is being stopped as well.
+    unmount(words[0], how, waits=True)
 
 
 def run() -> NoReturn:

@@ -16,6 +16,7 @@ import sys
 from iserblk.printable import PrintableFormatter
 
 SYSLOG = "/dev/log"
+JOURNAL = "/run/systemd/journal/socket"
 READY = b"ready"
 
 
@@ -31,6 +32,16 @@ def log_to_syslog(name: str) -> None:
         root.addHandler(syslog)
     else:
         root.addHandler(logging.NullHandler())  # else Python prints warnings on stderr
+
+
+def where_log_is(name: str) -> str:
+    """Where the log of a process is that logs to syslog as ``name``: what to run, or why nothing
+    helps."""
+    if os.path.exists(JOURNAL):
+        return f"journalctl -t {name}"
+    if os.path.exists(SYSLOG):
+        return f"the lines of {name} in this machine's syslog (/var/log/syslog, /var/log/messages)"
+    return "none, as this machine has no syslog; with -f it is on the terminal"
 
 
 def release_streams() -> None:

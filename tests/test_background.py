@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from iserblk import background
 from tests.support.target import END_S
 from tests.support.until import until_blocking
 
@@ -146,3 +147,17 @@ def test_a_child_whose_parent_has_gone(tmp_path: Path) -> None:
     )
     assert done.returncode == -signal.SIGKILL
     until_blocking((tmp_path / "heard").exists)  # it closes the pipe before it hears that
+
+
+@pytest.mark.parametrize(
+    ("there", "words"),
+    [("JOURNAL", "journalctl -t iserblk-mount"), ("SYSLOG", "syslog"), ("", "no syslog; with -f")],
+)
+def test_where_the_log_is(
+    there: str, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("JOURNAL", "SYSLOG"):
+        monkeypatch.setattr(background, name, str(tmp_path / name))
+    if there:
+        (tmp_path / there).touch()
+    assert words in background.where_log_is("iserblk-mount")

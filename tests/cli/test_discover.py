@@ -129,7 +129,7 @@ def test_discovery_on_the_transport_of_iscsi(target: TargetProcess, portal: Port
 
 def test_an_iser_url_means_iser() -> None:
     with portals(1, lambda: Portal(slam=True)) as (portal,):
-        assert "is it an iSER portal?" in bad(4, "discover", f"iser://{portal.name}")
+        assert f"write iscsi://{portal.name} in" in bad(4, "discover", f"iser://{portal.name}")
         assert (portal.mpa, portal.logins) == (1, 0)
 
 

@@ -134,7 +134,7 @@ def test_a_web_server() -> None:
             thread.join()
     # The server waits for the end of a line, or finds one in the request and complains.
     assert done.returncode in (4, 8)
-    assert "is this the port of an iSER target?" in done.stdout
+    assert "correct the port: a web server answers there" in done.stdout
 
 
 @pytest.mark.parametrize(

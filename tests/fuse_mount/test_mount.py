@@ -420,6 +420,66 @@ def test_background_and_unmount(mounts: Mounts) -> None:
     os.close(pidfd)
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="a mount namespace needs root")
+def test_unmounting_what_another_namespace_has_too(mounts: Mounts) -> None:
+    """The server goes on for that; the command says so at once, and how it is ended."""
+    server = mounts.start()
+    words = ["unshare", "--mount", "--propagation", "private", "sh", "-c", "echo there; read end"]
+    holding = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    try:
+        assert holding.stdout is not None
+        if holding.stdout.readline() != "there\n":
+            pytest.skip("no mount namespaces here")
+        done = mounts.run("--unmount", str(mounts.place))
+        assert done.returncode == 32
+        assert "unmounted here, but its server goes on: the mount namespace of" in done.stderr
+        assert f"process {holding.pid} (sh)" in done.stderr
+        assert f"nsenter -t {holding.pid} -m umount '{mounts.place}'" in done.stderr
+        assert server.poll() is None
+    finally:
+        holding.communicate("\n", timeout=60)
+    assert ended(server) == (0, "")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="a bind mount needs root")
+def test_the_umount_helper_waits_for_another_mount(mounts: Mounts, tmp_path: Path) -> None:
+    """At a shutdown the network must not go before the server; it says what it waits for."""
+    server = mounts.start()
+    other = tmp_path / "other"
+    other.mkdir()
+    subprocess.run(["mount", "--bind", mounts.place, other], check=True)
+    helper = Forked(
+        MODULE,
+        ["--umount-helper", str(mounts.place)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=mounts.environment(),
+    )
+    try:
+        assert helper.stderr is not None
+        assert f"it is mounted at {other}, too" in helper.stderr.readline()
+        assert helper.poll() is None
+    finally:
+        subprocess.run(["umount", other], check=True)
+    assert ended(helper)[0] == 0
+    assert ended(server) == (0, "")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="a bind mount needs root")
+def test_unmounting_what_is_bound_elsewhere(mounts: Mounts, tmp_path: Path) -> None:
+    server = mounts.start()
+    other = tmp_path / "other"
+    other.mkdir()
+    subprocess.run(["mount", "--bind", mounts.place, other], check=True)
+    try:
+        done = mounts.run("--unmount", str(mounts.place))
+        assert done.returncode == 32
+        assert done.stderr.rstrip().endswith(f"it is mounted at {other}, too: unmount that as well")
+    finally:
+        subprocess.run(["umount", other], check=True)
+    assert ended(server) == (0, "")
+
+
 def test_unmounting_what_is_in_use_leaves_it(mounts: Mounts) -> None:
     mounts.run("--background", URL, str(mounts.place))
     with open(mounts.place / "lun0", "rb"):

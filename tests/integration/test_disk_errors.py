@@ -23,8 +23,10 @@ from iserblk.errors import (
     ConnectTimeout,
     HostNotFound,
     IserblkError,
+    LoginError,
     NoMpaReply,
     NoSuchLun,
+    OtherProtocol,
     OutOfRange,
     OutOfSpace,
     RemoteProtocolError,
@@ -295,11 +297,18 @@ def iscsi_login_response(sock: socket.socket) -> None:
 
 
 @face
-@pytest.mark.parametrize("serve", [http, chatty, iscsi_login_response])
-async def test_a_port_that_speaks_something_else(face: str, serve: Serve) -> None:
+@pytest.mark.parametrize(("serve", "who"), [(http, "a web server"), (chatty, "a mail or FTP")])
+async def test_a_port_that_speaks_something_else(face: str, serve: Serve, who: str) -> None:
     with stranger(serve) as url:
-        text = await refused(face, url, RemoteProtocolError, 4)
-    assert text.startswith("MPA: 127.0.0.1:")
+        text = await refused(face, url, OtherProtocol, 4)
+    assert text.startswith("127.0.0.1:") and f": {who}" in text and "answers there" in text
+
+
+@face
+async def test_a_portal_that_rejects_every_pdu(face: str) -> None:
+    with stranger(iscsi_login_response) as url:
+        text = await refused(face, url, LoginError, 5)
+    assert "then write iscsi:// for iser://" in text
 
 
 def at_once(sock: socket.socket) -> None:

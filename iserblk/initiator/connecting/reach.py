@@ -258,7 +258,7 @@ class _Doubt:
         wanted, scheme = (ISER, "iscsi") if url.scheme == "iser" else (ISCSI, "iser")
         if who in ("", wanted):
             return error
-        right = replace(url, scheme=scheme).redacted()
+        right = replace(url, scheme=scheme).redacted().rstrip("/")
         if isinstance(error, ConnectFailed | RemoteProtocolError):  # it has answered, somehow
             error.args = (f"{error}; the portal speaks {who}: that is {right}",)
             return error
