@@ -93,6 +93,10 @@ MPA_TIMEOUT_S = 3.0
 PRIVATE_DATA = BHS_LENGTH - HEADER_SIZE - ENHANCED_SIZE
 
 
+_SPEAKS = {
+    ISCSI: "speaks Traditional iSCSI, and no iSER",
+    ISER: "speaks iSER, and no Traditional iSCSI",
+}
 _PERHAPS = (
     "the portal speaks Traditional iSCSI, and perhaps no iSER: then write iscsi:// for iser://"
 )
@@ -263,8 +267,8 @@ class _Doubt:
             error.args = (f"{error}; the portal speaks {who}: that is {right}",)
             return error
         return OtherProtocol(
-            f"{self._portal} speaks {who}, and no {wanted}: write {right} in place of"
-            f" {url.scheme}://, or switch {wanted} on at the target",
+            f"{self._portal} {_SPEAKS[who]}: write {right} in place of {url.scheme}://, or switch"
+            f" {wanted} on at the target",
             who,
         )
 
