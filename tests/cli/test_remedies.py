@@ -28,7 +28,7 @@ SOURCES = [
     for path in sorted((ROOT / package).rglob("*.py"))
 ]
 HOLE = "\0"  # what a text gets when it is raised
-VERBS = ("for", "is", "uses", "reservation")  # words behind the name of the project
+VERBS = ("for", "is", "uses", "runs", "that", "reservation")  # words behind the name of the project
 # Options of other programs, and a word of the texts that have them.
 FOREIGN = {
     **dict.fromkeys(("--user", "--python", "--break-system-packages"), ("pip", " --")),

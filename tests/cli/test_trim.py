@@ -77,7 +77,8 @@ def test_a_lun_that_refuses_to_trim(tmp_path: Path) -> None:
     with running_target(
         [f"{tmp_path}/lun:size=8M"], tmp_path / "log", environment={"PROFILE": "summitstor"}
     ) as target:
-        ended = iserblk("trim", f"{target.url}/0", "--all")
+        # The profile's LUN has one name in all tests: others write to it at this time.
+        ended = iserblk("trim", f"{target.url}/0", "--all", "--shared", "yes")
     assert ended.returncode == 27 and len(ended.stderr.splitlines()) == 1
     assert "lun0" in ended.stderr and "5/20/00" in ended.stderr
 
