@@ -172,8 +172,13 @@ def _faults_of_metadata(metadata: Message, tree: Path, url: str) -> Iterator[str
     for name, wanted in (("Name", "iserblk"), ("Version", version and version[1])):
         if metadata[name] != wanted:
             yield f"{name} is {metadata[name]}, and not {wanted}"
-    if len(metadata.get_all("Classifier", [])) == 0:
+    classifiers = metadata.get_all("Classifier", [])
+    if len(classifiers) == 0:
         yield "there are no classifiers"
+    if metadata["License-Expression"] != "Apache-2.0":
+        yield f"License-Expression is {metadata['License-Expression']}, and not Apache-2.0"
+    if any(each.startswith("License ::") for each in classifiers):
+        yield "a classifier names the licence, beside License-Expression"
     if missing := EXTRAS - set(metadata.get_all("Provides-Extra", [])):
         yield f"missing: the extras {', '.join(sorted(missing))}"
     for requirement in metadata.get_all("Requires-Dist", []):

@@ -30,7 +30,8 @@ URL = "https://example.org/iserblk"
 INFO, DATA = "iserblk-1.2.dist-info", "iserblk-1.2.data/data/share"
 METADATA = "\n".join(
     [
-        *("Metadata-Version: 2.1", "Name: iserblk", "Version: 1.2", "Classifier: Typing :: Typed"),
+        *("Metadata-Version: 2.4", "Name: iserblk", "Version: 1.2", "Classifier: Typing :: Typed"),
+        "License-Expression: Apache-2.0",
         *(f"Project-URL: Homepage, {URL}", "Requires-Dist: trio>=0.27"),
         *('Requires-Dist: pyfuse3>=3.5; extra == "fuse"', ""),
         *(f"Provides-Extra: {extra}" for extra in sorted(EXTRAS)),
@@ -143,6 +144,13 @@ def test_whatever_a_wheel_lacks_is_told(
     [
         ("METADATA", "Version: 1.2", "Version: 1.3", "Version is 1.3, and not 1.2"),
         ("METADATA", "Classifier: Typing :: Typed\n", "", "there are no classifiers"),
+        ("METADATA", "License-Expression: Apache-2.0\n", "", "License-Expression is None"),
+        (
+            "METADATA",
+            "Classifier: Typing",
+            "Classifier: License :: OSI Approved :: X\nClassifier: Typing",
+            "a classifier names the licence",
+        ),
         ("METADATA", "Provides-Extra: verbs\n", "", "missing: the extras verbs"),
         ("METADATA", '; extra == "fuse"', "", "has to be compiled: pyfuse3"),
         ("METADATA", URL, "https://example.org", f"does not have {URL}"),
