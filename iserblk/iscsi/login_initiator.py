@@ -30,7 +30,6 @@ SAFE_SEGMENT_LENGTH = 8192
 _ITT = 0
 _FIRST_CMD_SN = 1
 _AUTHENTICATION_FAILURE = 0x0201
-_INITIATOR_ERROR = 0x0200
 _NOT_FOUND = (0x0203, 0x0204)
 
 # The keys that are offered, in this order.
@@ -532,6 +531,4 @@ class LoginInitiator:
         words += self.hint
         if status in _NOT_FOUND:
             return TargetNotFound(f"no target {name}: {words}", status)
-        if status == _INITIATOR_ERROR and not self._config.rdma:
-            words += "; if the portal takes iSER alone, use an iser:// URL"
         return LoginError(f"login to {name or 'discovery session'} refused: {words}", status)

@@ -95,9 +95,10 @@ def test_the_wrong_protocol_for_a_group(tmp_path: Path) -> None:
     only_iser = [*start, f"{tmp_path}/a:size=1M", "--listen", "127.0.0.1:0,transport=iwarp"]
     with serving(*only_iser, log=tmp_path / "log") as server:
         line = bad(5, "info", server.url.replace("iser:", "iscsi:"))
-        assert "if the portal takes iSER alone, use an iser:// URL" in line
+        assert f"perhaps iSER alone: then write {server.url} in place of iscsi://" in line
     only_tcp = [*start, f"{tmp_path}/b:size=1M", "--listen", "127.0.0.1:0,transport=tcp"]
     with serving(*only_tcp, log=tmp_path / "log") as server:
         assert server.url.startswith("iscsi://")
         line = bad(4, "info", server.url.replace("iscsi:", "iser:"))
-        assert "the responder rejected the connection; is it an iSER portal?" in line
+        right = f"write {server.url} in place of iser://"
+        assert f"rejected the connection; the portal speaks Traditional iSCSI: {right}" in line

@@ -38,6 +38,8 @@ SETTLE_S = 0.02
 # portal answers an MPA Request at once, unless it is in trouble.
 DOUBT_S = 1.0
 
+IS_IT_ISER = "; is it an iSER portal?"  # behind what a peer answers that is no MPA Reply
+
 T = TypeVar("T")
 
 
@@ -219,6 +221,6 @@ async def start_mpa(sock: trio.socket.SocketType, mpa: MpaInitiator, portal: str
             who = who_untrusted(data)
             if who == ISCSI or is_stranger(who):
                 raise OtherProtocol(f"{portal}: {who} answers there", who) from None
-            raise at_portal(portal, error, "; is it an iSER portal?") from None
+            raise at_portal(portal, error, IS_IT_ISER) from None
         if parameters is not None:
             return parameters

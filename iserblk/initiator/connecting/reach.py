@@ -45,6 +45,7 @@ from iserblk.errors import (
 from iserblk.initiator.connecting import sctp, speakers, verbs
 from iserblk.initiator.connecting.further import Further
 from iserblk.initiator.connecting.iwarp import (
+    IS_IT_ISER,
     Address,
     connect_iwarp,
     connect_stream,
@@ -100,6 +101,7 @@ _SPEAKS = {
 _PERHAPS = (
     "the portal speaks Traditional iSCSI, and perhaps no iSER: then write iscsi:// for iser://"
 )
+INITIATOR_ERROR = 0x0200  # the status of a login that the portal does not take in this mode
 _PORT = f"correct the port (targets listen on {DEFAULT_PORT} mostly)"
 
 
@@ -201,8 +203,7 @@ async def reach(
 
     async def attempt(at: Url) -> Reached[T]:
         known = STYLES.right(at.scheme, at.host, at.port)
-        falls_back = at.scheme == "iser" and options.fallback == "iscsi"
-        doubt = _Doubt(at, options, doubts and not known and not falls_back)
+        doubt = _Doubt(at, options, doubts and not known)
         if at.scheme == "iscsi":
             reason = "asked for by the URL's scheme, iscsi"
             reached = await _traditional(at, options, kind, run, reason, doubt)
@@ -216,10 +217,13 @@ async def reach(
 
 class _Doubt:
     """Who answers at the portal of ``url``, as far as it is known: ``who``, of ``protocols``.
-    ``wanted``: whether it may be asked. ``iser``: it has shown that it takes iSER."""
+    ``allowed``: whether it may be asked; ``wanted``: and that is of use. ``iser``: it has shown
+    that it takes iSER."""
 
-    def __init__(self, url: Url, options: Options, wanted: bool) -> None:
-        self.wanted = wanted
+    def __init__(self, url: Url, options: Options, allowed: bool) -> None:
+        self.allowed = allowed
+        # With a fallback, who speaks iSCSI is found by that.
+        self.wanted = allowed and not (url.scheme == "iser" and options.fallback == "iscsi")
         self.iser = False
         self.who = ""
         self._asked = False
@@ -234,6 +238,15 @@ class _Doubt:
             question = speakers.login_question(self._options)
             self.who = await speakers.ask(addresses, self._portal, question, patience)
         return self.who
+
+    async def takes_mpa(self) -> bool:
+        """Whether the portal answers an MPA Request. For one that has refused a login."""
+        if not self.wanted:
+            return False
+        addresses = await resolve(self._url.host, self._url.port)
+        question = speakers.mpa_question()
+        who = await speakers.ask(addresses, self._portal, question, speakers.ANSWER_S)
+        return who == ISER
 
     async def beside(self, address: Address) -> str:
         """``ask``, for as long as the attempt goes on beside which it is asked."""
@@ -264,7 +277,9 @@ class _Doubt:
             return error
         right = replace(url, scheme=scheme).redacted().rstrip("/")
         if isinstance(error, ConnectFailed | RemoteProtocolError):  # it has answered, somehow
-            error.args = (f"{error}; the portal speaks {who}: that is {right}",)
+            text = str(error).removesuffix(IS_IT_ISER)
+            write = f"write {right} in place of {url.scheme}://"
+            error.args = (f"{text}; the portal speaks {who}: {write}",)
             return error
         return OtherProtocol(
             f"{self._portal} {_SPEAKS[who]}: write {right} in place of {url.scheme}://, or switch"
@@ -325,12 +340,14 @@ async def _iser(
             await doubt.ask_late(no_iser)
         raise doubt.told(no_iser) from None
     reason = f"fallback=iscsi, and iSER cannot be had: {no_iser}"
+    there = replace(url, scheme="iscsi")
+    plain = fallback_options(options)
     try:
-        reached = await _traditional(
-            replace(url, scheme="iscsi"), fallback_options(options), kind, run, reason
-        )
+        stranger = _Doubt(there, plain, doubt.allowed)
+        reached = await _traditional(there, plain, kind, run, reason, stranger)
     except (TransportError, NotSupported) as error:
-        error.args = (f"{error}; before that, by iSER: {no_iser}",)
+        if not (isinstance(error, OtherProtocol) and is_stranger(error.speaks)):
+            error.args = (f"{error}; before that, by iSER: {no_iser}",)
         raise
     log.warning("%s: Traditional iSCSI is used: %s", portal, reason)
     return reached
@@ -460,9 +477,9 @@ async def _traditional(
     kind: type[L],
     run: Callable[[L], Awaitable[T]],
     reason: str,
-    doubt: _Doubt | None = None,
+    doubt: _Doubt,
 ) -> Reached[T]:
-    """Log in by Traditional iSCSI. ``doubt``: None in a fallback, where it is known who answers."""
+    """Log in by Traditional iSCSI."""
     portal = name_portal(url.host, url.port)
     credentials = find_credentials(url, options)
     addresses = await resolve(url.host, url.port)
@@ -470,7 +487,7 @@ async def _traditional(
     login = kind(over_tcp(stream), url, options, portal)
     login.credentials = credentials
     running = _log_in(run(login), stream, portal)
-    if doubt is None or not doubt.wanted:
+    if not doubt.wanted:
         return Reached(url, portal, reason, await running)
 
     async def look() -> str:
@@ -483,6 +500,12 @@ async def _traditional(
     except (ConnectionLost, ConnectTimeout, RemoteProtocolError) as error:
         await doubt.ask_late(error)
         raise doubt.told(error) from None
+    except LoginError as error:
+        if error.status == INITIATOR_ERROR and await doubt.takes_mpa():
+            right = replace(url, scheme="iser").redacted().rstrip("/")
+            hint = f"the portal speaks iSER, perhaps iSER alone: then write {right}"
+            error.args = (f"{error}; {hint} in place of iscsi://",)
+        raise
     if isinstance(result, str):
         raise doubt.told(ConnectionLost(f"{portal}: no target")) from None
     return Reached(url, portal, reason, result)

@@ -241,6 +241,15 @@ async def test_no_target_at_all(
     assert error.value.speaks == what
 
 
+async def test_no_target_and_a_fallback(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As ``discover HOST``: the fallback finds out who is there, and does not wait for a login."""
+    monkeypatch.setattr(reach, "MPA_TIMEOUT_S", 0.2)
+    with stranger(by_lines) as port, pytest.raises(OtherProtocol) as error:
+        await connect(parse_url(url(port)), Options(fallback="iscsi"))
+    assert str(error.value).startswith(f"127.0.0.1:{port}: a web server answers there")
+    assert "before that" not in str(error.value)
+
+
 async def test_a_slow_login_goes_on() -> None:
     """Traditional iSCSI: the question has been answered as it should be."""
     answered = threading.Event()
