@@ -53,7 +53,7 @@ def of_arguments(command: Command) -> Value:
     kinds = {
         "portal": "PORTAL" in given,
         "url": takes_url,
-        "name": "NAME" in given and not takes_url,
+        "name": bool(given & {"NAME", "WHAT"}) and not takes_url,
         "nbd": "nbdX" in given and takes_url,
         "attached": ("nbdX" in given and not takes_url) or "WHAT" in given,
         "mounted": ("MOUNTPOINT" in given and not takes_url) or "WHAT" in given,
@@ -240,5 +240,9 @@ def _fish_arguments(kinds: Iterable[str]) -> Iterator[str]:
         "portal": "__fish_print_hostnames",
         "directory": "__fish_complete_directories",
     }
-    for kind in kinds:
-        yield "-F" if kind == "file" else f"-a '({ask.get(kind, f'__iserblk_lists {kind}')})'"
+    kinds = list(kinds)
+    asked = [ask.get(kind, f"__iserblk_lists {kind}") for kind in kinds if kind != "file"]
+    if "file" in kinds:
+        yield "-F"
+    if asked:
+        yield f"-a '({'; '.join(asked)})'"  # of several -a the last one counts

@@ -168,6 +168,8 @@ LINES = [
     ("iserblk mount -o ro,uid=5,fallback=i", ["mount", "-o", "ro,uid=5,fallback=iscsi"]),
     ("iserblk info d", ["info", "data", "disk"]),
     ("iserblk info isc", ["info", "iscsi://"]),
+    ("iserblk stats da", ["stats", "data"]),
+    ("iserblk stat", ["stats", "status"]),
     ("iserblk detach {dev}", ["detach", "/dev/nbd12", "/dev/nbd3"]),
     ("iserblk umount /mnt/l", ["umount", "/mnt/luns"]),
     ("iserblk umount /mnt/t", ["umount", "/mnt/two words"]),

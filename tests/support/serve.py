@@ -2,7 +2,8 @@
 
 LOGIN_TIMEOUT_S in the environment: how long a peer may take for its login; ISER_HEADER: bytes of
 the iSER header; LOGOUT_S: how long initiators may take to log out, when SIGTERM has come; PROFILE:
-the module of tests/support/profiles whose habits it has.
+the module of tests/support/profiles whose habits it has; SERIAL: what the serial numbers of its
+LUNs begin with.
 
 Prints ``ready URL``, and after each SIGUSR1 one line of JSON: descriptors, threads, and the live
 objects that every connection has. SIGTERM ends it in order.
@@ -27,7 +28,8 @@ from tests.support.target_here import serve
 
 
 async def _main(listen: str, iqn: str, specs: list[str]) -> None:
-    units = [open_lun(parse_lun_spec(spec), f"test{i}") for i, spec in enumerate(specs)]
+    serial = os.environ.get("SERIAL", "test")
+    units = [open_lun(parse_lun_spec(spec), f"{serial}-{i}") for i, spec in enumerate(specs)]
     try:
         async with trio.open_nursery() as nursery:
             await nursery.start(_watch, nursery.cancel_scope)

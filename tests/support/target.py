@@ -38,7 +38,9 @@ class TargetProcess:
                 cwd=ROOT,
                 stdout=subprocess.PIPE,
                 stderr=stderr,
-                env={**os.environ, **(environment or {})},
+                # The LUNs of this process's targets are those of no other: tests that run on this
+                # machine at the same time would be warned of each other's writers.
+                env={**os.environ, "SERIAL": f"test-{os.getpid()}", **(environment or {})},
             )
         word, _, self.url = self._line().partition(" ")
         assert word == "ready", log.read_text()
