@@ -36,7 +36,7 @@ SETTLE_S = 0.02
 
 # After how many seconds of silence a portal is asked whether it speaks another protocol. A right
 # portal answers an MPA Request at once, unless it is in trouble.
-DOUBT_S = 1.0
+DOUBT_S = 0.7
 
 IS_IT_ISER = "; is it an iSER portal?"  # behind what a peer answers that is no MPA Reply
 
