@@ -112,10 +112,12 @@ class Recorded:
 
 
 def started(pid: int) -> int:
-    """When a process has started, in ticks; 0: there is none, or that is hidden."""
+    """When a process has started, in ticks; 0: there is none, it has ended and its parent has not
+    noticed yet, or that is hidden."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text(errors="replace")
-        return int(text.rpartition(")")[2].split()[19])
+        state, *fields = text.rpartition(")")[2].split()
+        return 0 if state in "ZX" else int(fields[18])
     except (OSError, IndexError, ValueError):
         return 0
 

@@ -110,3 +110,10 @@ def test_what_cannot_be_parsed(text: str) -> None:
 def test_when_a_process_has_started() -> None:
     assert started(os.getpid()) > 0
     assert started(1 << 30) == 0
+
+
+def test_a_process_that_has_ended_and_is_not_waited_for() -> None:
+    """The server of a device that was killed, whose parent is an attach in the foreground."""
+    with subprocess.Popen(["true"]) as process:
+        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+        assert started(process.pid) == 0
