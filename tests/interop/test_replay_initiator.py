@@ -68,7 +68,8 @@ async def logged_in(
     def body() -> None:
         asked = target.accept(mpa_stream(name, "t2i"))
         assert asked.enhanced and not asked.markers
-        assert asked.private_data == bytes((0x80, 0, 0, 0))  # SendInv allowed, no ZBVA
+        # SendInv allowed, no ZBVA; with the zeroes behind that the Request is as long as a BHS.
+        assert asked.private_data == b"\x80".ljust(PRIVATE_DATA, b"\0")
         assert asked.peer_ird == READ_DEPTH >= 1  # R2Ts may be used
         if "rtr" in name:
             target.ready_to_receive(name)
