@@ -17,7 +17,7 @@ import trio
 from iserblk.datamover.iser import RSV, WSV
 from iserblk.errors import CommandRejected, OutOfRange, RemoteProtocolError, ScsiError
 from iserblk.initiator.commands import command
-from iserblk.initiator.connecting.reach import READ_DEPTH, connect
+from iserblk.initiator.connecting.reach import PRIVATE_DATA, READ_DEPTH, connect
 from iserblk.initiator.drivers.tasks import TrioDriver, TrioWaiter
 from iserblk.iscsi import bhs, pdu, text
 from iserblk.iscsi.login_initiator import LoginInitiator, LoginInitiatorConfig
