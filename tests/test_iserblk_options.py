@@ -14,7 +14,7 @@ SECRET = "s3cr3t"
 
 
 def test_defaults() -> None:
-    """The defaults are those of docs/cli.md."""
+    """The defaults are those of docs/options.md."""
     options = Options.from_pairs([])
     assert options == Options(
         rcap="auto",

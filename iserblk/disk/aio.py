@@ -168,8 +168,8 @@ async def open_disks(
     urls: Sequence[str], options: Mapping[str, str] | None = None, *, metrics_later: bool = False
 ) -> AsyncIterator[TrioDiskSet]:
     """Log in to every URL, find its disks; log out at the end. ``options`` hold for each URL that
-    has no others (docs/cli.md). ``metrics_later``: another process still has the place where they
-    are to be served. Raises what connecting raises."""
+    has no others (docs/options.md). ``metrics_later``: another process still has the place where
+    they are to be served. Raises what connecting raises."""
     addresses = await discover_ways(await join_same_luns(settle(urls, options or {})))
     metrics = MetricsPorts(() if metrics_later else addresses)
     drivers: list[TrioDriver] = []

@@ -333,7 +333,7 @@ async def open_disks(
     urls: Sequence[str], options: Mapping[str, str] | None = None
 ) -> AsyncIterator[AsyncioDiskSet]:
     """Log in to every URL, find its disks; log out at the end. ``options`` hold for each URL that
-    has no others (docs/cli.md). Requests that are under way at the end are aborted, and raise
+    has no others (docs/options.md). Requests that are under way at the end are aborted, and raise
     ConnectionLost. Raises what connecting raises; then no thread, descriptor or session is left."""
     thread = _TrioThread(list(urls), options or {})
     await thread.open()

@@ -264,6 +264,6 @@ class ThreadDiskSet:
 
 def open_disks(urls: Sequence[str], options: Mapping[str, str] | None = None) -> ThreadDiskSet:
     """Log in to every URL and find its disks. ``options`` hold for each URL that has no others
-    (docs/cli.md). Raises BadArgument, NotSupported, TransportError,
+    (docs/options.md). Raises BadArgument, NotSupported, TransportError,
     LoginError, NoSuchLun…; then no thread, descriptor or session is left."""
     return ThreadDiskSet(settle(urls, options or {}))

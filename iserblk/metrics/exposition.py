@@ -1,4 +1,4 @@
-"""Converts readings to Prometheus text, and back. Users rely on the metric names (docs/cli.md).
+"""Converts readings to Prometheus text, and back. Users rely on the names (docs/commands/stats.md).
 
 Only this module and its tables import prometheus_client, which takes time: import it late.
 """

@@ -1,5 +1,5 @@
 """The file of ``iserblk target --config``: TOML, whose keys have the names of the command line's
-options. docs/cli.md has all of them, docs/target.toml is an example.
+options. docs/commands/target-file.md has all of them, docs/target.toml is an example.
 
 Paths in it are relative to the directory of the file. No error text has any part of a secret.
 """

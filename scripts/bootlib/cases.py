@@ -1,6 +1,6 @@
 """The cases, and the boots that they share.
 
-Three LUNs, each in one of the ways that docs/cli.md describes:
+Three LUNs, each in one of the ways that docs/units.md describes:
 
     data     iserblk-attach@data makes it /dev/nbd0, with ext4, which /etc/fstab mounts at /data
     archive  /etc/fstab mounts it as a file below /luns (mount.iserblk), and the ext4 in that file,

@@ -16,8 +16,7 @@ _TOP = Path(__file__).resolve().parents[2]
 def problems(top: Path) -> list[str]:
     """What is wrong with the documents themselves."""
     found = [line for page in pages.every(top) for line in links.broken(page, top)]
-    found += [f"README.md: its lists have no row for {page}" for page in pages.unlisted(top)]
-    return found
+    return [*found, *pages.unlisted(top)]
 
 
 def main() -> int:

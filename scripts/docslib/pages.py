@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
+
+from docslib import links
 
 _ROW = re.compile(r"(?m)^\|.*?\| \[([^]]+)\]\(([^)#]+\.md)\)")
 
@@ -31,12 +34,33 @@ def listed(top: Path) -> list[Group]:
     return groups
 
 
-def unlisted(top: Path) -> list[str]:
-    """Pages of docs/ that no list has. Those of a folder below docs/ belong to a page that lists
-    them."""
+def folders(top: Path) -> list[Group]:
+    """The pages of each folder below docs/, under their own titles."""
+    groups = []
+    for folder in sorted(path for path in (top / "docs").iterdir() if path.is_dir()):
+        rows = [(title(page), str(page.relative_to(top))) for page in sorted(folder.glob("*.md"))]
+        if rows:
+            groups.append(Group(folder.name.capitalize(), rows))
+    return groups
+
+
+def title(page: Path) -> str:
+    return page.read_text(encoding="utf-8").partition("\n")[0].lstrip("# ")
+
+
+def unlisted(top: Path) -> Iterator[str]:
+    """What is wrong with pages that readers do not find: those of docs/ are in a list of README.md,
+    and another page leads to each of a folder below docs/."""
     have = {path for group in listed(top) for _, path in group.pages}
-    return [
-        str(page.relative_to(top))
-        for page in sorted((top / "docs").glob("*.md"))
-        if str(page.relative_to(top)) not in have
-    ]
+    for page in sorted((top / "docs").glob("*.md")):
+        if str(page.relative_to(top)) not in have:
+            yield f"README.md: its lists have no row for {page.relative_to(top)}"
+    led_to = {
+        (page.parent / link.target.partition("#")[0]).resolve()
+        for page in every(top)
+        for link in links.links(page.read_text(encoding="utf-8"))
+    }
+    for group in folders(top):
+        for _, path in group.pages:
+            if (top / path).resolve() not in led_to:
+                yield f"{path}: no page leads there"

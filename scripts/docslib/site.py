@@ -39,7 +39,7 @@ def prepare(top: Path, work: Path) -> Path:
             text = _relinked(text, "../../", "../")
         page.write_text(as_mkdocs(text), encoding="utf-8")
     order: list[dict[str, object]] = [{"iserblk": _name("README.md")}]
-    for group in pages.listed(top):
+    for group in [*pages.listed(top), *pages.folders(top)]:
         order.append(
             {group.title: [{name: _name(path.removeprefix("docs/"))} for name, path in group.pages]}
         )

@@ -1,8 +1,9 @@
-"""Manual pages and completions, made from the commands and from docs/cli.md.
+"""Manual pages and completions, made from the commands and from the documents.
 
 __main__.py    writes the files
 commands.py    what the commands take, as click knows it
-markdown.py    the subset of Markdown that docs/cli.md uses
+documents.py   the documents: a page for each command, and those of several
+markdown.py    the subset of Markdown that these pages use
 roff.py        text as man(7) macros
 pages.py       the pages
 completion.py  what completes a word, filled into the templates of shells/

@@ -9,14 +9,14 @@ import time
 from pathlib import Path
 
 try:
-    from manlib import markdown
+    from manlib import documents
     from manlib.commands import commands, program
     from manlib.completion import completions
     from manlib.pages import Manual
 except ModuleNotFoundError as missing:
     sys.exit(f"manpages: {sys.executable} has no Python package {missing.name}")
 
-_DOCUMENT = Path(__file__).resolve().parents[2] / "docs/cli.md"
+_DOCS = Path(__file__).resolve().parents[2] / "docs"
 
 
 def files() -> dict[str, str]:
@@ -24,10 +24,9 @@ def files() -> dict[str, str]:
     seconds = int(os.environ.get("SOURCE_DATE_EPOCH") or time.time())
     date = time.strftime("%Y-%m-%d", time.gmtime(seconds))
     above, below = program(), list(commands())
-    document = markdown.parse(_DOCUMENT.read_text(encoding="utf-8"))
     found = {
         f"share/man/man{page.section}/{page.name}.{page.section}": page.text()
-        for page in Manual(above, below, document, date).pages()
+        for page in Manual(above, below, documents.read(_DOCS), date).pages()
     }
     return {**found, **completions(above, below)}
 

@@ -1,4 +1,4 @@
-"""The subset of Markdown that docs/cli.md uses: sections of paragraphs, lists, tables and code."""
+"""The subset of Markdown that documents of commands use: text, lists, tables and code."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The manual pages. Their text is that of the commands' help and of docs/cli.md."""
+"""The manual pages. Their text is that of the commands' help and of the documents."""
 
 from __future__ import annotations
 
@@ -9,12 +9,20 @@ from fuse_mount import helper, umount_helper
 from iserblk import __version__
 from iserblk.options import OPTION_NAMES
 from manlib.commands import Command, Option
+from manlib.documents import Documents, body
 from manlib.markdown import Block, Section, walk
 from manlib.roff import Page, bold, inline, italic
 
 _LINK = re.compile(r"\[([^]]+)\]\(([^)#]*)(?:#([^)]*))?\)")
-_UNITS = "mount(8), fstab and systemd"
-_OF_URLS = ("Addresses", "Authentication", "For one host alone", "Targets that have moved")
+_OF_URLS = ("Authentication", "For one host alone")  # of common.md
+_HOMES = {  # of the documents that are about several commands
+    "urls.md": "iserblk-url(7)",
+    "options.md": "iserblk-url(7)",
+    "named.md": "iserblk.conf(5)",
+    "units.md": "iserblk.conf(5)",
+    "common.md": "iserblk(1)",
+    "cli.md": "iserblk(1)",
+}
 _ENVIRONMENT = {
     "LIBISCSI_CHAP_USERNAME, LIBISCSI_CHAP_PASSWORD": "User and secret of CHAP, where a URL has"
     " none.",
@@ -61,25 +69,21 @@ _UMOUNT_OPTIONS = {
 
 
 class Manual:
-    """All pages. ``document``: docs/cli.md. ``date``: of the pages, as YYYY-MM-DD."""
+    """All pages. ``date``: of the pages, as YYYY-MM-DD."""
 
     def __init__(
-        self, program: Command, commands: Sequence[Command], document: Section, date: str
+        self, program: Command, commands: Sequence[Command], documents: Documents, date: str
     ) -> None:
-        self._program, self._commands, self._document = program, commands, document
+        self._program, self._commands, self._documents = program, commands, documents
         self._date = date
-        self._of_command: dict[str, Section] = {}
-        known = {each.name for each in commands}
-        others = [part for part in document.parts if part.title not in (*_OF_URLS, "Commands")]
-        for part in document.part("Commands").parts:
-            names = part.title.split(", ")
-            if set(names) <= known:
-                self._of_command.update(dict.fromkeys(names, part))
-            else:
-                others.append(part)
-        self._of_conf = [part for part in others if _is_of_conf(part)]
-        self._of_iserblk = [part for part in others if not _is_of_conf(part)]
-        self._home = dict(self._homes())
+        self._homes = dict(_HOMES)
+        for part in documents.shared["common.md"].parts:
+            if part.title in _OF_URLS:
+                for each in walk(part):
+                    self._homes[f"common.md#{each.anchor()}"] = _HOMES["urls.md"]
+        for name, pages in documents.commands.items():
+            for path, _ in pages:
+                self._homes[path] = f"iserblk-{name}(1)"
 
     def pages(self) -> Iterator[Page]:
         yield self._iserblk()
@@ -109,9 +113,10 @@ class Manual:
             page.definition(bold(f"iserblk-{each.name}") + "(1)", each.summary)
         page.heading("Options")
         _options(page, self._program.options)
-        for part in self._of_iserblk:
-            page.heading(part.title)
-            self._section(page, part)
+        for part in self._documents.shared["common.md"].parts:
+            if part.title not in _OF_URLS:
+                page.heading(part.title)
+                self._section(page, part)
         for title, rows in (("Environment", _ENVIRONMENT), ("Files", _FILES)):
             page.heading(title)
             for tag, text in rows.items():
@@ -145,38 +150,33 @@ class Manual:
         return page
 
     def _notes(self, page: Page, command: Command) -> None:
-        """What docs/cli.md has on the command. A section that is about several commands belongs to
-        the first of them; the others have what begins with their name."""
-        section = self._of_command.get(command.name)
-        if section is None:
-            return
-        if section.title.split(", ")[0] != command.name:
-            begin = f"`{command.name}` "
-            own = [
-                each for each in section.blocks if each.lines and each.lines[0].startswith(begin)
-            ]
-            section = Section(section.title, section.level, own, [])
-        if section.blocks or section.parts:
-            page.heading("Notes")
-            self._section(page, section)
+        """What the documents have on the command."""
+        pages = [each for _, each in self._documents.commands.get(command.name, [])]
+        for number, document in enumerate(pages):
+            if body(document) or document.parts:
+                page.heading("Notes" if number == 0 else document.title)
+                self._document(page, document)
 
     # --- other pages ----------------------------------------------------------------------------
 
     def _url(self) -> Page:
         page = self._page("iserblk-url", 7)
         page.named(["iserblk-url"], "addresses of LUNs, their options, and authentication")
-        addresses = self._document.part("Addresses")
+        shared = self._documents.shared
+        addresses = body(shared["urls.md"])
         page.heading("Synopsis")
-        first = next(each for each in addresses.blocks if each.kind == "code")
+        first = next(each for each in addresses if each.kind == "code")
         page.example(first.lines)
         page.heading("Description")
-        self._blocks(page, [each for each in addresses.blocks if each is not first])
-        for part in addresses.parts:
+        self._blocks(page, [each for each in addresses if each is not first])
+        for part in shared["urls.md"].parts:
             page.heading(part.title)
             self._section(page, part)
-        for title in _OF_URLS[1:]:
+        page.heading(shared["options.md"].title)
+        self._document(page, shared["options.md"])
+        for title in _OF_URLS:
             page.heading(title)
-            self._section(page, self._document.part(title))
+            self._section(page, shared["common.md"].part(title))
         page.heading("All options")
         page.paragraph(f"{', '.join(f'`{name}`' for name in OPTION_NAMES)}.")
         _see_also(page, ["iserblk(1)", "iserblk.conf(5)", "mount.iserblk(8)"])
@@ -197,9 +197,9 @@ class Manual:
             " comments. The units `iserblk-attach@NAME` and `iserblk-mount@NAME` read those of"
             " /etc/iserblk."
         )
-        for part in self._of_conf:
-            page.heading(part.title)
-            self._section(page, part)
+        for name in ("named.md", "units.md"):
+            page.heading(self._documents.shared[name].title)
+            self._document(page, self._documents.shared[name])
         _see_also(page, ["iserblk(1)", "iserblk-attach(1)", "iserblk-mount(1)", "iserblk-url(7)",
                          "systemd.exec(5)", "fstab(5)"])  # fmt: skip
         return page
@@ -224,9 +224,10 @@ class Manual:
             metavar, text = _HELPER_OPTIONS[letter]
             page.definition(_tag([f"-{letter}"], metavar), text)
         page.heading("Notes")
-        self._section(page, self._of_command["mount"])
+        for _, document in self._documents.commands["mount"]:
+            self._document(page, document)
         page.heading("Units and fstab")
-        self._section(page, self._document.part(_UNITS))
+        self._document(page, self._documents.shared["units.md"])
         page.heading("Exit status")
         page.paragraph("That of mount(8): 0 done, 1 wrong usage, 2 system, 32 mount failed.")
         _see_also(page, ["iserblk-mount(1)", "iserblk-url(7)", "iserblk.conf(5)",
@@ -295,22 +296,13 @@ class Manual:
                          "nbdkit-python-plugin(3)"])  # fmt: skip
         return page
 
-    # --- docs/cli.md ----------------------------------------------------------------------------
+    # --- documents ----------------------------------------------------------------------------
 
-    def _homes(self) -> Iterator[tuple[str, str]]:
-        """Anchor of a section, and the page that has it."""
-        for title in _OF_URLS:
-            for each in walk(self._document.part(title)):
-                yield each.anchor(), "iserblk-url(7)"
-        for part in (self._document.part("Commands"), *self._of_iserblk):
-            for each in walk(part):
-                yield each.anchor(), "iserblk(1)"
-        for name, section in reversed(self._of_command.items()):
-            for each in walk(section):
-                yield each.anchor(), f"iserblk-{name}(1)"
-        for part in self._of_conf:
-            for each in walk(part):
-                yield each.anchor(), "iserblk.conf(5)"
+    def _document(self, page: Page, document: Section) -> None:
+        self._blocks(page, body(document))
+        for part in document.parts:
+            page.subheading(part.title)
+            self._section(page, part)
 
     def _section(self, page: Page, section: Section) -> None:
         self._blocks(page, section.blocks)
@@ -336,30 +328,17 @@ class Manual:
     def _unlinked(self, text: str, here: str) -> str:
         """The text with pages in place of links."""
 
-        def name(match: re.Match[str]) -> str:
+        def shown(match: re.Match[str]) -> str:
             words, file, anchor = match.groups()
-            if file:
-                place = f"docs/{file}"
-            else:
-                place = self._home.get(anchor) or here
-                if place == here:
-                    return str(words)
-            told = words in ("below", file) or words.lower() == anchor
+            place = self._homes.get(f"{file}#{anchor}") or self._homes.get(file)
+            if place == here:
+                return str(words)
+            name = file.rpartition("/")[2]
+            told = words in (name, name.removesuffix(".md")) or words.lower() == anchor
+            place = place or f"docs/{file}"
             return place if told else f"{words} ({place})"
 
-        return _LINK.sub(name, text)
-
-
-def _is_of_conf(section: Section) -> bool:
-    """Whether the section is about the files of named LUNs."""
-    return any("/etc/iserblk" in line for each in walk(section) for line in _lines(each.blocks))
-
-
-def _lines(blocks: Iterable[Block]) -> Iterator[str]:
-    for block in blocks:
-        yield from block.lines
-        for row in block.rows:
-            yield from row
+        return _LINK.sub(shown, text)
 
 
 def _as_name(summary: str) -> str:

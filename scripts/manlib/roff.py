@@ -74,7 +74,7 @@ class Page:
         self._fresh = True  # a heading has just begun: a paragraph needs no macro
         title = _plain(name).replace("-", r"\-")
         self._lines = [
-            r".\" Made by scripts/manpages from the commands and docs/cli.md: change those.",
+            r".\" Made by scripts/manpages from the commands and docs/: change those.",
             f'.TH {title} {section} {date} "iserblk {version}" "iserblk"',
             ".ad l",
         ]

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
+
 import click
 import pytest
 from click.testing import CliRunner
 
-from iserblk.cli.options import CONNECTION, Size, connection, connection_options
+from iserblk.cli.options import CONNECTION, USUAL, Size, connection, connection_options
 from iserblk.options import OPTION_NAMES
 from tests.support.target import ROOT
 
@@ -19,10 +21,16 @@ def test_every_option_of_a_url_is_one_of_commands() -> None:
 
 
 def test_every_option_is_documented() -> None:
-    text = (ROOT / "docs/cli.md").read_text()
+    text = (ROOT / "docs/options.md").read_text()
     for name, _, words in CONNECTION:
         if words:
             assert f"| `{name}` |" in text
+
+
+def test_the_options_of_the_short_help_come_first() -> None:
+    text = (ROOT / "docs/options.md").read_text()
+    first = text.partition("## Options that people set\n")[2].partition("\n## ")[0]
+    assert tuple(re.findall(r"^\| `([a-z-]+)`", first, re.MULTILINE)) == USUAL
 
 
 def test_only_what_was_given_is_handed_on() -> None:

@@ -139,7 +139,7 @@ EXAMPLE = ProcessReading(
 
 def test_every_metric_is_documented() -> None:
     names = set(re.findall(r"^# TYPE (\S+)", expose(lambda: EXAMPLE).decode(), re.MULTILINE))
-    document = (ROOT / "docs/cli.md").read_text()
+    document = (ROOT / "docs/commands/stats.md").read_text()
     assert names
     assert [name for name in names if f"`{name}" not in document] == []
 

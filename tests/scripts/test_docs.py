@@ -30,8 +30,10 @@ WRITTEN = [
 ]
 # What is read in ten minutes, and a little more where developers look things up.
 MOST_WORDS = {"For users": 2400, "For operators": 2000, "For developers": 2500}
-NOT_SPLIT_YET = {"docs/cli.md"}
 LOOKED_UP = {"docs/json.md"}  # a section for each command; nobody reads all of them
+COMMANDS = sorted(
+    path.relative_to(ROOT).as_posix() for path in (ROOT / "docs/commands").glob("*.md")
+)
 
 
 def test_every_link_leads_somewhere_and_every_page_is_listed() -> None:
@@ -50,9 +52,13 @@ def test_a_page_is_short_and_says_for_whom_it_is(group: str, path: str) -> None:
     text = (ROOT / path).read_text(encoding="utf-8")
     title, first = text.split("\n\n")[:2]
     assert title.startswith("# ") and "\n" not in title
-    if path not in NOT_SPLIT_YET:
-        assert re.match("For (users|operators|developers|those)", first), first
-        assert path in LOOKED_UP or len(text.split()) <= MOST_WORDS[group]
+    assert re.match("For (users|operators|developers|those)", first), first
+    assert path in LOOKED_UP or len(text.split()) <= MOST_WORDS[group]
+
+
+@pytest.mark.parametrize("path", COMMANDS)
+def test_a_page_of_a_command_is_short(path: str) -> None:
+    assert len((ROOT / path).read_text(encoding="utf-8").split()) <= MOST_WORDS["For users"]
 
 
 # --- the check of links ------------------------------------------------------------------------
@@ -68,7 +74,9 @@ def project(tmp_path: Path) -> Path:
     (tmp_path / "docs/a.md").write_text(
         "# A\n\n## One `two`, (three)\n\n[b](b.md#b), [e](../examples/a.sh)\n"
     )
-    (tmp_path / "docs/b.md").write_text("# B\n\n[a](a.md#one-two-three), [up](../README.md)\n")
+    (tmp_path / "docs/b.md").write_text(
+        "# B\n\n[a](a.md#one-two-three), [up](../README.md), [c](more/c.md)\n"
+    )
     (tmp_path / "docs/more/c.md").write_text("# C\n\n[b](../b.md), [top](../../README.md#p)\n")
     return tmp_path
 
@@ -112,9 +120,12 @@ def test_what_is_no_fault(project: Path, text: str) -> None:
 
 
 def test_a_page_that_no_list_has(project: Path) -> None:
-    """A page of a folder is listed by another page."""
     (project / "docs/d.md").write_text("# D\n")
-    assert problems(project) == ["README.md: its lists have no row for docs/d.md"]
+    (project / "docs/more/e.md").write_text("# E\n")
+    assert problems(project) == [
+        "README.md: its lists have no row for docs/d.md",
+        "docs/more/e.md: no page leads there",
+    ]
 
 
 def test_headings_that_are_twice_there() -> None:
@@ -144,7 +155,9 @@ def test_pages_as_mkdocs_gets_them(project: Path, tmp_path: Path) -> None:
     assert "[A](a.md)" in (work / "pages/index.md").read_text()
     assert "[up](index.md)" in (work / "pages/b.md").read_text()
     assert "[top](../index.md#p)" in (work / "pages/more/c.md").read_text()
-    assert '{"For users": [{"A": "a.md"}, {"B": "b.md"}]}' in made.read_text()
+    assert '{"For users": [{"A": "a.md"}, {"B": "b.md"}]}, {"More": [{"C": "more/c.md"}]}]' in (
+        made.read_text()
+    )
 
 
 def test_links_of_a_site_that_lead_nowhere(tmp_path: Path) -> None:
@@ -164,7 +177,7 @@ def test_the_site(tmp_path: Path) -> None:
     (tmp_path / "work").mkdir()
     site.build(site.prepare(ROOT, tmp_path / "work"), tmp_path / "site")
     assert list(site.broken(tmp_path / "site")) == []
-    for _, path in WRITTEN:
+    for path in [*(path for _, path in WRITTEN), *COMMANDS]:
         assert (tmp_path / "site" / Path(path).relative_to("docs").with_suffix(".html")).exists()
 
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
 from pathlib import Path
 
 import click
 import pytest
-from manlib import markdown, pages
+from manlib import documents, markdown, pages
 from manlib.commands import commands, program
 from manlib.roff import Page, code, inline
 
@@ -94,18 +95,42 @@ def test_every_option_of_the_helpers_is_described(made: Path, page: str, letters
         assert f"-{letter}" in defined
 
 
-def test_no_section_of_the_document_is_left_out(made: Path) -> None:
-    """Each paragraph of docs/cli.md begins one of a page."""
-    document = markdown.parse((ROOT / "docs/cli.md").read_text(encoding="utf-8"))
+def test_no_section_of_the_documents_is_left_out(made: Path) -> None:
+    """Each paragraph of the pages of commands, and of those that they share, begins one of a manual
+    page."""
     everything = " ".join(plain(made / "man" / page) for page in PAGES).split()
     joined = " ".join(everything)
-    commands = document.part("Commands").blocks
-    for section in markdown.walk(document)[1:]:
-        for block in section.blocks:
-            if block.kind == "text" and block not in commands:
-                # Up to what is shown in another way than as it stands.
-                start = re.split(r"[`\[\\…→µ×–~^\"]|--", block.lines[0].replace("**", ""))[0]
-                assert start.strip() in joined, section.title
+    looked_at = 0
+    for name, document in documents.read(ROOT / "docs").all():
+        for section in documents.sections(document):
+            for block in section.blocks:
+                if block.kind == "text":
+                    # Up to what is shown in another way than as it stands.
+                    start = re.split(r"[`\[\\…→µ×–~^\"]|--", block.lines[0].replace("**", ""))[0]
+                    assert start.strip() in joined, (name, section.title)
+                    looked_at += 1
+    assert looked_at > 100
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_command_has_a_page(name: str) -> None:
+    """docs/cli.md lists it, in the words of the help. It says what the command does, and what is
+    typed."""
+    text = (ROOT / f"docs/commands/{name}.md").read_text(encoding="utf-8")
+    title, does, synopsis = text.split("\n\n")[:3]
+    assert title == f"# iserblk {name}"
+    assert does.endswith(".") and "\n" not in does
+    lines = synopsis.splitlines()
+    assert (lines[0], lines[-1]) == ("```", "```")
+    assert all(re.match(rf"iserblk {name}(?= |$)", line) for line in lines[1:-1])
+    contents = (ROOT / "docs/cli.md").read_text(encoding="utf-8")
+    assert f"\n| [{name}](commands/{name}.md) | {COMMANDS[name]} |\n" in contents
+
+
+def test_every_page_is_one_of_a_command() -> None:
+    """Or goes on where that of a command ends."""
+    for path in (ROOT / "docs/commands").glob("*.md"):
+        assert path.stem.split("-")[0] in COMMANDS, path
 
 
 def test_every_variable_of_the_environment_is_described(made: Path) -> None:
@@ -119,15 +144,20 @@ def test_every_variable_of_the_environment_is_described(made: Path) -> None:
     assert len(used) > 8 and used <= described
 
 
-def test_parts_of_a_section_of_a_command() -> None:
-    """They come into its page; another command of the section has what begins with its name."""
-    text = (ROOT / "docs/cli.md").read_text(encoding="utf-8")
-    text = text.replace("\n### mount, umount\n", "\n#### Deeper\n\nfathom\n\n### mount, umount\n")
-    manual = pages.Manual(program(), list(commands()), markdown.parse(text), "2026-01-01")
+def test_further_pages_of_a_command_and_their_parts(tmp_path: Path) -> None:
+    """They come into its manual page, and into no other."""
+    shutil.copytree(ROOT / "docs", tmp_path / "docs")
+    more = tmp_path / "docs/commands/attach-deeper.md"
+    more.write_text(
+        "# Deep\n\nFor operators.\n\nfathom\n\n## Deeper\n\n[all](../options.md) drown\n"
+    )
+    written = documents.read(tmp_path / "docs")
+    manual = pages.Manual(program(), list(commands()), written, "2026-01-01")
     made = {page.name: page.text() for page in manual.pages()}
-    assert '.SS "Deeper"\nfathom\n' in made["iserblk-attach"]
-    assert "detach\\fR refuses while" in made["iserblk-detach"]
-    assert "fathom" not in made["iserblk-detach"]
+    assert (
+        '.SH "DEEP"\nfathom\n.SS "Deeper"\nall (iserblk-url(7)) drown\n' in made["iserblk-attach"]
+    )
+    assert [name for name, text in made.items() if "fathom" in text] == ["iserblk-attach"]
 
 
 def test_links_become_pages(made: Path) -> None:
