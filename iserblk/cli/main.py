@@ -206,7 +206,9 @@ def _run(arguments: Sequence[str] | None) -> int:
     _words = sys.argv[1:] if arguments is None else arguments
     try:
         if not _words:  # a question, and no answer to any: the status tells scripts so
-            click.echo(cli.get_help(click.Context(cli, info_name="iserblk")))
+            click.echo(
+                cli.get_help(click.Context(cli, info_name="iserblk", **cli.context_settings))
+            )
             return BadArgument.exit_status
         cli.main(args=arguments, prog_name="iserblk", standalone_mode=False)
     except click.UsageError as error:

@@ -235,7 +235,7 @@ def test_a_copy_of_a_lun_onto_itself_loses_nothing(url: str, tmp_path: Path) -> 
     with running_mount([f"{url}/1"], tmp_path / "luns") as mounted:
         good("copy", f"{url}/1", mounted / "lun1", "--verify")
         assert (mounted / "lun1").read_bytes() == content
-        good("copy", mounted / "lun1", f"{url}/1", "--verify")
+        good("copy", mounted / "lun1", f"{url}/1?shared=yes", "--verify")
         assert (mounted / "lun1").read_bytes() == content
         assert "the same" in bad(7, "copy", mounted / "lun1", mounted / "lun1")
     good("copy", f"{url}/1", tmp_path / "back")

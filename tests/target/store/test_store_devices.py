@@ -21,6 +21,7 @@ from iserblk.target.scsi.device import DeviceServer, LogicalUnit
 from iserblk.target.store.lunfile import open_file
 from iserblk.target.store.store import FileStore
 from tests.support import logs
+from tests.support.until import until_blocking
 from tests.target.scsi_client import GOOD, IQN, WRITE_PROTECTED, Client
 
 pytestmark = pytest.mark.logs(logs.FILE_ERRORS, "LUN 0")
@@ -231,7 +232,16 @@ def test_a_mounted_device_is_not_served(disk: Path, tmp_path: Path) -> None:
     with pytest.raises(Busy, match="perhaps mounted"):
         open_file(str(disk))
     call("umount", str(place))
-    store = open_file(str(disk))
+    opened: list[FileStore] = []
+
+    def opens() -> bool:
+        """Another test may have copied our mounts into a namespace of its own meanwhile."""
+        with suppress(Busy):
+            opened.append(open_file(str(disk)))
+        return bool(opened)
+
+    until_blocking(opens)
+    (store,) = opened
     with pytest.raises(subprocess.CalledProcessError):
         call("mount", str(disk), str(place))
     store.close()
