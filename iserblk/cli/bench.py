@@ -331,13 +331,20 @@ def _shown(began: float, job: Job, count: Callable[[], int]) -> Iterator[None]:
             yield
             return
         ended = threading.Event()
-        thread = threading.Thread(target=show)
-        thread.start()
-        try:
+        with _beside(show, ended):
             yield
-        finally:
-            ended.set()
-            thread.join()
+
+
+@contextmanager
+def _beside(look: Callable[[], None], ended: threading.Event) -> Iterator[None]:
+    """While the body runs, a thread runs ``look``, which returns when ``ended`` is set."""
+    thread = threading.Thread(target=look)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
 
 
 @contextmanager
@@ -356,13 +363,10 @@ def _watched(
         while not ended.wait(pause):
             samples.append((time.perf_counter() - began, count()))
 
-    thread = threading.Thread(target=watch)
-    thread.start()
     try:
-        yield
+        with _beside(watch, ended):
+            yield
     finally:
-        ended.set()
-        thread.join()
         now = time.perf_counter() - began
         if len(samples) > 1 and now - samples[-1][0] < pause / 2:
             samples.pop()  # what is left of a slice is too short for a rate

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import pwd
 
 from tests.support.manager import UID, USER, Manager
 
@@ -61,7 +62,8 @@ def by_a_unit(manager: Manager, name: str) -> dict[str, str]:
 
 def _secrets(manager: Manager) -> None:
     """A file that only its owner can read, of a user and of root."""
-    for place, uid in ((f"/home/{USER}/secret", UID), ("/root/secret", 0), ("/etc/shadow", 0)):
+    of_root = f"{pwd.getpwuid(0).pw_dir}/secret"
+    for place, uid in ((f"/home/{USER}/secret", UID), (of_root, 0), ("/etc/shadow", 0)):
         path = manager.path(place)
         path.write_text("a secret\n")
         path.chmod(0o600)

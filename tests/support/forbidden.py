@@ -11,6 +11,7 @@ import errno
 import json
 import mmap
 import os
+import pwd
 import signal
 import socket
 import sys
@@ -170,7 +171,7 @@ def attempts(other: int) -> dict[str, Callable[[], None]]:
         "write /usr": lambda: _write("/usr"),
         "write /var/lib": lambda: _write("/var/lib"),
         "read a secret of another user": lambda: _read("/home/alice/secret"),
-        "read a secret of root": lambda: _read("/root/secret"),
+        "read a secret of root": lambda: _read(f"{pwd.getpwuid(0).pw_dir}/secret"),
         "read /etc/shadow": lambda: _read("/etc/shadow"),
         "send raw packets": lambda: _socket(socket.AF_INET, socket.SOCK_RAW, socket.IPPROTO_ICMP),
         "listen to all packets": lambda: _socket(socket.AF_PACKET, socket.SOCK_RAW),
