@@ -114,6 +114,17 @@ def test_the_end_comes_behind_what_came_before(notice: bytes, words: str) -> Non
         pair.close()
 
 
+def test_what_has_overtaken_another_goes_with_the_association() -> None:
+    """Its share of what all associations may keep is free again."""
+    before = sctp.EARLY.bytes
+    driver, second = peer_of_pair()
+    second.inject(sctp.PPID_SEGMENT, b"\0\x02" + raw(b"early"))
+    driver.run(lambda: sctp.EARLY.bytes > before)
+    for pair in driver.pairs:
+        pair.close()
+    assert sctp.EARLY.bytes == before
+
+
 @pytest.mark.parametrize("disconnects", [False, True])
 def test_the_session_ends_with_a_terminate(
     monkeypatch: pytest.MonkeyPatch, disconnects: bool
