@@ -267,8 +267,14 @@ class Runner:
             # It is the report of whatever was lost before, too.
             if self.model.may_tell:
                 self.model.perhaps_told()
-        else:
+        elif not self._is_repeated(error):
             assert self._may_fail and not isinstance(error, LocalProtocolError), repr(error)
+
+    def _is_repeated(self, error: IserblkError) -> bool:
+        """Whether the error is the report of a loss of which another connection was told before."""
+        if not isinstance(error, NbdError) or not error.may_repeat:
+            return False
+        return error.tells_of_loss or not error.has_text
 
     def _is_failed_flush(self, error: IserblkError) -> bool:
         """Whether the error is one that the "flush" fault causes."""

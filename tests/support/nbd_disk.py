@@ -38,12 +38,19 @@ _NARROW_BYTES = 8192
 
 
 class NbdError(IserblkError):
-    """An answer with an error. ``errno``: as it was on the wire. A simple reply has no text."""
+    """An answer with an error. ``errno``: as it was on the wire. A simple reply has no text.
+    ``may_repeat``: of a flush: the answer may tell its connection of a loss of which another
+    connection was told before: each connection is a client of its own."""
 
     def __init__(self, number: int, text: str) -> None:
         super().__init__(text or f"NBD error {number}")
         self.errno = number
         self.has_text = bool(text)
+        self.may_repeat = False
+
+    @property
+    def tells_of_loss(self) -> bool:
+        return "were lost at the target" in str(self)
 
 
 class Breach(AssertionError):
@@ -68,6 +75,7 @@ class Connection:
 
     def __init__(self, sock: socket.socket, form: str, chance: random.Random) -> None:
         self.form = form
+        self.heard = 0  # flushes of the disk that had failed when one of this connection told all
         self._stream = trio.SocketStream(trio.socket.from_stdlib_socket(sock))
         self._chance = chance
         self._in = bytearray()
@@ -236,6 +244,7 @@ class NbdDisk:
         self._all = connections
         self._knowing = [each for each in connections if each.form != SIMPLE]
         self._chance = chance
+        self._failed = 0  # flushes, each of which may have told its connection of a loss
 
     @property
     def size(self) -> int:
@@ -272,7 +281,17 @@ class NbdDisk:
 
     async def flush(self, client: FlushClient | None = None) -> None:
         """Of whichever connection: each is a client."""
-        await self._any().ask(conversation.FLUSH)
+        connection, failed = self._any(), self._failed
+        try:
+            await connection.ask(conversation.FLUSH)
+        except NbdError as error:
+            error.may_repeat = connection.heard < failed
+            alone = self._failed == failed
+            self._failed += 1
+            if error.tells_of_loss:
+                connection.heard = max(connection.heard, failed + alone)
+            raise
+        connection.heard = max(connection.heard, failed)
 
     async def trim(
         self, offset: int, length: int, fua: bool = False, *, patient: bool = False
