@@ -88,6 +88,13 @@ def pytest_collection() -> Generator[None, object, object]:
 
 
 @pytest.fixture
+def tmp_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """pytest's own has the name of the test in it, and tests make Unix sockets there, whose paths
+    have 107 bytes at most."""
+    return tmp_path_factory.mktemp("t")
+
+
+@pytest.fixture
 def record(record_property: Callable[[str, object], None]) -> interop.Record:
     """Call it at the end of a test that a peer passed: a row of docs/interop.md."""
 

@@ -607,7 +607,7 @@ def test_what_a_killed_server_has_left_goes_with_the_mount(
     path = socket_of(str(mounts.place), where)
     server = mounts.start()
     with socket.socket(socket.AF_UNIX) as left:
-        left.bind(os.path.relpath(path))
+        left.bind(str(path))
         left.listen()
         mount.unmount(str(mounts.place))
         assert path.exists()  # that of a process that lives
@@ -618,7 +618,7 @@ def test_what_a_killed_server_has_left_goes_with_the_mount(
     mount.unmount(str(mounts.place))
     assert not path.exists()
     with socket.socket(socket.AF_UNIX) as left:
-        left.bind(os.path.relpath(path))
+        left.bind(str(path))
     with pytest.raises(mount.UsageError, match="no LUNs are mounted"):  # type: ignore[attr-defined]
         mount.unmount(str(mounts.place))  # by fusermount3 before
     assert not path.exists()
