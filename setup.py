@@ -89,7 +89,7 @@ class Build(build_ext):
             made = pool.map(
                 lambda source: self._compile(ext, source, headers.digest()), sources, chunksize=1
             )
-        ext.depends += ext.sources
+        ext.depends += made  # else a library with other options, or sources, passes for current
         ext.extra_objects = sorted(made)
         ext.sources = []
         super().build_extension(ext)

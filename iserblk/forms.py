@@ -9,6 +9,9 @@ by itself with the same behaviour, at about two thirds of the speed. It does so
 - in a checkout whose sources are newer than the library. So an edited module is never ignored; and
   as compiled modules know each other's layout, all of them run as they are written then.
 
+What Cython has compiled (OF_CYTHON) is looked at by itself: in a checkout, a module that is older
+than its source is not imported, and its stand-in does the work.
+
 ``iserblk/__init__.py`` chooses, before any of them is imported.
 """
 
@@ -16,6 +19,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterator
 from importlib.machinery import EXTENSION_SUFFIXES, ModuleSpec
 
 MODULES = (
@@ -91,6 +95,29 @@ MODULES = (
     "iserblk.waiting.watching",
 )
 
+# Modules that are not compiled, and have constants (Final) that MODULES take from them: mypyc
+# writes the values of these into the code.
+OF_CONSTANTS = (
+    "iserblk.datamover.hello",
+    "iserblk.disk.lun.identity",
+    "iserblk.disk.lun.refusals",
+    "iserblk.disk.seam",
+    "iserblk.initiator.session.recovery",
+    "iserblk.metrics.counting",
+    "iserblk.scsi.limits",
+)
+
+# What Cython compiles, where its libraries are, and its sources. All works without.
+OF_CYTHON = {
+    "iserblk._crc": ("iserblk/_crc.pyx",),
+    "iserblk.disk.durability._copies": (
+        "iserblk/disk/durability/copies.py",
+        "iserblk/disk/durability/_copies.pxd",
+    ),
+    "iserblk.rcap.verbs._gaps": ("iserblk/rcap/verbs/_gaps.pyx",),
+    "iserblk.sockets._syscalls": ("iserblk/sockets/_syscalls.pyx",),
+}
+
 LIBRARY = "iserblk__mypyc"  # the extension module, at the top level, that has the code of all
 
 NOT_COMPILED = "it is not compiled for this Python"
@@ -104,31 +131,64 @@ def source_of(module: str) -> str:
     return os.path.join(_TOP, *module.split(".")) + ".py"
 
 
-def _why_plain() -> str:
+def made() -> Iterator[tuple[str, str]]:
+    """The files that are compiled in a checkout, each with one of its sources."""
+    suffix = EXTENSION_SUFFIXES[0]
+    library = os.path.join(_TOP, LIBRARY + suffix)
+    yield library, __file__
+    for module in (*MODULES, *OF_CONSTANTS):
+        yield library, source_of(module)
+    for module, sources in OF_CYTHON.items():
+        for source in sources:
+            yield source_of(module)[:-3] + suffix, os.path.join(_TOP, source)
+
+
+def is_older(made: str, source: str) -> bool:
+    """Raises OSError where there is no such file."""
+    return os.stat(made).st_mtime_ns < os.stat(source).st_mtime_ns
+
+
+def _old() -> set[str]:
+    """The compiled files that are there, and older than a source. Where a package manager has put
+    them, their times mean nothing."""
+    if not os.path.exists(os.path.join(_TOP, "setup.py")):
+        return set()
+    pairs = list(made())
+    there = {path for path in {path for path, _ in pairs} if os.path.exists(path)}
+    return {path for path, source in pairs if path in there and is_older(path, source)}
+
+
+def _why_plain(old: set[str]) -> str:
     if os.environ.get("ISERBLK_PLAIN", "0") not in ("", "0"):
         return UNWANTED
-    try:
-        built = os.stat(os.path.join(_TOP, LIBRARY + EXTENSION_SUFFIXES[0])).st_mtime_ns
-    except OSError:
+    library = os.path.join(_TOP, LIBRARY + EXTENSION_SUFFIXES[0])
+    if not os.path.exists(library):
         return NOT_COMPILED
-    # Where a package manager has put them, their times mean nothing.
-    if os.path.exists(os.path.join(_TOP, "setup.py")) and any(
-        os.stat(source_of(module)).st_mtime_ns > built for module in MODULES
-    ):
-        return STALE
-    return ""
+    return STALE if library in old else ""
 
 
 class _AsWritten:
-    """A finder that prefers the sources of MODULES."""
+    """A finder that prefers the sources: of MODULES, and of what was compiled once, and is none of
+    MODULES any more."""
 
     @staticmethod
     def find_spec(name: str, path: object = None, target: object = None) -> ModuleSpec | None:
-        if name not in MODULES:
+        if not name.startswith("iserblk.") or not os.path.exists(source := source_of(name)):
             return None
         from importlib.util import spec_from_file_location  # noqa: PLC0415 (rarely needed)
 
-        return spec_from_file_location(name, source_of(name))
+        return spec_from_file_location(name, source)
+
+
+class _WithoutOld:
+    """A finder that refuses modules."""
+
+    def __init__(self, refused: frozenset[str]) -> None:
+        self._refused = refused
+
+    def find_spec(self, name: str, path: object = None, target: object = None) -> None:
+        if name in self._refused:
+            raise ModuleNotFoundError(f"{name} is older than its source", name=name)
 
 
 why_plain = ""
@@ -137,6 +197,11 @@ why_plain = ""
 
 def choose() -> None:
     global why_plain  # noqa: PLW0603
-    why_plain = _why_plain()
+    old = _old()
+    why_plain = _why_plain(old)
     if why_plain:
         sys.meta_path.insert(0, _AsWritten())
+    suffix = EXTENSION_SUFFIXES[0]
+    refused = frozenset(name for name in OF_CYTHON if source_of(name)[:-3] + suffix in old)
+    if refused:
+        sys.meta_path.insert(0, _WithoutOld(refused))

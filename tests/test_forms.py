@@ -81,6 +81,103 @@ def test_compiled_as_long_as_no_source_is_newer(checkout: Path) -> None:
     assert show(checkout) == ("", {SUFFIX})
 
 
+def made_before(checkout: Path, module: str) -> Path:
+    """A file of that extension module which is older than all sources, and cannot be loaded."""
+    path = checkout / f"{module.replace('.', '/')}{SUFFIX}"
+    path.write_bytes(b"")
+    os.utime(path, (1, 1))
+    return path
+
+
+@pytest.mark.parametrize("module", ["iserblk.scsi.limits", "iserblk.metrics.counting"])
+def test_compiled_constants_have_a_source_elsewhere(checkout: Path, module: str) -> None:
+    """mypyc writes the value into the code: an edit of a module that is not compiled counts."""
+    made_before(checkout, forms.LIBRARY)
+    later = 1 << 31
+    for path in (checkout / "iserblk").rglob("*.py"):
+        os.utime(path, (0, 0))
+    edited = checkout / (module.replace(".", "/") + ".py")
+    os.utime(edited, (later, later))
+    assert show(checkout) == (forms.STALE, {".py"})
+
+
+def test_what_is_compiled_no_more(checkout: Path) -> None:
+    """It leaves its extension module, which would be preferred to its source."""
+    made_before(checkout, forms.LIBRARY)
+    made_before(checkout, "iserblk.limited_log")
+    assert show(checkout) == (forms.STALE, {".py"})
+    loaded(checkout, "iserblk.limited_log")
+
+
+def run_in(top: Path, program: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-P", "-c", program],
+        env={**os.environ, "PYTHONPATH": str(top), "ISERBLK_PLAIN": "0"}, cwd=top, check=False,
+        capture_output=True, text=True,
+    )  # fmt: skip
+
+
+def loaded(top: Path, module: str) -> None:
+    done = run_in(top, f"import {module}")
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize(
+    ("module", "user"),
+    [
+        ("iserblk._crc", "iserblk.crc"),
+        ("iserblk.disk.durability._copies", "iserblk.disk.durability.journal"),
+    ],
+)
+def test_what_cython_has_compiled_before_an_edit(checkout: Path, module: str, user: str) -> None:
+    """It is not used: the edit would be ignored, or meet a caller that expects more."""
+    made_before(checkout, module)
+    loaded(checkout, user)
+    refused = run_in(checkout, f"import {module}")
+    assert f"{module} is older than its source" in refused.stderr
+
+
+def test_all_that_cython_compiles_is_named() -> None:
+    there = {str(path.relative_to(TOP)) for path in (TOP / "iserblk").rglob("*.p[xy][xd]")}
+    named = [source for sources in forms.OF_CYTHON.values() for source in sources]
+    assert there == {source for source in named if not source.endswith(".py")}
+    assert all((TOP / source).is_file() for source in named)
+
+
+def imported(tree: ast.AST) -> set[tuple[str, str]]:
+    """What a module takes from others: their names, each with the name in it."""
+    return {
+        (node.module, each.name)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom) and node.module
+        for each in node.names
+    }
+
+
+def constants(module: str) -> set[str]:
+    """Names of ``Final`` of a module, at its top level or in its classes."""
+    return {
+        node.target.id
+        for node in ast.walk(ast.parse(Path(forms.source_of(module)).read_text()))
+        if isinstance(node, ast.AnnAssign)
+        and "Final" in ast.unparse(node.annotation)
+        and isinstance(node.target, ast.Name)
+    }
+
+
+def test_all_modules_that_have_compiled_constants_are_named() -> None:
+    of_constants = set()
+    for module in forms.MODULES:
+        for other, name in imported(ast.parse(Path(forms.source_of(module)).read_text())):
+            for source, names in ((other, {name}), (f"{other}.{name}", None)):
+                if source in forms.MODULES or not Path(forms.source_of(source)).is_file():
+                    continue
+                found = constants(source)
+                if found if names is None else found & names:
+                    of_constants.add(source)
+    assert of_constants == set(forms.OF_CONSTANTS)
+
+
 WRAPPING = {"i64", "i32", "i16", "u8"}
 
 

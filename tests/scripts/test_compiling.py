@@ -52,11 +52,11 @@ class Tree:
     def write(self, name: str, text: str) -> None:
         (self.folder / name).write_text(text)
 
-    def build(self, **changes: str) -> list[str]:
+    def build(self, *words: str, **changes: str) -> list[str]:
         """Compiles. Returns what the module says, then the objects that were made for it."""
         before = self._objects()
         subprocess.run(
-            [sys.executable, "setup.py", "--quiet", "build_ext", "--inplace", "--force"],
+            [sys.executable, "setup.py", "--quiet", "build_ext", "--inplace", *words],
             cwd=self.folder, check=True, env={**self._environment, **changes},
         )  # fmt: skip
         said = subprocess.run(
@@ -89,18 +89,24 @@ def tree(tmp_path: Path) -> Tree:
     return Tree(tmp_path)
 
 
-def test_what_has_changed_is_compiled_again(tree: Tree) -> None:
+@pytest.mark.parametrize("words", [(), ("--force",)])
+def test_what_has_changed_is_compiled_again(tree: Tree, words: tuple[str, ...]) -> None:
     """By content: the generated files have new times always. And all, where a header, an option or
     the compiler's flags are others."""
-    assert tree.build() == ["42", "made.o", "other.o"]
+    assert tree.build(*words) == ["42", "made.o", "other.o"]
     tree.write("made.c", MODULE)
-    assert tree.build() == ["42"]
+    assert tree.build(*words) == ["42"]
     tree.write("other.c", "int other(void) { return 3; }\n")
-    assert tree.build() == ["43", "other.o"]
+    assert tree.build(*words) == ["43", "other.o"]
     tree.write("numbers.h", "#define FIRST 50\n")
-    assert tree.build() == ["53", "made.o", "other.o"]
-    assert tree.build(ISERBLK_OPTIMIZE="0") == ["53", "made.o", "other.o"]
-    assert tree.build(ISERBLK_OPTIMIZE="0", CFLAGS="-g0") == ["53", "made.o", "other.o"]
+    assert tree.build(*words) == ["53", "made.o", "other.o"]
+    assert tree.build(*words, ISERBLK_OPTIMIZE="0") == ["53", "made.o", "other.o"]
+    tree.write("other.c", "int other(void) { return OTHER; }\n")
+    for number in (4, 5):  # by the compiler's flags alone
+        flags = f"-DOTHER={number}"
+        assert tree.build(*words, CFLAGS=flags) == [f"5{number}", "made.o", "other.o"]
+    tree.write("other.c", "int other(void) { return 3; }\n")
+    assert tree.build(*words, ISERBLK_OPTIMIZE="0", CFLAGS="-g0") == ["53", "made.o", "other.o"]
 
 
 def test_a_failed_compilation_is_tried_again(tree: Tree) -> None:
