@@ -23,6 +23,8 @@ class Setup:
     needs: tuple[str, ...] = ()
     on_host: bool = False
     """The command runs on the host, and reaches the guest through a forwarded port."""
+    contains: str = ""
+    """A set-up whose tests run in this one's guest, which has all that they need: a boot less."""
 
 
 SETUPS = {
@@ -38,13 +40,19 @@ SETUPS = {
         Setup("rxe", "a Soft-RoCE device, rxe0"),
         Setup("siw", "a software iWARP device, siw0", ("siw",)),
         Setup("rxe-lio", "rxe0, and LIO's iSER target on it"),
-        Setup("siw-lio", "siw0, and LIO's iSER target on it", ("siw",)),
+        Setup("siw-lio", "siw0, and LIO's iSER target on it", ("siw",), contains="siw"),
         Setup("rxe-tgt", "rxe0, and tgtd with iSER on it", ("tgt",)),
-        Setup("rxe-initiator", "rxe0, the kernel's ib_iser, iscsid", ("open-iscsi",)),
+        Setup(
+            "rxe-initiator",
+            "rxe0, the kernel's ib_iser, iscsid",
+            ("open-iscsi",),
+            contains="rxe",
+        ),
         Setup(
             "rxe-lio-initiator",
             "rxe0, and both LIO's target and ib_iser on it; tgtd, not started",
             ("open-iscsi", "tgt"),
+            contains="rxe-lio",
         ),
         Setup(
             "siw-initiator",

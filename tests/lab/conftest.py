@@ -18,7 +18,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "scripts"))
 
 from lablib.host import why_not
 
-from tests.lab.guests import Group, Guest, group_of, is_last, setup_of
+from tests.lab.guests import Group, Guest, group_of, runs_in, setup_of, turn
 
 _GUEST_TESTS = Path(__file__).resolve().parent / "guest"
 _INSIDE = os.environ.get("LAB_SETUP")
@@ -37,7 +37,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     ours = [item for item in items if item.path.is_relative_to(_GUEST_TESTS)]
     if _INSIDE:
         for item in ours:
-            if setup_of(item.path) != _INSIDE:
+            if not runs_in(item.path, _INSIDE):
                 reason = f"runs in the set-up {setup_of(item.path)}, and this is {_INSIDE}"
                 item.add_marker(pytest.mark.skip(reason=reason))
         return
@@ -53,8 +53,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
                 item.add_marker(pytest.mark.skip(reason=f"no virtual machine: {absent[name]}"))
     config.stash[_guests] = {}
     functions = [item for item in ours if isinstance(item, pytest.Function)]
-    for item in sorted(functions, key=lambda item: is_last(item.module)):
-        if not item.get_closest_marker("skip"):
+    for item in sorted(functions, key=lambda item: turn(item.module)):
+        if not item.get_closest_marker("skip") and not config.getoption("--collect-only"):
             _groups[item] = group_of(item.path, item.module)
             # The guest limits each test's time; on the host the first one would include booting.
             item.add_marker(pytest.mark.timeout(0), append=False)

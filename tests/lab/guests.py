@@ -9,10 +9,12 @@ import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from types import ModuleType
 
 import pytest
+from lablib.host import why_not
 from lablib.setups import SETUPS
 
 from tests.lab.reporting import REPORTS
@@ -29,7 +31,8 @@ _TAIL_LINES = 40
 
 @dataclass(frozen=True)
 class Group:
-    """Tests that share a guest: those of one set-up, except modules with a guest of their own.
+    """Tests that share a guest: those of one set-up, and of the one that it contains, except
+    modules with a guest of their own.
 
     Such a module has ``LAB_OPTIONS``, options for scripts/lab (``("--mtu", "1500")``), or
     ``LAB_OWN_GUEST = True`` where its tests need a guest that no other has used.
@@ -52,15 +55,31 @@ def setup_of(path: Path) -> str:
     return max(fitting, key=len)
 
 
+@cache
+def larger(name: str) -> str:
+    """The set-up that contains the one of this name, and can be had on this machine; else ""."""
+    containing = (setup.name for setup in SETUPS.values() if setup.contains == name)
+    return next((each for each in containing if why_not(each) is None), "")
+
+
+def runs_in(path: Path, setup: str) -> bool:
+    """Whether the guest of this set-up has what the tests of the module need."""
+    return setup_of(path) in (setup, SETUPS[setup].contains)
+
+
 def group_of(path: Path, module: ModuleType) -> Group:
-    own = path.stem if getattr(module, "LAB_OWN_GUEST", False) else ""
-    return Group(setup_of(path), tuple(getattr(module, "LAB_OPTIONS", ())), own)
+    name = setup_of(path)
+    options = tuple(getattr(module, "LAB_OPTIONS", ()))
+    if getattr(module, "LAB_OWN_GUEST", False):
+        return Group(name, options, path.stem)
+    return Group(larger(name) or name, options)
 
 
-def is_last(module: ModuleType) -> bool:
-    """Whether its tests come behind the others of their guest, because they may leave it unusable:
-    ``LAB_LAST = True``. One module of a set-up may say so."""
-    return bool(getattr(module, "LAB_LAST", False))
+def turn(module: ModuleType) -> int:
+    """Where its tests come among those of their guest. ``LAB_FIRST = True``: before the others,
+    because these keep what it takes away. ``LAB_LAST = True``: behind them, because it may leave
+    the guest unusable. One module of a guest may say so of each."""
+    return getattr(module, "LAB_LAST", False) - getattr(module, "LAB_FIRST", False)
 
 
 @dataclass

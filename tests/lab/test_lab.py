@@ -109,6 +109,7 @@ def test_output_and_exit_status_come_through_unchanged(tmp_path: Path) -> None:
     assert not written.exists()
 
 
+@pytest.mark.long
 @pytest.mark.timeout(600)
 @pytest.mark.usefixtures("guests")
 def test_a_panic_is_reported() -> None:

@@ -109,6 +109,7 @@ def test_nothing_but_esp_is_on_the_network(stack: ExitStack, tmp_path: Path) -> 
 
 
 # shows: SYSTEM-47
+@pytest.mark.long  # what Linux does; that our data is inside shows the test before
 def test_without_a_security_association_nothing_flows(stack: ExitStack, tmp_path: Path) -> None:
     # proves: ISER-11-3, ISER-GEN-8.1.6.4-2, ISER-IB00-3.1.6.4-2
     client, target, file = two_hosts(stack, tmp_path)

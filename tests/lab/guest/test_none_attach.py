@@ -82,6 +82,7 @@ def server_of(name: str) -> int:
 # --- before anything is connected --------------------------------------------------------------
 
 
+@pytest.mark.long  # tests/nbd/kernel/test_attaching.py refuses the same without a kernel
 def test_bad_input(target: TargetProcess) -> None:
     with socket.socket() as reserved:
         reserved.bind(("127.0.0.1", 0))  # and does not listen
@@ -98,6 +99,7 @@ def test_bad_input(target: TargetProcess) -> None:
     nothing_left()
 
 
+@pytest.mark.long  # tests/nbd/kernel/test_device.py has the refusal
 def test_for_root_only() -> None:
     for words in (["attach", f"iser://127.0.0.1/{IQN}/0"], ["detach", str(DEVICE)]):
         done = subprocess.run(
@@ -199,6 +201,7 @@ def test_detach_after_the_target_has_died(mortal: TargetProcess) -> None:
     nothing_left()
 
 
+@pytest.mark.long  # a loss that is told is the harder half: test_detach_after_the_target_has_died
 def test_nothing_is_lost_where_nothing_was_written(mortal: TargetProcess) -> None:
     good("attach", f"{mortal.url}/0", DEVICE, "--io-timeout", "5")
     mortal.kill()
@@ -206,6 +209,7 @@ def test_nothing_is_lost_where_nothing_was_written(mortal: TargetProcess) -> Non
     assert (done.returncode, done.stdout) == (0, "")
 
 
+@pytest.mark.long  # mostly waiting; after the io-timeout it is as after a target's death
 def test_detach_from_a_target_that_hangs(mortal: TargetProcess) -> None:
     """Each request fails after its io-timeout; detach does not wait longer."""
     good("attach", f"{mortal.url}/0", DEVICE, "--io-timeout", "3")
@@ -253,6 +257,7 @@ def wait_for(path: Path, process: subprocess.Popen[str]) -> None:
         time.sleep(0.01)
 
 
+@pytest.mark.long  # tests/nbd/kernel/test_attaching.py kills it at each step
 def test_an_attach_that_was_killed(target: TargetProcess) -> None:
     """An attach is killed while nbd-client connects, which goes on. (Other moments:
     tests/nbd/kernel.)"""

@@ -68,6 +68,7 @@ def direct(*words: str) -> subprocess.Popen[str]:
     )
 
 
+@pytest.mark.long  # about the kernel alone
 def test_the_kernel_ignores_sockets_while_the_old_ones_live(target: TargetProcess) -> None:
     with attached(f"{target.url}/0", DEVICE, "--connections", "2"):
         backend = block("nbd0", "backend")

@@ -16,7 +16,7 @@ from time import monotonic
 
 from tests.rcap.verbs.suite import lab_address
 
-LAB_OWN_GUEST = True
+LAB_FIRST = True  # what other tests open in their process stays open, and the removal would wait
 PATIENCE_S = 60
 TOLD_S = 10
 

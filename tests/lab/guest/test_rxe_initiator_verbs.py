@@ -18,7 +18,9 @@ MIB = 1 << 20
 
 
 # shows: SYSTEM-2, SYSTEM-11, SYSTEM-16, SYSTEM-53
-@pytest.mark.parametrize(("immediate", "initial_r2t"), [("Yes", "No"), ("No", "Yes")])
+@pytest.mark.parametrize(
+    ("immediate", "initial_r2t"), [("Yes", "No"), pytest.param("No", "Yes", marks=pytest.mark.long)]
+)
 def test_a_disk_of_the_kernel(
     immediate: str, initial_r2t: str, tmp_path: Path, record: Record
 ) -> None:

@@ -25,7 +25,7 @@ from tests.support.interop import Record
 from tests.support.programs import run
 from tests.support.tgtd import MortalTgtd
 
-LAB_OWN_GUEST = True  # sessions are cut off in the middle of commands
+LAB_LAST = True  # sessions are cut off in the middle of commands
 
 PORT = 3271  # of the gateway; LIO, and tgtd's iSER, have 3260
 TGTD_PORT = 3272

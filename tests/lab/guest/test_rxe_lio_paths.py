@@ -11,7 +11,6 @@ import trio
 from tests.lab.guest import lio
 from tests.support import logs
 from tests.support.endurance import Clients, disk_and_session, fail_back_soon, reaches
-from tests.support.faces import FACES
 from tests.support.interop import Record
 from tests.support.until import all_ended
 
@@ -34,8 +33,7 @@ def groups(monkeypatch: pytest.MonkeyPatch) -> Iterator[lio.Groups]:
     made.remove()
 
 
-@pytest.mark.parametrize("face", FACES)
-@pytest.mark.parametrize("reserve", ["", "exclusive"])
+@pytest.mark.parametrize(("face", "reserve"), [("async", ""), ("blocking", "exclusive")])
 async def test_tcp_takes_over(groups: lio.Groups, face: str, reserve: str, record: Record) -> None:
     """Under load the disk uses TCP while the iSER portal is away."""
     options = {"io-timeout": "120"} | ({"reserve": reserve} if reserve else {})

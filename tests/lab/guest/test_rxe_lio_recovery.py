@@ -36,7 +36,7 @@ def of_connections() -> dict[str, int]:
     return found
 
 
-@pytest.fixture(params=["window", "region"])
+@pytest.fixture
 def mode(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """The way in which every connection advertises memory: region or window."""
     connector = functools.partial(connecting.VerbsConnector, mode=request.param)
@@ -46,7 +46,9 @@ def mode(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str
 
 
 # shows: SYSTEM-39
-@pytest.mark.parametrize("face", ["async", "blocking"])
+@pytest.mark.parametrize(
+    ("mode", "face"), [("window", "async"), ("region", "blocking")], indirect=["mode"]
+)
 async def test_the_portal_group_is_disabled_and_enabled(
     mode: str, face: str, record: Record
 ) -> None:

@@ -13,6 +13,9 @@ import pytest
 from tests.support.blockwork import everything
 from tests.support.interop import Record
 
+# A guest of its own; test_siw_lio_iwarp has the same over the segments of a link of 1500 bytes.
+pytestmark = pytest.mark.long
+
 
 @pytest.mark.parametrize("crc", ["yes", "no"])
 async def test_all_block_operations(

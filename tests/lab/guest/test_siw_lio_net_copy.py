@@ -15,6 +15,9 @@ import pytest
 
 MIB = 1 << 20
 
+# A guest of its own; test_siw_lio_iwarp has the same over the segments of a link of 1500 bytes.
+pytestmark = pytest.mark.long
+
 
 @pytest.mark.parametrize("crc", ["yes", "no"])
 def test_copying_there_and_back(tmp_path: Path, crc: str) -> None:

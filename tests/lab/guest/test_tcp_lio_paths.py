@@ -101,8 +101,9 @@ async def test_groups_come_and_go(groups: lio.Groups, face: str, record: Record)
     )
 
 
-@face
-@pytest.mark.parametrize("state", [2, 3], ids=["standby", "unavailable"])
+@pytest.mark.parametrize(
+    ("state", "face"), [(2, "blocking"), (3, "async")], ids=["standby", "unavailable"]
+)
 async def test_states_are_obeyed(groups: lio.Groups, face: str, state: int, record: Record) -> None:
     """The port in use goes into standby, and later leaves it. No connection is lost."""
     groups.set_state(1, 1)
