@@ -68,12 +68,10 @@ def setting(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Setting]:
     shows_nothing((folder / "log").read_text())
 
 
-@pytest.fixture(scope="module", autouse=True)
-def started() -> Iterator[None]:
-    """Start commands instead of forking them: the tests look at their command lines."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(commands, "STARTED", True)
-        yield
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Start commands instead of forking them: the test looks at their command lines."""
+    monkeypatch.setattr(commands, "STARTED", True)
 
 
 def shows_nothing(*texts: str) -> None:
@@ -211,6 +209,7 @@ def test_a_target_that_cannot_prove_who_it_is(tmp_path: Path) -> None:
     shows_nothing(line)
 
 
+@pytest.mark.usefixtures("started")
 def test_a_gateway(setting: Setting, tmp_path: Path) -> None:
     """Its command line has the secret no longer than any other, with `:ro` and `--lun=`, too."""
     lun = f"--lun={setting.url(f'host%{OWN}@')}:ro"
@@ -241,6 +240,7 @@ def test_wrong_files(setting: Setting, tmp_path: Path) -> None:
     assert "each needs its own" in bad(7, *start, accounts, *mutual)
 
 
+@pytest.mark.usefixtures("started")
 @pytest.mark.parametrize("server", BY)
 @pytest.mark.parametrize("way", ["file", "credential", "environment", "url"])
 def test_nbd(setting: Setting, tmp_path: Path, way: str, server: tuple[str, ...]) -> None:
@@ -287,6 +287,7 @@ def test_the_plugin_alone(setting: Setting, tmp_path: Path) -> None:
     shows_nothing((tmp_path / "nbdkit.log").read_text())
 
 
+@pytest.mark.usefixtures("started")
 def test_mount(setting: Setting, tmp_path: Path) -> None:
     need_fuse()
     place = tmp_path / "place"

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.cli.commands import COMMAND, environment
+from tests.support import forking
 from tests.support.nbdkit import PLUGIN
 from tests.support.target import END_S
 
@@ -38,6 +39,8 @@ def _iserblk(*words: str, usage: int | None = None, other: int | None = None) ->
     return Way((*COMMAND, *words), usage=usage, other=other)
 
 
+_OURS = {tuple(COMMAND): "iserblk.cli", tuple(FUSE): "fuse_mount"}
+
 NBDKIT = ("nbdkit", "-f", "-U", "{at}/s", "python", str(PLUGIN), "uri={url}")
 
 WAYS = {
@@ -60,7 +63,11 @@ WAYS = {
 
 
 def ended(words: list[str], **changes: str) -> subprocess.CompletedProcess[str]:
-    """Run the command to its end. ``changes`` are environment variables."""
+    """Run the command to its end. ``changes`` are environment variables. One of ours is forked
+    (tests/support/forking.py), unless it is to look for modules elsewhere."""
+    module = _OURS.get(tuple(words[:3]))
+    if module and "PYTHONPATH" not in changes:
+        return forking.run(module, words[3:], env=environment(**changes), timeout=END_S)
     return subprocess.run(
         words,
         capture_output=True,
