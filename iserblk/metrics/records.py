@@ -4,18 +4,22 @@ connection to it.
 
 A record is a file PID.START.process in the directory of the sockets of metrics: the process id,
 and when that process has started, in ticks since the machine has (proc_pid_stat(5)). The numbers
-say whether it runs still: the record of a process that was killed is removed by the next process
-of its user that looks. Every user may read the records of root.
+say whether it runs still, where it is seen; in another namespace of processes, or where a unit does
+not see those of others (ProtectProc=), the lock says it that each process holds on its record. The
+record of a process that was killed is removed by the next process of its user that looks. Every
+user may read the records of root.
 """
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import logging
 import os
 import re
 import stat
+import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -29,7 +33,10 @@ log = logging.getLogger(__name__)
 
 _SUFFIX = ".process"
 _NAME = re.compile(r"([1-9][0-9]{0,9})\.([1-9][0-9]{0,19})\.process", re.ASCII)
-_LONGEST = 1 << 16  # bytes of a file
+_LONGEST = 1 << 20  # bytes of a file
+# struct flock of fcntl(2): a whole file, and no process, as the lock is the descriptor's. Unlike
+# flock(2) it takes the right to write to the file, which others do not have.
+_LOCK = struct.Struct("hhqqi4x")
 
 
 @dataclass(slots=True, frozen=True)
@@ -77,6 +84,7 @@ class Recorded:
         this_is(command)
         self.record = Record(os.getpid(), command, where, began())
         self._path: Path | None = None
+        self._held = -1  # the file, open and locked
 
     def __enter__(self) -> Recorded:
         self._put()
@@ -86,6 +94,8 @@ class Recorded:
         if self._path is not None:
             with contextlib.suppress(OSError):
                 self._path.unlink()
+            os.close(self._held)
+            self._path, self._held = None, -1
 
     def use(self, luns: Sequence[RecordedLun]) -> None:
         """From now on, the process uses these LUNs."""
@@ -94,21 +104,52 @@ class Recorded:
 
     def _put(self) -> None:
         name = f"{self.record.pid}.{started(self.record.pid)}{_SUFFIX}"
-        text = json.dumps(asdict(self.record))
+        content = _content(self.record)
         for each in (directory(), unit_directory()):
             if each is None:
                 continue
-            part = each / f".{name}"
             try:
                 each.mkdir(mode=0o755, exist_ok=True)
-                part.write_text(text)
-                part.chmod(0o644)  # whatever the umask is
-                part.rename(each / name)
+                held = _write(each / f".{name}", content, each / name)
             except OSError as error:
                 log.info("this process has no record in %s: %s", each, error.strerror)
             else:
-                self._path = each / name
+                before, self._path, self._held = self._held, each / name, held
+                if before >= 0:
+                    os.close(before)
                 return
+
+
+def _content(record: Record) -> bytes:
+    """No more than is read: some LUNs are left out of a record with thousands of them."""
+    luns = record.luns
+    while len(content := json.dumps(asdict(replace(record, luns=luns))).encode()) > _LONGEST:
+        luns = luns[: min(len(luns) - 1, len(luns) * _LONGEST // len(content))]
+    if luns != record.luns:
+        log.info("%d LUNs are left out of this process's record", len(record.luns) - len(luns))
+    return content
+
+
+def _write(part: Path, content: bytes, path: Path) -> int:
+    """Write a record, which comes into its place whole and locked. Returns its descriptor, with the
+    lock. Raises OSError; nothing is left then."""
+    part.unlink(missing_ok=True)
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+    held = os.open(part, flags, 0o600)
+    try:
+        with contextlib.suppress(OSError):  # a file system without locks
+            fcntl.fcntl(held, fcntl.F_OFD_SETLK, _LOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0))
+        left = memoryview(content)
+        while left:
+            left = left[os.write(held, left) :]
+        os.fchmod(held, 0o644)  # whatever the umask is
+        part.rename(path)
+    except BaseException:
+        os.close(held)
+        with contextlib.suppress(OSError):
+            part.unlink()
+        raise
+    return held
 
 
 def started(pid: int) -> int:
@@ -173,7 +214,7 @@ def _in(where: Path) -> Iterator[Found]:
     for match in matches[: OWN_PLACES if own else OTHERS_PLACES]:
         path = where / match[0]
         pid = int(match[1])
-        if started(pid) != int(match[2]):
+        if started(pid) != int(match[2]) and not _is_held(path):
             if own:
                 with contextlib.suppress(OSError):
                     path.unlink()
@@ -185,6 +226,22 @@ def _in(where: Path) -> Iterator[Found]:
             continue
         if record.pid == pid:
             yield Found(record, of.st_uid)
+
+
+def _is_held(path: Path) -> bool:
+    """Whether a process that may write to the file, its owner's, has it locked."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except OSError:
+        return False
+    try:
+        asked = _LOCK.pack(fcntl.F_RDLCK, os.SEEK_SET, 0, 0, 0)
+        (kind, *_) = _LOCK.unpack(fcntl.fcntl(fd, fcntl.F_OFD_GETLK, asked))
+    except OSError:  # no regular file, or a file system without locks
+        return False
+    finally:
+        os.close(fd)
+    return bool(kind == fcntl.F_WRLCK)
 
 
 def _read(path: Path, owner: int) -> str:

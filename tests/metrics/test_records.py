@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import stat
+import struct
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -60,11 +63,73 @@ def test_that_of_a_killed_process_goes(directory: Path) -> None:
     assert running() == [] and not left.exists()
 
 
+# A process with a record in the directory that is named.
+HELD = """
+import sys
+from pathlib import Path
+from iserblk.metrics import records
+records.directory = lambda: Path(sys.argv[1])
+with records.Recorded("nbd", "/run/s") as recorded:
+    recorded.use([records.RecordedLun("iser://host:3260/iqn.2026-11.example:disk/0", 4096, True)])
+    print(flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_that_of_a_process_that_is_not_seen(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It runs in another namespace of processes, or /proc hides it from this one's unit: its lock
+    tells. Another user's lock, who may only read the file, tells nothing."""
+    monkeypatch.setattr(records, "started", lambda _pid: 0)
+    with subprocess.Popen(
+        [sys.executable, "-c", HELD, directory], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        (found,) = running()
+        assert found.record.pid == process.pid and found.record.luns[0].writes
+        (path,) = directory.iterdir()
+        process.kill()
+        process.wait()
+        with path.open("rb") as file:
+            fcntl.fcntl(file, fcntl.F_OFD_SETLK, struct.pack("hhqqi4x", fcntl.F_RDLCK, 0, 0, 0, 0))
+            assert running() == [] and list(directory.iterdir()) == []
+
+
+def test_a_record_of_many_luns_can_be_read(directory: Path) -> None:
+    many = [
+        RecordedLun(
+            f"iser://host:3260/iqn.2026-11.example:disk/{lun}", lun, True, ("naa." + "6" * 32,)
+        )
+        for lun in range(16_384)
+    ]
+    with Recorded("nbd") as recorded:
+        recorded.use(many[:1024])
+        (found,) = running()
+        assert found.record.luns == tuple(many[:1024])
+        recorded.use(many)
+        (found,) = running()
+        kept = found.record.luns
+        assert len(kept) > 4096 and kept == tuple(many[: len(kept)])
+
+
+def test_a_link_in_its_way_is_not_followed(directory: Path, tmp_path: Path) -> None:
+    directory.mkdir()
+    victim = tmp_path / "victim"
+    victim.write_text("content")
+    part = directory / f".{os.getpid()}.{started(os.getpid())}.process"
+    part.symlink_to(victim)
+    with Recorded("nbd"):
+        assert len(running()) == 1
+    assert victim.read_text() == "content"
+
+
 def test_files_that_are_no_records(directory: Path, tmp_path: Path) -> None:
     directory.mkdir()
     name = f"{os.getpid()}.{started(os.getpid())}.process"
     good = json.dumps({"pid": os.getpid(), "command": "nbd", "where": "", "began": 0, "luns": []})
-    for text in ("", "{}", good[:-1], "[" * 100_000, good.replace('"nbd"', "7"), " " * (1 << 17)):
+    for text in ("", "{}", good[:-1], "[" * 100_000, good.replace('"nbd"', "7"), " " * (1 << 21)):
         (directory / name).write_text(text)
         assert running() == []
     (directory / name).write_text(good)
