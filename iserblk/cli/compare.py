@@ -5,13 +5,15 @@ from __future__ import annotations
 import logging
 import sys
 import time
+import traceback
+from typing import Any
 
 import click
 
 from iserblk.cli.command import Command
 from iserblk.cli.endpoints import named_places, open_source, same_place, two_ends
 from iserblk.cli.options import connection, connection_options, json_option
-from iserblk.cli.output import print_json, size_words
+from iserblk.cli.output import print_json, size_words, system_words
 from iserblk.cli.progress import progress
 from iserblk.cli.running import run
 from iserblk.cli.transfer import compare
@@ -28,7 +30,29 @@ class NotCompared(IserblkError):
     exit_status = DIFFERENT + 1
 
 
-@click.command("compare", cls=Command)
+class _Comparing(Command):
+    """Status 1 says that there is a difference, and nothing else: all that prevents an answer, or
+    keeps it from being written, ends with another."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except IserblkError as error:
+            if error.exit_status != DIFFERENT:
+                raise
+            raise NotCompared(str(error)) from None
+        except BrokenPipeError:  # of stdout, and nobody wants to know
+            sys.exit(NotCompared.exit_status)
+        except OSError as error:
+            raise NotCompared(system_words(error)) from None
+        except (click.ClickException, click.Abort, click.exceptions.Exit):
+            raise
+        except Exception:  # a bug of iserblk
+            traceback.print_exc()
+            sys.exit(NotCompared.exit_status)
+
+
+@click.command("compare", cls=_Comparing)
 @click.argument("places", metavar="A… B…", nargs=-1, required=True)
 @click.option("--strict", is_flag=True, help="Sizes that differ are a difference, too.")
 @json_option
@@ -56,12 +80,7 @@ def command(places: tuple[str, ...], strict: bool, as_json: bool, **options: str
                 first = await compare(one, other, advance)
             return first, sizes, time.monotonic() - began
 
-    try:
-        first, sizes, seconds = run(look)
-    except IserblkError as error:
-        if error.exit_status != DIFFERENT:
-            raise
-        raise NotCompared(str(error)) from None
+    first, sizes, seconds = run(look)
     if as_json:
         print_json(
             {

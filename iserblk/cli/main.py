@@ -9,7 +9,6 @@ SIGTERM.
 
 from __future__ import annotations
 
-import errno
 import importlib
 import logging
 import os
@@ -23,6 +22,7 @@ import click
 
 from iserblk import __version__
 from iserblk.cli.command import Command, names_of, suggestion
+from iserblk.cli.output import system_words
 from iserblk.credentials import hide_command_line
 from iserblk.endings import Endings, ending_signals, ignore_further
 from iserblk.errors import BadArgument, IserblkError
@@ -281,11 +281,5 @@ def _system_said_no(error: OSError) -> int:
     reader of stdout has closed it (`iserblk info … | head -1`)."""
     if isinstance(error, BrokenPipeError):
         return IserblkError.exit_status
-    words = error.strerror or str(error)
-    if error.filename:
-        _complain(f"{error.filename}: {words}")
-    elif error.errno in (errno.EBADF, errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-        _complain(f"cannot write to stdout: {words}")  # the files of a LUN have errors of ours
-    else:
-        _complain(f"the system refused: {words}")
+    _complain(system_words(error))
     return IserblkError.exit_status

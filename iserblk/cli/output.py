@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 import sys
@@ -46,6 +47,16 @@ def end_partly(wrong: Sequence[str], what: str = "left out") -> None:
         log.error("%s: %s", what, words)
     if wrong:
         sys.exit(IserblkError.exit_status)
+
+
+def system_words(error: OSError) -> str:
+    """What an error of the system is about that no part of iserblk has put into words."""
+    words = error.strerror or str(error)
+    if error.filename:
+        return f"{error.filename}: {words}"
+    if error.errno in (errno.EBADF, errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        return f"cannot write to stdout: {words}"  # the files of a LUN have errors of ours
+    return f"the system refused: {words}"
 
 
 def print_table(title: str, rows: Iterable[tuple[str, str]]) -> None:

@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import random
+import subprocess
+import sys
 from pathlib import Path
+from typing import IO, NoReturn
 
+import pytest
+from click.testing import CliRunner
+
+from iserblk.cli.compare import command
 from tests.cli.commands import bad, good, good_json, iserblk
 from tests.cli.runs import MIB, documented
 
@@ -64,3 +72,34 @@ def test_what_cannot_be_compared(url: str, files: Path, tmp_path: Path) -> None:
     assert "a target serves it" in bad(28, "compare", files / "small", tmp_path / "file")
     bad(21, "compare", tmp_path / "file", f"{url}/9")
     assert (tmp_path / "file").read_bytes() == b"x"
+
+
+def test_an_answer_that_cannot_be_written_is_no_difference(tmp_path: Path) -> None:
+    """Nor is one that nobody reads, nor a bug: status 1 says one thing."""
+    for name in ("one", "other"):
+        (tmp_path / name).write_bytes(b"x" * 1000)
+    ends = str(tmp_path / "one"), str(tmp_path / "other")
+    with open("/dev/full", "wb") as full:
+        done = started("compare", *ends, stdout=full)
+    assert done == (2, "iserblk: cannot write to stdout: No space left on device\n")
+    read, write = os.pipe()
+    os.close(read)
+    with open(write, "wb") as nobody:
+        assert started("compare", "--json", *ends, stdout=nobody) == (2, "")
+
+
+def test_a_bug_is_no_difference(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_arguments: object) -> NoReturn:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr("iserblk.cli.compare.two_ends", fail)
+    done = CliRunner().invoke(command, ["a", "b"])
+    assert done.exit_code == 2 and "ZeroDivisionError" in done.output
+
+
+def started(*words: str, stdout: IO[bytes]) -> tuple[int, str]:
+    done = subprocess.run(
+        [sys.executable, "-m", "iserblk.cli", *words],
+        stdout=stdout, stderr=subprocess.PIPE, text=True, check=False,
+    )  # fmt: skip
+    return done.returncode, done.stderr
