@@ -8,6 +8,7 @@ unique. The place of a target is its name.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import ipaddress
 import logging
@@ -22,6 +23,7 @@ from iserblk.names import shown
 
 log = logging.getLogger(__name__)
 
+MOST_LEFT = 64  # sockets of killed processes that stay in a directory
 LONGEST_SOCKET_PATH = 107  # bytes, in sun_path: unix(7)
 _SUFFIX = ".metrics"
 _RUN = Path("/run/iserblk")
@@ -175,11 +177,30 @@ def default_option(place: str, where: Path | None = None, *, taken: bool = False
                 raise PermissionError(f"{each}: no socket can be made there")
             if not taken:
                 make_room(path)
+            forget_old(each)
         except (OSError, IserblkError) as error:
             log.info("no metrics are served: %s", error)
         else:
             return {"metrics": str(path)}
     return {}
+
+
+def forget_old(where: Path) -> None:
+    """Keep sockets of killed processes from filling a directory, where ever new ones start at
+    other places (a port or a temporary directory of their own). Some stay, as they tell what was
+    killed: first those whose device, mount point or NBD socket is there still, then the newest.
+    """
+    paths = served(where)
+    if len(paths) <= 2 * MOST_LEFT:
+        return
+    left = []
+    for path in paths:
+        with contextlib.suppress(OSError):
+            if not answers(path):
+                left.append((os.path.lexists(place_of(path)), os.lstat(path).st_mtime_ns, path))
+    for _, _, path in sorted(left)[:-MOST_LEFT]:
+        with contextlib.suppress(OSError):
+            path.unlink()
 
 
 def served(where: Path | None = None) -> list[Path]:

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from iserblk.errors import BadArgument, Busy
 from iserblk.metrics import address
 from iserblk.metrics.address import (
+    MOST_LEFT,
     answers,
     default_option,
     directory,
@@ -187,3 +188,28 @@ def test_no_room(tmp_path: Path) -> None:
     with pytest.raises(BadArgument, match="Not a directory"):
         make_room(tmp_path / "file" / "socket")
     assert (tmp_path / "file").exists()
+
+
+def test_killed_processes_do_not_fill_the_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each at a place of its own. What can be cleaned up still is told of the longest; a process
+    that serves is never forgotten."""
+    run, mounted = tmp_path / "r", tmp_path / "m"
+    mounted.mkdir()
+    run.mkdir()
+    monkeypatch.chdir(run)  # for sockets whose whole path is too long
+    places = [str(mounted), *(f"127.0.0.1:{port}" for port in range(20_000, 20_400))]
+    with socket.socket(socket.AF_UNIX) as serving:
+        for number, place in enumerate(places):
+            path = socket_of(place, Path())
+            with socket.socket(socket.AF_UNIX) as killed:
+                server = serving if place == places[1] else killed
+                server.bind(str(path))
+                server.listen()
+            os.utime(path, (number, number))
+        assert default_option("/new", run)
+    there = {place_of(path) for path in served(run)}
+    assert there == {places[0], places[1], *places[-MOST_LEFT + 1 :]}
+    assert default_option("/new", run)
+    assert len(served(run)) == MOST_LEFT + 1
