@@ -79,6 +79,39 @@ def test_the_target_and_the_nbd_server_do_their_work(manager: Manager) -> None:
     manager.run("systemctl", "reload", "iserblk-target@disk")
 
 
+def test_the_nbd_server_has_a_secret_that_root_alone_can_read(manager: Manager) -> None:
+    manager.path("/etc/iserblk/private.toml").write_text(
+        'iqn = "iqn.2026-11.example:private"\n[[portal]]\nlisten = "127.0.0.1:3261"\n'
+        '[account.host]\nsecret = "a secret of one host"\n'
+        '[lun.0]\nfile = "/var/lib/iserblk/private"\nsize = "8M"\n'
+    )
+    manager.run("chown", "iserblk:", "/etc/iserblk/private.toml")
+    manager.run("chmod", "600", "/etc/iserblk/private.toml")
+    secret = manager.path("/etc/credstore/iserblk-private.chap")
+    secret.parent.mkdir(mode=0o700, exist_ok=True)
+    secret.write_text("a secret of one host\n")
+    secret.chmod(0o600)
+    manager.path("/etc/iserblk/private.conf").write_text(
+        "URL=iscsi://host@127.0.0.1:3261/iqn.2026-11.example:private/0\n"
+        "OPTIONS=chap-secret-credential=iserblk-private.chap\n"
+    )
+    manager.start("iserblk-target@private")
+    manager.start("iserblk-nbd@private")
+    manager.stop("iserblk-nbd@private")
+    manager.stop("iserblk-target@private")
+
+
+def test_the_nbd_server_sees_another_writer_that_is_hidden_from_it(manager: Manager) -> None:
+    """It runs as a user, and is shown no process of root in /proc."""
+    manager.path("/etc/iserblk/lun.conf").write_text(f"URL={URL}\n")
+    manager.run("iserblk", "nbd", "--socket", "/run/s", "--background", "--pidfile", "/run/p", URL)
+    manager.start("iserblk-nbd@lun")
+    pid = manager.path("/run/p").read_text().strip()
+    assert f"written to by process {pid} (iserblk nbd at /run/s), too" in manager.said()
+    manager.stop("iserblk-nbd@lun")
+    manager.run("kill", pid)
+
+
 def test_the_exporter_does_its_work(manager: Manager) -> None:
     manager.path("/etc/iserblk/lun.conf").write_text(f"URL={URL}\n")
     manager.start("iserblk-nbd@lun")

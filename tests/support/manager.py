@@ -74,6 +74,7 @@ mkdir -p {_UNITS} /run/lock /run/none /var/lib/private
 for target in {" ".join(_TARGETS)}; do
   printf '[Unit]\\nDescription=%s\\nDefaultDependencies=no\\n' $target >{_UNITS}/$target.target
 done
+mount --make-rshared / # as containers have it: a helper's mount of credentials comes to its unit
 mount --bind "$4" /dev/console # where the first process tells what it does
 exec env -i PATH=/usr/sbin:/usr/bin:/sbin:/bin container=tests SYSTEMD_PROC_CMDLINE= \\
   SYSTEMD_UNIT_PATH={_UNITS} SYSTEMD_GENERATOR_PATH=/run/none \\
