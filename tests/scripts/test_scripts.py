@@ -19,6 +19,7 @@ SCRIPTS = (
     *("setup", "test", "demo", "distros", "release", "deb", "image", "sanitize", "manpages"),
     "docs",
     "mutations",
+    "outage",
     "pins",
 )
 

@@ -1,0 +1,20 @@
+"""The modules of scripts/outage: one outage of a target, under three initiators.
+
+cases.py       the outages
+ledger.py      what a writer was told, and what of that is on the LUN afterwards
+writer.py      in the guest: writes numbered records to a file, and notes what it is told
+array.py       in the guest: LIO as a machine of its own, whose power can be cut
+initiators.py  in the guest: iserblk, open-iscsi and qemu-nbd, each as it is by default
+guest.py       in the guest: the outage
+report.py      the table
+picture.py     throughput over time
+"""
+
+from __future__ import annotations
+
+import sys
+
+
+def say(text: str) -> None:
+    """Print one line on stderr, marked with the command's name."""
+    print(f"outage: {text}", file=sys.stderr, flush=True)

@@ -1,0 +1,98 @@
+"""The command line of scripts/outage."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import click
+from lablib.command import run_command
+from lablib.setups import TOP
+from rich.console import Console
+
+from outagelib import report, say
+from outagelib.cases import CASES
+from outagelib.picture import draw
+
+_GUEST_S = 3600
+_MEMORY = "3G"
+_WIDTH = 110
+
+
+@click.command(epilog="Exit status: 0 every case has run, 1 not, 7 bad argument.")
+@click.option("--case", "names", multiple=True, type=click.Choice(list(CASES)), metavar="NAME",
+              help="Only this outage; repeatable.")  # fmt: skip
+@click.option("--file-system", type=click.Choice(["ext4", "xfs"]), default="ext4",
+              help="The file system (default ext4).")  # fmt: skip
+@click.option("--away", type=click.FloatRange(1, 3000), metavar="S",
+              help="Seconds for which the target is away, in place of the case's.")  # fmt: skip
+@click.option("--json", "file", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE",
+              help="Also write what was measured to FILE.")  # fmt: skip
+@click.option("--plot", type=click.Path(file_okay=False, path_type=Path), metavar="DIR",
+              help="Also draw each outage: outage-CASE.svg in DIR.")  # fmt: skip
+@click.option("--from", "results", metavar="FILE",
+              type=click.Path(exists=True, dir_okay=False, path_type=Path),
+              help="Run nothing: show what --json has written to FILE.")  # fmt: skip
+@click.option("--list", "only_list", is_flag=True, help="Print the cases, and do nothing.")
+def outage(
+    names: tuple[str, ...], file_system: str, away: float | None, file: Path | None,
+    plot: Path | None, results: Path | None, only_list: bool,
+) -> int:  # fmt: skip
+    """Make an outage of a target, and show what becomes of file systems on it."""
+    if only_list:
+        for case in CASES.values():
+            click.echo(f"{case.name:8}  {case.about}")
+        return 0
+    if results is not None:
+        try:
+            found = report.read(results)
+        except ValueError as error:
+            raise click.UsageError(f"--from {results}: {error}") from None
+        found = [each for each in found if not names or each.case in names]
+    else:
+        found = []
+        for name in names or CASES:
+            measured = _run(name, file_system, away)
+            if measured is not None:
+                found.append(measured)
+    console = Console(width=_WIDTH)
+    for each in found:
+        console.print(report.table(each))
+    if file is not None:
+        report.write(file, found)
+    if plot is not None:
+        plot.mkdir(parents=True, exist_ok=True)
+        for each in found:
+            picture = plot / f"outage-{each.case}.svg"
+            draw(each).write(picture)
+            say(f"drew {picture}")
+    return 0 if results is not None or len(found) == len(names or CASES) else 1
+
+
+def _run(name: str, file_system: str, away: float | None) -> report.Outage | None:
+    """One case, in a guest of its own; None, with a message, if it has not come to its end."""
+    away_s = CASES[name].away_s if away is None else away
+    with tempfile.TemporaryDirectory(prefix="iserblk-outage-") as directory:
+        done = subprocess.run(
+            [
+                *(sys.executable, "-P", "-m", "lablib", "--setup", "tcp", "--memory", _MEMORY),
+                *("--timeout", str(_GUEST_S + away_s), "--results", directory),
+                *("env", f"PYTHONPATH={TOP / 'scripts'}:{TOP}"),
+                *("python", "-P", "-m", "outagelib.guest", name, file_system, str(away_s)),
+            ],
+            check=False,
+            env={**os.environ, "PYTHONPATH": str(TOP / "scripts")},
+        )
+        measured = Path(directory) / "outage.json"
+        if not measured.exists():
+            say(f"{name}: the guest has ended with status {done.returncode}, and measured nothing")
+            return None
+        return report.from_json(json.loads(measured.read_text()))
+
+
+if __name__ == "__main__":
+    sys.exit(run_command(outage, "scripts/outage", say, "stopped; the guest is gone"))

@@ -1,0 +1,85 @@
+"""In the guest: the initiators, each as it is by default.
+
+Each makes a block device of LUN 0 of the target that is called as the initiator is.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from lablib.setups import TOP
+
+from outagelib.array import HOST, PORT, iqn, run
+
+_DEVICE_S = 300.0
+_LOOK_S = 0.1
+
+
+def url(name: str) -> str:
+    return f"iscsi://{HOST}:{PORT}/{iqn(name)}/0"
+
+
+def _until(condition: Callable[[], object], words: str) -> None:
+    """Raises RuntimeError."""
+    deadline = time.monotonic() + _DEVICE_S
+    while not condition():
+        if time.monotonic() > deadline:
+            raise RuntimeError(f"{words}: not after {_DEVICE_S:.0f} s")
+        time.sleep(_LOOK_S)
+
+
+def _size(device: Path) -> int:
+    return int(Path("/sys/block", device.name, "size").read_text())
+
+
+def iserblk(name: str) -> Path:
+    done = subprocess.run(
+        [sys.executable, "-P", "-m", "iserblk.cli", "attach", *_PATIENT, url(name)],
+        capture_output=True,
+        text=True,
+        check=False,
+        stdin=subprocess.DEVNULL,
+        env={**os.environ, "PYTHONPATH": str(TOP)},
+        timeout=_DEVICE_S,
+    )
+    word, _, path = done.stdout.strip().partition(" ")
+    if word != "ready":
+        raise RuntimeError(f"iserblk attach: {done.stderr.strip()}")
+    return Path(path)
+
+
+_PATIENT = ("-o", "io-timeout=180")
+
+
+def open_iscsi(name: str) -> Path:
+    node = ["iscsiadm", "-m", "node", "-T", iqn(name), "-p", f"{HOST}:{PORT}"]
+    run(*node, "-o", "new")
+    run(*node, "--login")
+    pattern = "session*/device/target*/*/block/sd*"
+    found: list[Path] = []
+
+    def there() -> bool:
+        found[:] = [Path("/dev") / each.name
+                    for each in Path("/sys/class/iscsi_session").glob(pattern)]  # fmt: skip
+        return bool(found) and found[0].exists() and _size(found[0]) > 0
+
+    _until(there, "the disk of open-iscsi")
+    return found[0]
+
+
+def qemu_nbd(name: str) -> Path:
+    device = Path("/dev/nbd8")  # iserblk takes the first that is free
+    Path("/run/lock").mkdir(exist_ok=True)  # for its lock of the device
+    run("qemu-nbd", "--format=raw", f"--connect={device}", url(name))
+    _until(lambda: _size(device) > 0, "the device of qemu-nbd")
+    return device
+
+
+INITIATORS = {"iserblk": iserblk, "open-iscsi": open_iscsi, "qemu-nbd": qemu_nbd}
+# As an initiator calls itself: iserblk and open-iscsi by the machine's name, libiscsi by its own.
+OF_QEMU = "iqn.2008-11.org.linux-kvm"

@@ -1,0 +1,108 @@
+"""What was measured, and the table of it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.table import Table
+
+from outagelib.cases import CASES
+from outagelib.ledger import Missing
+
+
+@dataclass(frozen=True)
+class Subject:
+    """One initiator's part. ``pause_s``: the longest time without a call that succeeded;
+    ``went_on``: calls succeeded behind it. ``failed``: calls that failed (write, fsync), the first
+    of them ``first_failed_s`` after the beginning of the outage; ``errors``: in words. ``state``:
+    how the file system is mounted at the end; ``whole``: on the target's disk it has nothing to
+    mend. ``acknowledged``: records. ``rates``: acknowledged bytes of each second."""
+
+    name: str
+    pause_s: float
+    went_on: bool
+    failed: int
+    first_failed_s: float | None
+    errors: tuple[str, ...]
+    state: str
+    whole: bool
+    acknowledged: int
+    missing: Missing
+    rates: tuple[float, ...]
+
+    @property
+    def pause(self) -> str:
+        return f"{self.pause_s:.0f} s" if self.went_on else "never goes on"
+
+    @property
+    def file_system(self) -> str:
+        return f"{self.state}{'' if self.whole else ', damaged'}"
+
+
+@dataclass(frozen=True)
+class Outage:
+    """One case, as it has run. ``before_s``: what the rates begin with, until the outage;
+    ``away_s``: until the target could be reached again; ``after_s``: what was looked at then."""
+
+    case: str
+    file_system: str
+    kernel: str
+    before_s: float
+    away_s: float
+    after_s: float
+    subjects: tuple[Subject, ...]
+
+    @property
+    def title(self) -> str:
+        return f"{CASES[self.case].about} ({self.file_system}, LIO)"
+
+
+def from_json(measured: dict[str, Any]) -> Outage:
+    """Raises ValueError: not what guest.py has written."""
+    try:
+        subjects = tuple(
+            Subject(**{
+                **each,
+                "errors": tuple(each["errors"]),
+                "missing": Missing(**each["missing"]),
+                "rates": tuple(each["rates"]),
+            })
+            for each in measured["subjects"]
+        )  # fmt: skip
+        made = Outage(**{**measured, "subjects": subjects})
+    except (KeyError, TypeError):
+        raise ValueError("not written by scripts/outage") from None
+    if made.case not in CASES:
+        raise ValueError(f"no case is called {made.case}")
+    return made
+
+
+def read(file: Path) -> list[Outage]:
+    """Raises ValueError."""
+    measured = json.loads(file.read_text())
+    if not isinstance(measured, list):
+        raise ValueError("not written by scripts/outage")
+    return [from_json(each) for each in measured]
+
+
+def write(file: Path, outages: Sequence[Outage]) -> None:
+    file.write_text(json.dumps([asdict(each) for each in outages], indent=1) + "\n")
+
+
+def table(outage: Outage) -> Table:
+    made = Table(title=outage.title, title_justify="left")
+    for name in ("initiator", "pause", "failed calls", "file system", "flushed, missing",
+                 "lost silently", "lost, told"):  # fmt: skip
+        words = name in ("initiator", "file system")
+        made.add_column(name, justify="left" if words else "right", no_wrap=True)
+    for each in outage.subjects:
+        lost = each.missing
+        made.add_row(
+            each.name, each.pause, str(each.failed), each.file_system,
+            *(str(number) for number in (lost.flushed, lost.silent, lost.told)),
+        )  # fmt: skip
+    return made

@@ -1,0 +1,277 @@
+"""scripts/outage: the parts that need no virtual machine."""
+
+from __future__ import annotations
+
+import errno
+import io
+import os
+import xml.etree.ElementTree as ET
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+from lablib.command import run_command
+from outagelib import say, writer
+from outagelib.__main__ import outage
+from outagelib.cases import CASES
+from outagelib.ledger import Follower, Ledger, Missing, in_file, missing
+from outagelib.picture import draw, outcome
+from outagelib.report import Outage, Subject, read, table, write
+from outagelib.writer import BATCH, RECORD, Writer, record
+from rich.console import Console
+
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+def ledger(*lines: str) -> Ledger:
+    made = Ledger()
+    for line in lines:
+        made.note(line)
+    return made
+
+
+def writes(first: int, end: int, at: float = 0) -> list[str]:
+    return [f"write {number} {at + number}" for number in range(first, end)]
+
+
+class Log(io.StringIO):
+    """A writer's log, which makes the file ``stop`` at its line ``last``."""
+
+    def __init__(self, last: str, stop: Path) -> None:
+        super().__init__()
+        self._last = last
+        self._stop = stop
+
+    def write(self, text: str) -> int:
+        if text.startswith(self._last):
+            self._stop.touch()
+        return super().write(text)
+
+
+@pytest.fixture
+def write_until(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Ledger]:
+    """Runs a writer on ``records`` until its log has a line that begins so."""
+    monkeypatch.setattr(os, "O_DIRECT", 0)  # which a file system in memory has not
+    monkeypatch.setattr(writer, "PER_SECOND", 1e9)
+    monkeypatch.setattr(writer, "PAUSE_S", 0.0)
+
+    def run(last: str) -> Ledger:
+        stop = tmp_path / "stop"
+        log = Log(f"{last} ", stop)
+        Writer(tmp_path / "records", log, stop).run()
+        return ledger(*log.getvalue().splitlines())
+
+    return run
+
+
+# --- the writer ----------------------------------------------------------------------------------
+
+
+def test_what_a_writer_has_flushed_is_in_its_file(
+    write_until: Callable[[str], Ledger], tmp_path: Path
+) -> None:
+    found = write_until(f"write {BATCH + 2}")
+    count = BATCH + 3
+    assert len(found.acknowledged) == count and found.flushed == set(range(count))
+    assert len(found.flushes) == 2 and found.ended and not found.failed
+    file = tmp_path / "records"
+    assert file.stat().st_size == count * RECORD
+    assert missing(found, in_file(file)) == Missing(0, 0, 0)
+
+
+def test_a_record_that_is_not_in_the_file(
+    write_until: Callable[[str], Ledger], tmp_path: Path
+) -> None:
+    """A wrong one, one that is torn, and the last, which the file is too short for."""
+    found = write_until("write 4")
+    with (tmp_path / "records").open("r+b") as file:
+        file.write(record(7))
+        file.seek(2 * RECORD + 512)
+        file.write(bytes(512))
+        file.truncate(4 * RECORD)
+    present = in_file(tmp_path / "records")
+    assert [present(number) for number in range(5)] == [False, True, False, True, False]
+    assert missing(found, present) == Missing(3, 3, 0)
+
+
+def test_what_fails_is_tried_again(
+    write_until: Callable[[str], Ledger], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = os.pwrite
+    errors = iter([errno.EIO, errno.EROFS])
+
+    def pwrite(descriptor: int, data: bytes, offset: int) -> int:
+        if offset == RECORD and (number := next(errors, 0)):
+            raise OSError(number, "refused")
+        return real(descriptor, data, offset)
+
+    monkeypatch.setattr(os, "pwrite", pwrite)
+    found = write_until("write 3")
+    assert [number for _, number in found.failed] == [errno.EIO, errno.EROFS]
+    assert missing(found, in_file(tmp_path / "records")) == Missing(0, 0, 0)
+    assert len(found.flushed) == 4
+
+
+# --- what was told -------------------------------------------------------------------------------
+
+
+def test_a_flush_that_fails_tells_of_what_it_was_to_cover() -> None:
+    """A later flush, which succeeds, says nothing of that: the kernel reports a loss once."""
+    found = ledger(
+        *writes(0, 3), "flush 3 3", *writes(3, 6), "failed-flush 6 6 5", "flush 6 7",
+        *writes(6, 8), "flush 8 9",
+    )  # fmt: skip
+    assert found.flushed == {0, 1, 2, 6, 7} and found.told == {3, 4, 5}
+    assert missing(found, lambda number: number not in (1, 4, 5, 7)) == Missing(2, 2, 2)
+
+
+def test_what_no_flush_has_covered_may_be_missing_in_silence() -> None:
+    found = ledger(*writes(0, 2), "flush 2 2", *writes(2, 5))
+    assert found.unflushed == 3
+    assert missing(found, lambda number: number < 3) == Missing(0, 2, 0)
+
+
+def test_the_pause_is_the_longest_time_without_success() -> None:
+    found = ledger(
+        *writes(0, 10), "failed-write 10 20 5", "flush 10 100", "write 10 101", "end 11 101"
+    )
+    assert found.pause(102) == (91, True)
+    assert found.pause(300) == (199, False)
+    assert Ledger().pause(5) == (5, False)
+
+
+def test_rates_are_of_whole_seconds() -> None:
+    found = ledger("write 0 9.9", "write 1 10.0", "write 2 10.9", "write 3 12.5", "write 4 13.1")
+    assert found.rates(10, 13.2) == [2 * RECORD, 0, RECORD]
+
+
+def test_a_log_that_grows(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    follower = Follower(log)
+    assert not follower.look().acknowledged
+    log.write_text("write 0 1.5\nwri")
+    assert follower.look().acknowledged == [1.5]
+    with log.open("a") as file:
+        file.write("te 1 2.5\n")
+    assert follower.look().acknowledged == [1.5, 2.5]
+    assert follower.look().unflushed == 2
+
+
+# --- table and picture ---------------------------------------------------------------------------
+
+
+def subject(name: str = "iserblk", **changes: Any) -> Subject:
+    given: dict[str, Any] = {
+        "name": name, "pause_s": 131.4, "went_on": True, "failed": 0, "first_failed_s": None,
+        "errors": (), "state": "read-write", "whole": True, "acknowledged": 90,
+        "missing": Missing(0, 0, 0), "rates": (float(1 << 20),) * 20 + (0.0,) * 130,
+    }  # fmt: skip
+    return Subject(**{**given, **changes})
+
+
+def measured(*subjects: Subject, case: str = "network") -> Outage:
+    return Outage(case, "ext4", "6.1", 20.5, 120.0, 60.0, subjects)
+
+
+DEAD = subject(
+    "open-iscsi", went_on=False, failed=7, first_failed_s=130.0, errors=("Input/output error",),
+    state="read-only", whole=False, missing=Missing(3, 5, 2),
+)  # fmt: skip
+
+
+def test_a_table_has_a_row_for_each_initiator() -> None:
+    console = Console(width=120, record=True, file=io.StringIO())
+    console.print(table(measured(subject(), DEAD)))
+    rows = [line.split("│") for line in console.export_text().splitlines() if "│" in line]
+    assert [[word.strip() for word in row[1:-1]] for row in rows] == [
+        ["iserblk", "131 s", "0", "read-write", "0", "0", "0"],
+        ["open-iscsi", "never goes on", "7", "read-only, damaged", "3", "5", "2"],
+    ]
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({}, "a pause of 131 s, no error; nothing is lost"),
+        (
+            {"missing": Missing(2, 2, 0)},
+            "a pause of 131 s, no error; 2 records are lost without an error",
+        ),
+        (
+            {"failed": 1, "missing": Missing(0, 0, 4)},
+            "a pause of 131 s, 1 call fails; 4 records are lost, and told",
+        ),
+        (
+            {"went_on": False, "failed": 9, "state": "read-only"},
+            "it never goes on, 9 calls fail, read-only; nothing is lost",
+        ),
+    ],
+)
+def test_the_words_of_a_picture(changes: dict[str, Any], words: str) -> None:
+    assert outcome(subject(**changes)) == words
+
+
+def test_a_picture_has_a_line_for_each_initiator_and_says_what_became_of_it() -> None:
+    picture = ET.fromstring(draw(measured(subject(), DEAD, subject("qemu-nbd"))).svg())
+    lines = picture.findall(f"{SVG}polyline")
+    assert [line.get("class") for line in lines] == ["line-ours", "line-peer", "line-other"]
+    words = [each.text for each in picture.findall(f"{SVG}text")]
+    assert f"open-iscsi: {outcome(DEAD)}" in words
+    assert "120 s" in words and words.count("the target is away") == 3
+    width = float(picture.get("width", "0"))
+    for line in lines:
+        points = [pair.split(",") for pair in line.get("points", "").split()]
+        assert len(points) == 2 * 150
+        assert all(0 <= float(x) <= width for x, _ in points)
+
+
+# --- the command ---------------------------------------------------------------------------------
+
+
+def test_what_was_measured_can_be_shown_again(tmp_path: Path) -> None:
+    file = tmp_path / "measured.json"
+    write(file, [measured(subject(), DEAD), measured(subject(), case="reboot")])
+    assert read(file) == [measured(subject(), DEAD), measured(subject(), case="reboot")]
+    done = CliRunner().invoke(
+        outage, ["--from", str(file), "--case", "reboot", "--plot", str(tmp_path / "plots")]
+    )
+    assert done.exit_code == 0, done.output
+    assert CASES["reboot"].about in done.output and CASES["network"].about not in done.output
+    assert [each.name for each in (tmp_path / "plots").iterdir()] == ["outage-reboot.svg"]
+
+
+def test_the_list() -> None:
+    done = CliRunner().invoke(outage, ["--list"])
+    assert [line.split()[0] for line in done.output.splitlines()] == [*CASES]
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("{}", "not written by scripts/outage"),
+        ('[{"case": "network"}]', "not written by scripts/outage"),
+        ("[1]", "not written by scripts/outage"),
+        ("no JSON", "Expecting value"),
+        ("\N{LATIN SMALL LETTER A WITH DIAERESIS}", "'utf-8' codec"),
+    ],
+)
+def test_a_file_that_is_not_ours(
+    text: str, words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    file = tmp_path / "file"
+    file.write_bytes(text.encode("latin-1"))
+    monkeypatch.setattr("sys.argv", ["outage", "--from", str(file)])
+    assert run_command(outage, "scripts/outage", say, "stopped") == 7
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"outage: --from {file}: {words}")
+
+
+def test_a_case_that_is_not_there(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.argv", ["outage", "--case", "fire"])
+    assert run_command(outage, "scripts/outage", say, "stopped") == 7
+    assert len(capsys.readouterr().err.splitlines()) == 1
