@@ -6,6 +6,7 @@ same. Errors name the option and the remedy, and show no value that may be a sec
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -20,6 +21,11 @@ SMALLEST_JOURNAL = 64 << 10
 SMALLEST_TRANSFER = 512
 LARGEST_TRANSFER = 1 << 20
 MOST_CONNECTIONS = 8  # of one session
+COMMAND_TIMEOUT_S = 30.0  # where io-timeout is longer, and says nothing of it
+# The defaults of attach and mount, whose users a failed request ends; and the same in words.
+LASTING = {"io-timeout": f"180/{COMMAND_TIMEOUT_S:g}"}
+LASTING_WORDS = {"io-timeout": "180"}
+FOREVER = "forever"
 BUSY_POLL_US = 1000  # longer than a round trip on a local network, in virtual machines, too
 _SIZE = re.compile(
     r"([0-9]{1,19})(?:(?:\.([0-9]{1,9}))?([kmgt])(?:i?b)?)?", re.IGNORECASE | re.ASCII
@@ -28,7 +34,13 @@ _SIZE = re.compile(
 
 @dataclass(slots=True, frozen=True)
 class Options:
-    """The options of one connection. Times are seconds."""
+    """The options of one connection. Times are seconds.
+
+    ``io_timeout``: after which a request fails, whatever the cause; ``math.inf``: never.
+    ``command_timeout``: after which a command is aborted, and sent again, that the target leaves
+    unanswered on a living connection; never longer than ``io_timeout``, and where both are the
+    same, the request fails.
+    """
 
     rcap: str = "auto"
     style: str = "auto"  # or "cm", "stream": how a connection becomes iSER
@@ -37,6 +49,7 @@ class Options:
     initiator_name: str = ""
     isid: bytes = b""  # of the first session; b"": a random one
     io_timeout: float = 30.0
+    command_timeout: float = 30.0
     queue_depth: int = 128
     max_transfer: int = 0  # bytes of one READ or WRITE; 0: as the LUN says
     journal: int = 56 << 20  # bytes; 0: none. A server then takes less than 110 MiB
@@ -82,6 +95,8 @@ class Options:
                 raise BadArgument(f"option {key} has no value; write {key}=VALUE")
             name, convert = _KEYS[key]
             values[name] = convert(key, value)
+            if key == "io-timeout":
+                values["io_timeout"], values["command_timeout"] = parse_timeouts(key, value)
         if values.get("reserve_key") and not values.get("reserve"):
             raise BadArgument("reserve-key has no effect without reserve=exclusive; add that")
         if values.get("header") == 12 and values.get("hello") is False:
@@ -166,14 +181,35 @@ def _header(key: str, value: str) -> int:
     return int(value)
 
 
-def _seconds(key: str, value: str) -> float:
+def parse_timeouts(key: str, value: str) -> tuple[float, float]:
+    """The limits for a request and for a command (see Options): ``SECONDS``, which holds for both;
+    ``forever``, which is about requests alone; or either, a slash, and the limit for a command.
+    Raises BadArgument."""
+    first, slash, second = value.partition("/")
+    lasting = first.lower() == FOREVER
+    request = math.inf if lasting else _seconds(first)
+    command = _seconds(second) if slash else COMMAND_TIMEOUT_S if lasting else request
+    if request is None or command is None:
+        raise BadArgument(f"{key}={shown(value)}: give seconds, from 1 to 86400, or {FOREVER}")
+    if command > request:
+        raise BadArgument(
+            f"{key}={shown(value)}: the limit for one command, behind the slash, is longer than "
+            "that for a request"
+        )
+    return request, command
+
+
+def _seconds(text: str) -> float | None:
+    """None: it is no number of seconds from 1 to 86400."""
     try:
-        seconds = float(value.removesuffix("s"))
+        seconds = float(text.removesuffix("s"))
     except ValueError:
-        seconds = -1.0
-    if not 1 <= seconds <= 86400:
-        raise BadArgument(f"{key}={shown(value)}: give seconds, from 1 to 86400")
-    return seconds
+        return None
+    return seconds if 1 <= seconds <= 86400 else None
+
+
+def _request_timeout(key: str, value: str) -> float:
+    return parse_timeouts(key, value)[0]
 
 
 def _number(value: str) -> int:
@@ -306,7 +342,7 @@ _KEYS: dict[str, tuple[str, Callable[[str, str], object]]] = {
     "mpa-frames": ("mpa_frames", _frames),
     "initiator-name": ("initiator_name", _name),
     "isid": ("isid", _isid),
-    "io-timeout": ("io_timeout", _seconds),
+    "io-timeout": ("io_timeout", _request_timeout),
     "queue-depth": ("queue_depth", _depth),
     "connections": ("connections", _connections),
     "error-recovery-level": ("error_recovery_level", _level),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -45,6 +47,13 @@ def test_defaults() -> None:
         ("initiator-name", IQN, "initiator_name", IQN),
         ("isid", "80a1b2C3d4e5", "isid", bytes.fromhex("80a1b2c3d4e5")),
         ("io-timeout", "5", "io_timeout", 5.0),
+        ("io-timeout", "5", "command_timeout", 5.0),
+        ("io-timeout", "180/30", "io_timeout", 180.0),
+        ("io-timeout", "180/30", "command_timeout", 30.0),
+        ("io-timeout", "180s/2.5s", "command_timeout", 2.5),
+        ("io-timeout", "forever", "io_timeout", math.inf),
+        ("io-timeout", "Forever", "command_timeout", 30.0),
+        ("io-timeout", "forever/90", "command_timeout", 90.0),
         ("io_timeout", "1.5s", "io_timeout", 1.5),
         ("max-transfer", "512", "max_transfer", 512),
         ("max_transfer", "64k", "max_transfer", 65536),
@@ -128,6 +137,13 @@ def test_what_happens_anyway(key: str, value: str) -> None:
         ("io-timeout", "-3", "seconds"),
         ("io-timeout", "soon", "seconds"),
         ("io-timeout", "86401", "seconds"),
+        ("io-timeout", "ever", "seconds, from 1 to 86400, or forever"),
+        ("io-timeout", "180/", "seconds"),
+        ("io-timeout", "/30", "seconds"),
+        ("io-timeout", "180/0.5", "seconds"),
+        ("io-timeout", "180/forever", "seconds"),
+        ("io-timeout", "180/30/5", "seconds"),
+        ("io-timeout", "30/60", "behind the slash, is longer than that for a request"),
         ("max-transfer", "511", "from 512 to 1M"),
         ("max-transfer", "2M", "from 512 to 1M"),
         ("max-transfer", "off", "from 512 to 1M"),

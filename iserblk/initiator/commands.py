@@ -25,7 +25,7 @@ from iserblk.errors import (
     WriteProtected,
 )
 from iserblk.initiator.session.commanding import CommandSession
-from iserblk.initiator.session.sending import InDoubt
+from iserblk.initiator.session.sending import InDoubt, Unanswered
 from iserblk.initiator.session.slots import QUEUED, Operation, TaskSlot, Waiter
 from iserblk.iscsi import bhs, reasons
 from iserblk.scsi import alua, opcodes, remedies
@@ -134,6 +134,8 @@ def retry_delay(error: IserblkError, attempt: int) -> float | None:
     """Seconds to wait before the command may be sent again; None: it may not. ``attempt``: 0 after
     the first. A condition that ends by itself is waited for until the caller's deadline: room for a
     command, a LUN or port that gets ready."""
+    if isinstance(error, Unanswered):
+        return 0.0
     if not isinstance(error, ScsiError):
         return None
     pause = min(MOST_BACK_OFF_S, BACK_OFF_S * (1 << min(attempt, 16)))
@@ -220,15 +222,14 @@ def ignored_ndob(error: IserblkError, cdb: bytes | bytearray | memoryview) -> bo
 def check_time(session: CommandSession, deadline: float, name: str) -> None:
     """Raises CommandTimeout when the operation has no time left to send another command."""
     if monotonic() >= deadline and monotonic() >= session.extended(deadline):
-        if session.suspended:
-            raise CommandTimeout(
-                f"{name}: not done within {session.io_timeout:g} s: not connected: "
-                f"{session.suspended}"
-            )
-        raise CommandTimeout(
-            f"{name}: not done within {session.io_timeout:g} s, waiting included; "
-            "is the target slow? raise io-timeout"
-        )
+        raise _too_late(session, name)
+
+
+def _too_late(session: CommandSession, name: str) -> CommandTimeout:
+    text = f"{name}: not done within {session.patience:g} s"
+    if session.suspended:
+        return CommandTimeout(f"{text}: not connected: {session.suspended}")
+    return CommandTimeout(f"{text}, waiting included; is the target slow? raise io-timeout")
 
 
 def take(
@@ -359,7 +360,10 @@ def run(work: Work[P], pieces: Iterable[P]) -> Operation[None]:
                     continue
                 refused += no_room(problem)
                 delay = retry_delay(problem, attempt) if work.may_repeat(problem) else None
-                if delay is None or monotonic() + delay >= session.extended(work.deadline):
+                late = delay is not None and monotonic() + delay >= session.extended(work.deadline)
+                if late and isinstance(problem, Unanswered):
+                    problem = _too_late(session, name)
+                if delay is None or late:
                     error = error or work.gives_up(problem)
                 else:
                     log.info("%s; sending it again", problem)
@@ -457,11 +461,11 @@ def command(
 
     Raises the error of ``failure``. With ``short_ok`` a residual is no error: for Data-In of
     unknown length, and for commands that are only advice. ``deadline``: for all attempts together;
-    0: the session's time for one request, from now. ``attribute``: ATTR_SIMPLE, ATTR_ORDERED or
+    0: the session's ``patience``, from now. ``attribute``: ATTR_SIMPLE, ATTR_ORDERED or
     ATTR_HEAD_OF_QUEUE of ``iserblk.iscsi.bhs``; a command that is sent again is a new task to the
     target, younger than those that it was sent before.
     """
-    deadline = deadline or monotonic() + session.io_timeout
+    deadline = deadline or monotonic() + session.patience
     work = _Command(session, lun, name, deadline, data_in, data_out, short_ok, attribute)
     yield from run(work, [cdb])
     return work.moved

@@ -52,7 +52,7 @@ class FakeSession:
     new_waiter = CountingWaiter
 
     def __init__(self, depth: int = 64) -> None:
-        self.io_timeout = 30.0
+        self.io_timeout = self.command_timeout = self.patience = 30.0
         self.immediate_limit = 0
         self.portal = "portal:3260"
         datamover, memory = FakeDatamover(), [PduSlot(0)]

@@ -14,7 +14,8 @@ ANOTHER_PORTAL = (
 DEADLINES = (
     r"exceeded its deadline; sending ABORT TASK|no answer to ABORT TASK; LOGICAL UNIT RESET"
     r"|no answer to (LOGICAL UNIT RESET|NOP-Out); disconnecting|task management: "
-    r"|: the target answers again, after |: command 0x[0-9a-f]+ (is given up|did not end within)"
+    r"|is unanswered for \d+ s; sending ABORT TASK|: the target answers again, after "
+    r"|: command 0x[0-9a-f]+ (is given up|did not end within)"
     r"|takes no (PDU that could abort a command|NOP-Out); disconnecting"
 )
 LOST_POWER = (

@@ -122,7 +122,7 @@ def compare(
         todo = deque(_expected(entry, fresh, info))
         while todo:
             batch = [todo.popleft() for _ in range(min(PARALLEL, len(todo)))]
-            deadline = monotonic() + session.io_timeout
+            deadline = monotonic() + session.patience
             work = _Comparing(session, lun, info, pack_read, deadline)
             yield from run(work, batch)
             if work.differs:

@@ -203,7 +203,7 @@ def _send(
     todo = deque(map(_change, entries))
     while batch := taken.next_batch(todo):
         # Each batch has the time for one request.
-        deadline = monotonic() + session.io_timeout
+        deadline = monotonic() + session.patience
         work = _Sending(session, lun, info, durability, pack_write, deadline)
         yield from run(work, batch)
         for change, problem in work.refused:

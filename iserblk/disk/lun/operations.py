@@ -1454,7 +1454,7 @@ class DiskCore:
                     most = 1
                     break
                 took = monotonic() - began
-                if took < self.session.io_timeout / 8:  # twice as many still leave three quarters
+                if took < self.session.command_timeout / 8:  # twice as many leave three quarters
                     most = min(2 * most, PARALLEL)
                 else:
                     most = max(most // 2, 1)

@@ -10,8 +10,9 @@ relies on is kept:
 - REQUEST SENSE brings a unit attention as its data, and no other command brings it then. It runs
   alone, too, behind a flush: nothing is left that the target could have lost. The rest of the disk
   hears what it brought.
-- A command that may change the LUN is not sent again on another connection, because the target may
-  have carried it out. A command that changes nothing is.
+- A command that may change the LUN is not sent again on another connection, nor after it was left
+  unanswered and aborted, because the target may have carried it out. A command that changes nothing
+  is.
 - Data that was read from a target that had lost what was written before, and was not given it again
   yet, is read again.
 """
@@ -33,7 +34,7 @@ from iserblk.initiator.commands import (
     release_ended,
     take,
 )
-from iserblk.initiator.session.sending import InDoubt
+from iserblk.initiator.session.sending import InDoubt, Unanswered
 from iserblk.initiator.session.slots import ANYTHING, Operation, TaskSlot, Waiter
 from iserblk.iscsi import reasons
 from iserblk.scsi import opcodes
@@ -159,10 +160,14 @@ def _surely(
     last: int,
 ) -> Operation[CommandResult]:
     """As ``_once``, but no command that may do harm is sent while it is in doubt which LUN it
-    is."""
+    is; and one that changes nothing is sent again when the target has left it unanswered."""
     while True:
         try:
             return (yield from _once(core, cdb, into, out, deadline, first, last))
+        except Unanswered:
+            if last >= first:
+                raise
+            check_time(core.session, deadline, core.info.name)
         except InDoubt:
             yield from core.reassure(deadline)
             check_time(core.session, deadline, core.info.name)

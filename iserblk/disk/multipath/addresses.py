@@ -84,6 +84,7 @@ def in_session_of(first: Address, ways: Sequence[Address]) -> list[tuple[Url, Op
                 each.options,
                 queue_depth=first.options.queue_depth,
                 io_timeout=first.options.io_timeout,
+                command_timeout=first.options.command_timeout,
             ),
         )
         for each in ways

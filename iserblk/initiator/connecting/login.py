@@ -215,6 +215,7 @@ class Login:
         login = await self._negotiate(list(slots))
         agreed = login.parameters
         session = Session(self._dm, slots, agreed, self._portal, self._options.io_timeout)
+        session.command_timeout = self._options.command_timeout
         self._allow_data_outs(session.queue.connection)
         session.isid = self.isid
         session.tsih = login.tsih

@@ -1,8 +1,14 @@
 """Deadlines: what is done, step by step, about a command that does not end (design section 7).
 
+There are two limits: the deadline of the request that a command belongs to (``io-timeout``), and
+how long the target may leave a command unanswered on a living connection (``command_timeout``).
+
 First ABORT TASK is sent, then LOGICAL UNIT RESET, then the connection is cut: the next login ends
-at the target what was left of the old connection. The command itself ends with CommandTimeout, and
-is not sent again; other commands that were in flight are sent again.
+at the target what was left of the old connection. Until one of these has succeeded the target may
+use the command's buffer, and its waiter is not told. The command itself ends with CommandTimeout;
+while its request has time left, with Unanswered, and then those that sent it may send it again:
+they know which commands may be carried out twice, and what a flush means that was aborted. Other
+commands that were in flight are sent again.
 
 A command that the target may have ended without a status (``Session.perhaps_ended``) is aborted,
 too, and then sent again: all of them together, in the order in which they were sent, when it is
@@ -18,6 +24,7 @@ second.
 from __future__ import annotations
 
 import logging
+import math
 from collections import deque
 from time import monotonic
 from typing import Final
@@ -27,10 +34,11 @@ from iserblk.errors import CommandTimeout, ScsiError
 from iserblk.initiator.session.connection import Connection
 from iserblk.initiator.session.sending import NO_ANSWER
 from iserblk.initiator.session.session import Session
-from iserblk.initiator.session.silence import DEADLINE
+from iserblk.initiator.session.silence import DEADLINE, UNANSWERED
 from iserblk.initiator.session.slots import ABORTING, QUEUED, SENT, TaskSlot
 from iserblk.iscsi import bhs, pdu, reasons
 from iserblk.iscsi.serial import serial_lt
+from iserblk.scsi import opcodes
 from iserblk.scsi import status as sam
 
 log = logging.getLogger(__name__)
@@ -41,6 +49,16 @@ LATE_S: Final = 1.0  # for a new command when the connection is gone for longer 
 IDLE_S: Final = 10.0  # silence after which the target is asked for a sign of life
 # The same with commands in flight, at ErrorRecoveryLevel 1 or more: the answer shows what was lost.
 SOON_S: Final = 2.0
+# The time that these take does not depend on what a command says: they have twice the limit.
+LONG: Final = frozenset(
+    (
+        opcodes.SYNCHRONIZE_CACHE_10,
+        opcodes.SYNCHRONIZE_CACHE_16,
+        opcodes.UNMAP,
+        opcodes.WRITE_SAME_10,
+        opcodes.WRITE_SAME_16,
+    )
+)
 SPARE_CONTROLS: Final = 4  # control slots that aborts leave free, for pings, resets and logout
 
 
@@ -114,17 +132,26 @@ class Ladder:
         self._now = 0.0  # of the last call that had it as an argument
         self._held_back = 0.0  # since when aborts wait for the target to take a PDU; 0: they do not
         self._pings: dict[Connection, _Ping] = {}
-        self.aborted = 0  # for statistics: commands that missed their deadline
+        # By the index of a slot: the task (its ITT) that was seen in flight there, and since when
+        # it is unanswered. Looking once a second costs the commands nothing.
+        self._seen = [-1] * len(session.queue.tasks)
+        self._since = [0.0] * len(session.queue.tasks)
+        self.aborted = 0  # for statistics: commands that missed a limit
         self.resets = 0
 
     def tick(self, now: float) -> None:
         session = self.session
         if session.error is not None:
             return
+        limit = session.command_timeout
+        limits = limit < session.io_timeout
         for task in session.queue.tasks:
             if task.state == SENT and now >= task.deadline:
                 if not task.connection.lost:  # else its recovery comes first
                     self.abort(task, now)
+            elif task.state == SENT:
+                if limits and self._is_unanswered(task, limit, now):
+                    self.abort(task, now, unanswered=now - self._since[task.index])
             elif task.state == QUEUED and now >= self._patience(task):
                 error = self._timeout(task)
                 text = str(error).removeprefix(f"{session.portal}: ")
@@ -170,6 +197,8 @@ class Ladder:
         for task in session.queue.tasks:
             if task.state >= QUEUED and task.deadline:
                 task.deadline = max(task.deadline, min(task.deadline + seconds, latest))
+        for index in range(len(self._since)):
+            self._since[index] += seconds
         for step in self._steps.values():
             step.until += seconds
         for ping in self._pings.values():
@@ -177,6 +206,19 @@ class Ladder:
         if self._held_back:
             self._held_back += seconds
         session.stalled(seconds, now)
+
+    def _is_unanswered(self, task: TaskSlot, limit: float, now: float) -> bool:
+        """Whether the target has left ``task``, which is in flight and has time left, unanswered
+        for too long. A command that must not be carried out twice has all the time that its caller
+        gives it, if that is not for ever."""
+        index = task.index
+        if self._seen[index] != task.itt or task.connection.lost:
+            self._seen[index] = task.itt
+            self._since[index] = now  # a lost connection is the matter of its recovery
+            return False
+        if task.once and task.deadline < math.inf:
+            return False
+        return now - self._since[index] >= (2 * limit if task.cdb[0] in LONG else limit)
 
     def _patience(self, task: TaskSlot) -> float:
         """When ``task``, which is queued, is given up. A command that is submitted when the target
@@ -190,10 +232,10 @@ class Ladder:
 
     def cancel(self, task: TaskSlot, now: float) -> None:
         """End ``task`` as soon as possible: no caller wants its outcome any more."""
-        if task.state == SENT and task.connection.lost:
-            task.deadline = 0.0  # it is aborted when it has a connection again
-            if self.session.reinstating:
-                self.session.recover(now)  # no connection is waited for any more
+        if task.state == SENT:
+            task.deadline = 0.0  # where its connection is lost, it is aborted on the next
+        if task.state == SENT and task.connection.lost and self.session.reinstating:
+            self.session.recover(now)  # no connection is waited for any more
         if task.state == QUEUED:
             self.session.queue.end_aborted(task, self._timeout(task))
         elif task.state == SENT and not task.connection.lost:
@@ -202,14 +244,20 @@ class Ladder:
             self._waiting.append((task, task.itt, False))
             self._abort_waiting(now)
 
-    def abort(self, task: TaskSlot, now: float) -> None:
-        """Abort a command that is in flight; its waiter is told at the end."""
+    def abort(self, task: TaskSlot, now: float, unanswered: float = 0.0) -> None:
+        """Abort a command that is in flight; its waiter is told at the end. ``unanswered``: seconds
+        for which the target has left it so, where its request has time left."""
         if task.state != SENT:
             return
+        kind, what = DEADLINE, "exceeded its deadline"
+        if unanswered:
+            what = f"is unanswered for {unanswered:.0f} s"
+            if not task.once:
+                kind = UNANSWERED
+                self.session.note_unanswered(task)
         self._tell(
-            f"command {task.cdb[0]:#x} (task {task.itt:#x}) exceeded its deadline; sending ABORT"
-            " TASK",
-            DEADLINE,
+            f"command {task.cdb[0]:#x} (task {task.itt:#x}) {what}; sending ABORT TASK",
+            kind,
             task.connection,
             now,
         )
@@ -390,6 +438,10 @@ class Ladder:
                 )
 
     def _timeout(self, task: TaskSlot) -> CommandTimeout:
+        """The error of a task that is aborted, or was never sent."""
+        session = self.session
+        if task.state == ABORTING and session.is_unanswered(task):
+            return session.unanswered(task, "and was aborted")
         error = self._why_late(task)
         error.logged = True
         return error
@@ -401,12 +453,12 @@ class Ladder:
             late = now < task.deadline
             return CommandTimeout(
                 f"{session.portal}: command {task.cdb[0]:#04x} "
-                + ("is given up" if late else f"did not end within {session.io_timeout:g} s")
+                + ("is given up" if late else f"did not end within {session.patience:g} s")
                 + f": not connected for {now - session.suspended_at:.0f} s: {session.suspended}"
             )
         return CommandTimeout(
             f"{self.session.portal}: command {task.cdb[0]:#04x} did not end within "
-            f"{self.session.io_timeout:g} s and was aborted; is the target slow? raise io-timeout"
+            f"{session.patience:g} s and was aborted; is the target slow? raise io-timeout"
         )
 
     def _keep_alive(self, connection: Connection, now: float) -> None:

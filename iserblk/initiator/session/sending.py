@@ -14,7 +14,14 @@ from time import monotonic
 from typing import Final
 
 from iserblk.datamover.seam import BARE, BIDIRECTIONAL, INLINE, NO_DATA, WRITE, PduSlot
-from iserblk.errors import Busy, IserblkError, NotSupported, RemoteProtocolError, ScsiError
+from iserblk.errors import (
+    Busy,
+    CommandTimeout,
+    IserblkError,
+    NotSupported,
+    RemoteProtocolError,
+    ScsiError,
+)
 from iserblk.initiator.session.connection import FIRST_SLOTS, Connection
 from iserblk.initiator.session.descriptors import Descriptors
 from iserblk.initiator.session.driving import SessionDriver, Undriven
@@ -54,6 +61,11 @@ MOST_AGAIN: Final = 16  # how often one PDU is sent again on its connection
 class InDoubt(ScsiError):
     """The command was not sent: another LUN may have the number. What submits it has the LUN
     compared (``LunListeners.reassure``), and tries again."""
+
+
+class Unanswered(CommandTimeout):
+    """The target left the command unanswered for too long; it was aborted. It may have been carried
+    out, and may be sent again: its request has time left."""
 
 
 class SendQueue:
@@ -905,9 +917,8 @@ class SendQueue:
             connection.bytes_begun += slot.length
             control.state = SENT
             self._unexpected.sent(self._cmd_sn)
-            if slot.state == ABORTING:  # once more, on this connection
-                slot.state = SENT
-                slot.deadline = 0.0
+            if slot.state == ABORTING:
+                slot.state = SENT  # it is late: the next tick aborts it, on this connection
         self.flush()
         return True
 

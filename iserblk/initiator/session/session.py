@@ -57,7 +57,7 @@ from iserblk.initiator.session.logout import (
     fill_logout,
 )
 from iserblk.initiator.session.recovery import PATIENCE_S, Recovery, Stage
-from iserblk.initiator.session.sending import SendQueue
+from iserblk.initiator.session.sending import SendQueue, Unanswered
 from iserblk.initiator.session.silence import Silence
 from iserblk.initiator.session.slots import ABORTING, INDEX_MASK, SENT, TAKEN, TaskSlot, Waiter
 from iserblk.iscsi import bhs, pdu, reasons
@@ -214,7 +214,9 @@ class Session:
 
     ``queue``: what is sent. ``life``: its state. ``listeners``: of its LUNs. ``parameters`` and
     ``provider_reason`` (why this provider carries the connection): of the present connection.
-    ``io_timeout``: seconds for one request. ``isid``: of the login; a reconnection uses it again.
+    ``io_timeout``: seconds for one request; ``math.inf``: no limit. ``command_timeout``: seconds
+    for one command on a living connection; it is then aborted, and sent again while its request
+    has time left. ``isid``: of the login; a reconnection uses it again.
     ``busy_poll_us``: how long a driver may look for an answer before it sleeps.
 
     ``tsih``: of the session at the target. ``more(session)``: logs in a further connection, to be
@@ -263,6 +265,7 @@ class Session:
         self.silence = Silence()
         self.parameters = parameters
         self.io_timeout = io_timeout
+        self.command_timeout = io_timeout
         self.provider_reason = ""
         self.isid = b""
         self.tsih = 0
@@ -294,6 +297,8 @@ class Session:
         self.replayed = 0
         # A session whose connection is to be adopted, or why there will never be one.
         self._offered: Session | IserblkError | None = None
+        # Aborted although their requests have time left: the ITT of each.
+        self._unanswered: dict[TaskSlot, int] = {}
         # Commands carried out with sense data that the log has already: (LUN field, code).
         self._recovered_told: set[tuple[bytes, int]] = set()
 
@@ -381,6 +386,13 @@ class Session:
     def reinstating(self) -> bool:
         """Whether a connection is wanted for the session that the target has kept without any."""
         return self.life.state is State.REINSTATING
+
+    @property
+    def patience(self) -> float:
+        """Seconds for commands that have no deadline of their own. Before the session is in use no
+        request waits: then it is the limit for one command, and opening, or the attempt to connect
+        again, fails."""
+        return self.io_timeout if self.can_reconnect else min(self.io_timeout, self.command_timeout)
 
     @property
     def offered(self) -> bool:
@@ -494,10 +506,11 @@ class Session:
             self.parting.stalled(seconds)
 
     def extended(self, deadline: float) -> float:
-        """``deadline`` of an operation, io-timeout after it began; later by the time since then in
-        which this process did not run. From any thread."""
+        """``deadline`` of an operation, ``patience`` after it began; later by the time since then
+        in which this process did not run. From any thread."""
+        patience = self.patience
         for end, seconds in self._stalls.copy():
-            if deadline - self.io_timeout < end:
+            if deadline - patience < end:
                 deadline += seconds
         return deadline
 
@@ -923,12 +936,31 @@ class Session:
             return ConnectionLost(
                 f"{self.portal}: interrupted before command {slot.cdb[0]:#04x} had ended"
             )
+        if self.is_unanswered(slot):
+            return self.unanswered(slot, "nor was its abort")
         late = CommandTimeout(
-            f"{self.portal}: command {slot.cdb[0]:#04x} did not end within {self.io_timeout:g} s, "
+            f"{self.portal}: command {slot.cdb[0]:#04x} did not end within {self.patience:g} s, "
             "nor was its abort answered; is the target slow? raise io-timeout"
         )
         late.logged = True
         return late
+
+    def note_unanswered(self, slot: TaskSlot) -> None:
+        """``slot``, which is in flight, is aborted although its request has time left."""
+        self._unanswered[slot] = slot.itt
+
+    def is_unanswered(self, slot: TaskSlot) -> bool:
+        """Whether that was done to the command that ``slot`` has now."""
+        return self._unanswered.get(slot) == slot.itt
+
+    def unanswered(self, slot: TaskSlot, what: str) -> Unanswered:
+        """The error of such a command; ``what`` ends its text."""
+        error = Unanswered(
+            f"{self.portal}: command {slot.cdb[0]:#04x} was not answered within "
+            f"{self.command_timeout:g} s, {what}"
+        )
+        error.logged = True
+        return error
 
     def _leave_settled(self, patience: float) -> None:
         """Leave, as the target had asked, within ``patience`` seconds. Where something is

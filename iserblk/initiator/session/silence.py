@@ -12,6 +12,7 @@ log = logging.getLogger(__name__)
 
 SILENT_S = 5.0  # without any PDU: the target is silent, not slow with some commands
 DEADLINE = "deadline"  # the kind of text about a command that is given up
+UNANSWERED = "unanswered"  # the same of a command that is aborted, to be sent again
 
 
 class Silence:
@@ -22,6 +23,7 @@ class Silence:
         self.since = 0.0
         self.complete = False  # nothing at all was heard when it began
         self._late = 0  # commands that were given up
+        self._again = 0  # commands that were aborted, to be sent again
         self._told: set[str] = set()
 
     def tell(self, portal: str, text: str, kind: str, now: float, heard: float) -> None:
@@ -31,10 +33,11 @@ class Silence:
         if first:
             self.since = now
             self.complete = now - heard >= SILENT_S
-            self._late = 0
+            self._late = self._again = 0
             if self.complete:
                 text = f"{text}; nothing was heard for {now - heard:.0f} s"
         self._late += kind == DEADLINE
+        self._again += kind == UNANSWERED
         warns = first or (kind not in self._told and not self.complete)
         self._told.add(kind)
         log.log(logging.WARNING if warns else logging.INFO, "%s: %s", portal, text)
@@ -43,7 +46,8 @@ class Silence:
     def level(self) -> int:
         """Of what ``end`` will return, for the log: a warning, unless one command was late, of
         which there is a line already."""
-        return logging.WARNING if self.complete or self._late > 1 else logging.INFO
+        more = self._late + self._again > 1
+        return logging.WARNING if self.complete or more else logging.INFO
 
     def end(self, now: float) -> str:
         """The target answers. Returns what is to be told of the silence; "": there was none."""
@@ -53,6 +57,8 @@ class Silence:
         late = self._late
         if late:
             text += f"; {late} command{'s were' if late > 1 else ' was'} given up"
+        if self._again:
+            text += f"; {self._again} command{'s were' if self._again > 1 else ' was'} aborted"
         self.since = 0.0
         self.complete = False
         self._told.clear()

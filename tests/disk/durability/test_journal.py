@@ -15,6 +15,7 @@ from iserblk.disk.durability.copies import CHUNK
 from iserblk.disk.durability.journal import Journal
 from iserblk.disk.lun.operations import DiskCore
 from iserblk.errors import CommandTimeout, ConnectionLost, IserblkError, OutOfRange, ScsiError
+from iserblk.initiator.session.sending import Unanswered
 from iserblk.initiator.session.slots import Operation, TaskSlot
 from iserblk.scsi import opcodes
 from iserblk.scsi import sense as sense_data
@@ -267,6 +268,33 @@ def test_flush_that_was_given_up_has_the_journal_sent_again_before_the_next() ->
     assert bench.target.executed == [WRITE, SYNC]
     bench.run(bench.core.flush())
     assert bench.target.executed == [WRITE, SYNC, SYNC]
+
+
+def test_flush_that_was_left_unanswered_is_sent_again_behind_what_it_was_to_cover() -> None:
+    """The target may have failed it in the way that it reports once: what it was to cover is sent
+    again first, on a new connection. The client waits, and hears of success."""
+    bench = Bench()
+    bench.write(0, 1, 1)
+    flush = bench.core.flush()
+    next(flush)
+    bench.target.cached.clear()
+    bench.target.executed.clear()
+    bench.session.end(bench.session.flight[0], error=Unanswered("aborted"))
+    bench.run(flush)
+    assert bench.target.executed == [WRITE, SYNC]
+    assert bench.target.stable[0] == b"\1" * BLOCK
+    assert bench.core.durability.losses.count == 0
+
+
+def test_write_that_was_left_unanswered_is_sent_again() -> None:
+    bench = Bench()
+    buffer = memoryview(bytes([7]) * BLOCK)
+    writing = bench.core.write(buffer, 0)
+    next(writing)
+    bench.session.end(bench.session.flight[0], error=Unanswered("aborted"))
+    bench.run(writing)
+    assert bench.target.executed == [WRITE] and bench.target.cached[0] == bytes(buffer)
+    assert bench.kept == BLOCK and bench.core.metrics.retries == 1
 
 
 def shared() -> Bench:

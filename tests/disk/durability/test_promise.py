@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from iserblk.errors import CommandTimeout, IserblkError, ScsiError, WritesLost
-from iserblk.initiator.session.sending import InDoubt
+from iserblk.initiator.session.sending import InDoubt, Unanswered
 from iserblk.initiator.session.slots import QUEUED, SENT, Operation
 from iserblk.scsi import opcodes
 from iserblk.scsi import sense as sense_data
@@ -271,6 +271,19 @@ def test_flush_that_was_aborted_may_have_brought_the_only_report(bench: Bench) -
     flushing = bench.begin(bench.disk.flush())
     (slot,) = [slot for slot in bench.session.queue.tasks if slot.state >= SENT]
     bench.session.queue.end_aborted(slot, CommandTimeout("late"))
+    with pytest.raises(CommandTimeout) as raised:
+        next(flushing)
+    assert raised.value.losses == bench.disk.durability.losses.count == 1
+
+
+def test_flush_that_was_left_unanswered_fails_where_nothing_can_be_sent_again(
+    bench: Bench,
+) -> None:
+    """Without a journal: a later flush would prove nothing."""
+    bench.write()
+    flushing = bench.begin(bench.disk.flush())
+    (slot,) = [slot for slot in bench.session.queue.tasks if slot.state >= SENT]
+    bench.session.queue.end_aborted(slot, Unanswered("aborted"))
     with pytest.raises(CommandTimeout) as raised:
         next(flushing)
     assert raised.value.losses == bench.disk.durability.losses.count == 1

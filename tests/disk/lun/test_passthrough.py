@@ -9,6 +9,7 @@ import pytest
 from iserblk.disk.lun.passthrough import MOST_DATA, check_cdb, send
 from iserblk.disk.seam import CommandResult
 from iserblk.errors import BadArgument, CommandTimeout, NotSupported
+from iserblk.initiator.session.sending import Unanswered
 from iserblk.scsi import cdb, opcodes, sense, status
 from tests.disk.fake_lun import FakeLun, FakeLuns, finish, known
 from tests.disk.fake_target import FakeSession
@@ -99,6 +100,28 @@ def test_a_timeout_names_the_callers_own_time() -> None:
     with pytest.raises(CommandTimeout, match="within 30 s; raise io-timeout"):
         next(asked)
     assert session.busy == 0
+
+
+def test_a_command_that_was_left_unanswered() -> None:
+    """It is sent again if it changes nothing. What may have been carried out is not: the caller
+    hears of it."""
+    session = FakeSession()
+    core = a_disk(session, 8)
+    asked = send(core, cdb.test_unit_ready(), None, None, None)
+    for _ in range(2):
+        next(asked)
+        session.end(session.flight[0], error=Unanswered("aborted"))
+    next(asked)
+    session.end(session.flight[0])
+    with pytest.raises(StopIteration):
+        next(asked)
+    block = bytes((opcodes.COMPARE_AND_WRITE, *bytes(12), 1, 0, 0))
+    asked = send(core, block, None, bytes(1024), None)
+    next(asked)
+    session.end(session.flight[0], error=Unanswered("aborted"))
+    with pytest.raises(CommandTimeout, match="aborted"):
+        next(asked)
+    assert session.flight == [] and session.busy == 0
 
 
 def test_the_answer_is_the_result() -> None:
