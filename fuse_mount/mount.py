@@ -33,6 +33,7 @@ from iserblk.metrics.address import default_option, make_room, socket_of
 from iserblk.metrics.places import directories
 from iserblk.metrics.records import Recorded
 from iserblk.named.resolving import resolve
+from iserblk.options import LASTING
 from iserblk.url import is_url, parse_url
 
 if TYPE_CHECKING:
@@ -279,7 +280,7 @@ async def _serve(
         return told.first
     async with trio.open_nursery() as nursery:
         nursery.start_soon(end_on_signals)
-        served = default_option(mountpoint) | options.disk
+        served = default_option(mountpoint) | LASTING | options.disk
         async with open_disks(urls, served) as disks:
             note_use(
                 recorded,

@@ -25,11 +25,13 @@ from iserblk.errors import BadArgument, Busy, IserblkError
 from iserblk.named.files import Named, may_be_name
 from iserblk.named.resolving import resolve
 from iserblk.nbd.kernel import device
-from iserblk.nbd.kernel.attaching import Lun, attach, check_system, replace
+from iserblk.nbd.kernel.attaching import Lun, attach, check_system, replace, warn_of_panic
+from iserblk.nbd.kernel.client import kernel_seconds
 from iserblk.nbd.kernel.detaching import detach
 from iserblk.nbd.kernel.device import Device, Places
 from iserblk.nbd.kernel.server import Server
 from iserblk.nbd.kernel.state import Home
+from iserblk.options import LASTING, LASTING_WORDS
 from iserblk.pidfile import read_pid
 from iserblk.scsi.udev_names import properties
 from iserblk.url import is_url, parse_url
@@ -81,7 +83,7 @@ _ENDING_S = 1.0  # between the end of a server and that of its device, when a pr
     help="If the LUN is attached at /dev/nbdX already, give the device a new server.",
 )
 @json_option
-@connection_options_but("connections")
+@connection_options_but("connections", defaults=LASTING_WORDS)
 def command(
     arguments: tuple[str, ...],
     foreground: bool,
@@ -109,6 +111,7 @@ def command(
         raise BadArgument(f"-o {resolved.words[0]}: of mount, in the file of a named LUN; attach"
                           " has no such option")  # fmt: skip
     urls = resolved.urls
+    given = {**LASTING, **given}
     paths = paths or _devices(resolved.named, len(named))
     settle(urls, given)
     check_system(PLACES, by_nbdkit=by_nbdkit)
@@ -119,6 +122,7 @@ def command(
         raise BadArgument("--replace: name the device: `iserblk attach --replace URL /dev/nbdX`")
     infos = _find(urls, given, to_replace)
     luns = [_lun(urls, given, info, by_nbdkit) for info in infos]
+    warn_of_panic(max((lun.io_timeout for lun in luns), default=0.0), PLACES)
     if wanted and len(wanted) != len(luns):
         raise BadArgument(
             f"{len(luns)} LUNs for {len(wanted)} device(s): name one LUN per device "
@@ -213,7 +217,7 @@ def _lun(urls: Sequence[str], given: Mapping[str, str], info: LunInfo, by_nbdkit
         paths,
         parse_url(paths[0]).redacted(),
         given,
-        max(options.io_timeout for options in settled),
+        kernel_seconds(max(options.io_timeout for options in settled)),
         info.size,
         info.block_size,
         _name(info),

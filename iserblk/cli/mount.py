@@ -8,10 +8,11 @@ from fuse_mount.errors import UsageError
 from fuse_mount.mount import mount_background, mount_foreground, whole_path
 from iserblk.cli.command import UsageStatus
 from iserblk.cli.notify import ready
-from iserblk.cli.options import connection, connection_options
+from iserblk.cli.options import connection, connection_options_but
 from iserblk.errors import IserblkError
 from iserblk.named.files import load
 from iserblk.named.resolving import names_lun
+from iserblk.options import LASTING_WORDS
 from iserblk.url import is_url
 
 
@@ -27,7 +28,7 @@ from iserblk.url import is_url
 @click.option(
     "-o", "words", metavar="OPT,OPT", multiple=True, help="Mount options, see above: ro, uid=, …"
 )
-@connection_options
+@connection_options_but(defaults=LASTING_WORDS)
 def command(
     urls: tuple[str, ...],
     mountpoint: str,

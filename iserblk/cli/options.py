@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
@@ -67,7 +67,7 @@ _CONNECTION = (
     (
         "io-timeout",
         "SECONDS",
-        "How long one request may take, reconnecting included. Default {}.",
+        "How long one request may take, reconnecting included; or forever. Default {}.",
     ),
     ("queue-depth", "N", "Commands in flight in one session. Default {}."),
     (
@@ -123,14 +123,18 @@ CONNECTION = tuple(
 USUAL = (*("io-timeout", "chap-secret-file", "initiator-name", "portals", "fallback", "reserve"),)
 
 
-def connection_options_but(*others: str) -> Callable[[F], F]:
+def connection_options_but(
+    *others: str, defaults: Mapping[str, str] | None = None
+) -> Callable[[F], F]:
     """Decorator that adds CONNECTION's options to a command; ``connection`` gathers their values
     from the command's keyword arguments. ``others``: names that the command has for something
-    else."""
+    else. ``defaults``: those that are the command's own, for its help."""
+    own = defaults or {}
 
     def add(function: F) -> F:
-        for name, metavar, text in reversed(CONNECTION):
+        for name, metavar, words in reversed(_CONNECTION):
             if name not in others:
+                text = words.format(own.get(name) or default_of(name))
                 cls = click.Option if name in USUAL else Rare
                 function = click.option(f"--{name}", metavar=metavar, help=text, cls=cls)(function)
         return function

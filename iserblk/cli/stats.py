@@ -182,7 +182,7 @@ def _report(rows: Rows) -> None:
             ("reconnects", f"{lun.reconnects}, commands replayed {lun.replayed}"),
             ("recoveries", f"{lun.recovered}, tasks reassigned {lun.reassigned}"),
             ("PDUs lost to digests", f"{lun.damaged}, SNACKs {lun.snacks}"),
-            ("commands past deadline", f"{lun.aborted}, LUN resets {lun.resets}"),
+            ("commands aborted", f"{lun.aborted}, LUN resets {lun.resets}"),
             ("unflushed", size_words(lun.unflushed)),
         ]
         every = together(list(lun.operations.values()))

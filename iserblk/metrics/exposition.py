@@ -57,7 +57,7 @@ _NUMBERS = (
         "replayed", "iserblk_replayed", "Commands sent again on a new connection.", counter=True
     ),
     Number(
-        "aborted", "iserblk_aborted", "Commands of the session past their deadline.", counter=True
+        "aborted", "iserblk_aborted", "Commands of the session that were aborted.", counter=True
     ),
     Number("resets", "iserblk_resets", "LUN resets of the session.", counter=True),
     Number("connections", "iserblk_connections", "Connections of the session."),

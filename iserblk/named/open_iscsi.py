@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from iserblk.errors import BadArgument, IserblkError, PermissionDenied
-from iserblk.options import Options
+from iserblk.options import COMMAND_TIMEOUT_S, FOREVER, Options
 from iserblk.printable import printable
 from iserblk.secret import Secret
 from iserblk.url import name_portal, parse_url
@@ -348,9 +348,11 @@ class _Conversion:
         if not re.fullmatch("-?[0-9]{1,9}", text) or text.strip("-0") == "":
             self._drop(key)
             return
-        seconds = int(text)
-        # Less than 0 means for ever.
-        self.options["io-timeout"] = str(seconds if 0 < seconds < _LONGEST_S else _LONGEST_S)
+        seconds = min(int(text), _LONGEST_S)
+        command = f"/{COMMAND_TIMEOUT_S:g}"  # Linux has the same limit for one command
+        self.options["io-timeout"] = (
+            f"{seconds}{command if seconds > COMMAND_TIMEOUT_S else ''}" if seconds > 0 else FOREVER
+        )
 
     def _depth(self) -> None:
         key = "node.session.cmds_max"

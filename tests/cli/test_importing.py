@@ -43,7 +43,7 @@ def test_imported(nodes: Path, directory: Path) -> None:
     assert shown[:5] == [
         f"{DISK}: would be added, as disk",
         f"  iscsi://192.0.2.1:3260/{DISK}",
-        "  option io-timeout=120",
+        "  option io-timeout=120/30",
         "  left out: node.session.scan = manual",
         "  open-iscsi logs in at boot",
     ]
@@ -54,7 +54,7 @@ def test_imported(nodes: Path, directory: Path) -> None:
     assert sorted(os.listdir(directory)) == ["2.chap", "2.conf", "disk.conf"]
     assert (directory / "2.conf").read_text().splitlines() == [
         f"URL=iscsi://alice@192.0.2.1:3260/{DISK}:2",
-        f"OPTIONS=io-timeout=120,chap-secret-file={directory}/2.chap",
+        f"OPTIONS=io-timeout=120/30,chap-secret-file={directory}/2.chap",
     ]
     assert (directory / "2.chap").read_text() == f"{SECRET}\n"
     before = {path: path.read_bytes() for path in directory.iterdir()}

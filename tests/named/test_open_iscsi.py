@@ -50,7 +50,7 @@ def test_a_record_in_which_nothing_was_set(flat: bool, nodes: Path) -> None:
     put_record(nodes, DISK, flat=flat)
     found = only(nodes)
     assert found == Imported(
-        DISK, "disk", [f"iscsi://192.0.2.1:3260/{DISK}"], {"io-timeout": "120"}
+        DISK, "disk", [f"iscsi://192.0.2.1:3260/{DISK}"], {"io-timeout": "120/30"}
     )
 
 
@@ -81,7 +81,8 @@ def test_what_has_a_counterpart(nodes: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("seconds", "option"), [("120", "120"), ("-1", "86400"), ("100000", "86400"), ("0", None)]
+    ("seconds", "option"),
+    [("120", "120/30"), ("25", "25"), ("-1", "forever"), ("100000", "86400/30"), ("0", None)],
 )
 def test_the_replacement_timeout(seconds: str, option: str | None, nodes: Path) -> None:
     key = "node.session.timeo.replacement_timeout"
@@ -126,7 +127,7 @@ def test_chap(nodes: Path) -> None:
     found = only(nodes)
     assert found.urls == [f"iscsi://alice@192.0.2.1:3260/{DISK}"]
     assert [each.reveal() for each in found.secrets] == [SECRET, THEIRS]
-    assert found.options == {"io-timeout": "120", "target-user": "disk"}
+    assert found.options == {"io-timeout": "120/30", "target-user": "disk"}
     for secret in (SECRET, THEIRS):
         assert secret not in repr(found)
     assert found.left_out == []
@@ -162,8 +163,8 @@ def test_several_portals(nodes: Path) -> None:
     put_record(nodes, DISK, "fe80::1%eth0")
     found = only(nodes)
     assert found.urls == [
-        f"iscsi://192.0.2.1:3260/{DISK}?io-timeout=120",
-        f"iscsi://192.0.2.2:3260/{DISK}?io-timeout=60",
+        f"iscsi://192.0.2.1:3260/{DISK}?io-timeout=120/30",
+        f"iscsi://192.0.2.2:3260/{DISK}?io-timeout=60/30",
     ]
     assert found.options == {}
     assert found.left_out == [

@@ -27,10 +27,10 @@ _GONE_S = 2.0  # in which a server has ended that has handed over its connection
 @dataclass(slots=True, frozen=True)
 class Lun:
     """The LUN to attach. ``urls``: its paths; ``url``: for messages, without user info and options;
-    ``options``: for all of ``urls``; ``io_timeout``: seconds; ``size``, ``block_size``: bytes;
-    ``name``: the same for all paths to the LUN, and for no other; ``by_nbdkit``: which server
-    serves it; ``reserved``: the server is to reserve the LUN; ``udev``: properties that udev is to
-    have of the device."""
+    ``options``: for all of ``urls``; ``io_timeout``: seconds, see ``client.kernel_seconds``;
+    ``size``, ``block_size``: bytes; ``name``: the same for all paths to the LUN, and for no other;
+    ``by_nbdkit``: which server serves it; ``reserved``: the server is to reserve the LUN; ``udev``:
+    properties that udev is to have of the device."""
 
     urls: Sequence[str]
     url: str
@@ -51,6 +51,20 @@ def check_system(places: Places, *, by_nbdkit: bool = False) -> None:
     if by_nbdkit:
         nbdkit_program()
     device.need_module(places)
+
+
+def warn_of_panic(io_timeout: float, places: Places) -> None:
+    """While the target is away, tasks wait in the kernel for ``io_timeout`` seconds, and a machine
+    may be set to panic then."""
+    limit = device.panics_after(places)
+    if io_timeout >= limit:
+        log.warning(
+            "this machine panics when a task waits for %g s (kernel.hung_task_panic is set), and a"
+            " request may wait for %g s: give less as io-timeout, or raise"
+            " kernel.hung_task_timeout_secs",
+            limit,
+            io_timeout,
+        )
 
 
 def attach(lun: Lun, wanted: Device | None, connections: int, places: Places) -> Device:

@@ -26,7 +26,15 @@ _UDEVADM_S = 30.0
 _TAKEN_S = 15.0  # until the kernel has noticed that the old connections are dead
 _POLL_S = 0.02
 _LOOK_MS = 5_000  # after a request that may have been lost with its server
+_FOREVER_S = 1_000_000.0  # eleven days: twice as many, in jiffies, fit into 31 bits
 _BLOCKS = (512, 1024, 2048, 4096)  # block sizes that the kernel's client supports, in bytes
+
+
+def kernel_seconds(io_timeout: float) -> float:
+    """``io_timeout`` as the kernel is told, and as ``State`` has it. For ever: _FOREVER_S, because
+    the kernel counts in jiffies; 0 would not be for ever, as a device with several connections
+    gives each of them up after 30 seconds then."""
+    return min(io_timeout, _FOREVER_S)
 
 
 def kernel_timeout(io_timeout: float, connections: int) -> int:

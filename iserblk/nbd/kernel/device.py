@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import math
 import os
 import re
 import subprocess
@@ -26,6 +27,18 @@ class Places:
     dev: Path = Path("/dev")
     proc: Path = Path("/proc")
     run: Path = Path("/run/iserblk")
+
+
+def panics_after(places: Places) -> float:
+    """Seconds for which a task may wait in the kernel before this machine panics; ``math.inf``: it
+    does not."""
+    kernel = places.proc / "sys" / "kernel"
+    try:
+        panics = int((kernel / "hung_task_panic").read_text())
+        seconds = int((kernel / "hung_task_timeout_secs").read_text())
+    except (OSError, ValueError):  # this kernel does not look for such tasks
+        return math.inf
+    return float(seconds) if panics and seconds else math.inf
 
 
 @dataclass(slots=True, frozen=True)

@@ -21,10 +21,10 @@ from iserblk.pidfile import read_pid
 @dataclass(slots=True, frozen=True)
 class State:
     """What detach, and a successor of the server, need to know. ``url``: the LUN, without user info
-    and options. ``io_timeout``: seconds. ``changed``: ``Device.changed()`` before the attach.
-    ``backend``: names the LUN. ``connections``: their number. ``by_nbdkit``: the server is
-    nbdkit. ``isid``: of the server's session, in hexadecimal digits. ``reserved``: the server has
-    reserved the LUN."""
+    and options. ``io_timeout``: seconds, see ``client.kernel_seconds``. ``changed``:
+    ``Device.changed()`` before the attach. ``backend``: names the LUN. ``connections``: their
+    number. ``by_nbdkit``: the server is nbdkit. ``isid``: of the server's session, in hexadecimal
+    digits. ``reserved``: the server has reserved the LUN."""
 
     url: str
     io_timeout: float

@@ -20,7 +20,9 @@ def test_attach_and_detach(tool: Attacher, kernel: FakeKernel, target: TargetPro
     assert tool.good("attach", f"{target.url}/1") == f"ready {path_of(kernel, 'nbd0')}\n"
     assert kernel.connected() == ["nbd0"]
     assert kernel.size("nbd0") == SIZE * 2
-    assert len(tool.servers()) == 1
+    (server,) = tool.servers()
+    assert b"io-timeout=180/30" in Path(f"/proc/{server}/cmdline").read_bytes().split(b"\0")
+    assert json.loads((tool.run / "nbd0/state.json").read_text())["io_timeout"] == 180
     assert (tool.run / "nbd0").stat().st_mode & 0o777 == 0o700
     (metrics,) = tool.run.glob("*.metrics")
     assert [lun.size for lun in scrape(metrics).luns] == [SIZE * 2]
@@ -66,7 +68,8 @@ def test_named_luns(
     assert tool.good("attach", "lun-0", "nbd0") == said[0]
     assert tool.good("attach", "--replace", "lun-0", "nbd0") == said[0]
     assert "another LUN" in tool.refused(7, "attach", "--replace", "lun-1", "nbd0")
-    assert tool.good("attach", "free") == said[1]
+    assert tool.good("attach", "free", "--io-timeout", "forever") == said[1]
+    assert int(kernel.attribute("nbd1", "dead_timeout")) > 10 * 86400
     tool.good("detach", "nbd0", "nbd1")
     assert "lun-0 has a device of its own" in tool.refused(7, "attach", "lun-0", "free")
     assert "`iserblk list`" in tool.refused(7, "attach", "lun-7")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import math
 import os
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import pytest
 
 from iserblk.errors import BadArgument, IserblkError
 from iserblk.nbd.kernel import client
-from iserblk.nbd.kernel.client import dead_timeout, kernel_timeout
+from iserblk.nbd.kernel.client import dead_timeout, kernel_seconds, kernel_timeout
 from iserblk.nbd.kernel.device import SECTOR, Device, Places
 from iserblk.nbd.kernel.netlink import Settings
 from iserblk.nbd.kernel.state import Home, State
@@ -23,6 +24,13 @@ def test_our_error_comes_before_the_kernels(io_timeout: float) -> None:
     """The kernel's time limit is above io-timeout and twice five seconds of task management
     (deadlines.py)."""
     assert kernel_timeout(io_timeout, 2) >= io_timeout + 2 * 5 + 10
+
+
+def test_for_ever_is_a_time_that_the_kernel_can_count() -> None:
+    """In jiffies, a thousand a second at most, in an int."""
+    seconds = kernel_seconds(math.inf)
+    assert kernel_timeout(seconds, 4) * 1000 < 1 << 31
+    assert seconds > 10 * 86400 and kernel_seconds(86400.0) == 86400
 
 
 @pytest.mark.parametrize("io_timeout", [1, 2.5, 30, 86400])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import pytest
 
 from iserblk.errors import BadArgument, Busy, NotSupported, PermissionDenied
 from iserblk.nbd.kernel import device
+from iserblk.nbd.kernel.attaching import warn_of_panic
 from iserblk.nbd.kernel.device import Device, Places
 
 # The fields of Documentation/block/stat.rst, each with a number of its own.
@@ -138,3 +140,24 @@ def test_for_root_only(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     with pytest.raises(PermissionDenied, match="only root"):
         device.need_root()
+
+
+@pytest.mark.parametrize(
+    ("panics", "seconds", "limit"),
+    [("1", "120", 120.0), ("0", "120", math.inf), ("1", "0", math.inf), ("", "", math.inf)],
+)
+def test_a_machine_that_panics(
+    panics: str, seconds: str, limit: float, places: Places, caplog: pytest.LogCaptureFixture
+) -> None:
+    """When a task waits for too long; where requests may wait for longer, attach warns."""
+    kernel = places.proc / "sys" / "kernel"
+    kernel.mkdir(parents=True)
+    if panics:
+        (kernel / "hung_task_panic").write_text(f"{panics}\n")
+        (kernel / "hung_task_timeout_secs").write_text(f"{seconds}\n")
+    assert device.panics_after(places) == limit
+    warn_of_panic(119.0, places)
+    assert not caplog.records
+    warn_of_panic(180.0, places)
+    assert len(caplog.records) == (limit < math.inf)
+    assert all("give less as io-timeout" in each.getMessage() for each in caplog.records)
