@@ -18,6 +18,7 @@ from iserblk.printable import PrintableFormatter
 SYSLOG = "/dev/log"
 JOURNAL = "/run/systemd/journal/socket"
 READY = b"ready"
+_ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def log_to_syslog(name: str) -> None:
@@ -103,8 +104,9 @@ class Child:
 
     def said(self) -> bytes:
         """Wait until it serves (READY), or has ended: then what it said, perhaps nothing. A signal
-        whose handler raises ends the new process, too."""
+        whose handler raises ends the new process, too; so does one that came since ``fork``."""
         try:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, _ENDING)
             with os.fdopen(self._pipe, "rb") as pipe:
                 said = pipe.read()
             if said != READY:
@@ -122,13 +124,16 @@ class Child:
 
 def fork() -> Parent | Child:
     """Make the process that is to serve. To be called before any thread is started. Returns what
-    the calling process has to know of the other one, in each of both."""
+    the calling process has to know of the other one, in each of both. In the calling process no
+    signal ends anything before ``Child.said``: else the new process would be left behind."""
     for stream in (sys.stdout, sys.stderr):
         stream.flush()  # what is left in them would be written by both
     read_end, write_end = os.pipe()
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING)
     pid = os.fork()
     if pid:
         os.close(write_end)
         return Child(pid, read_end)
+    signal.pthread_sigmask(signal.SIG_SETMASK, mask)
     os.close(read_end)
     return Parent(write_end)

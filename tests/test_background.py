@@ -115,6 +115,34 @@ def test_a_child_that_does_not_serve(tmp_path: Path) -> None:
     assert (said, int(status)) == ("b''", signal.SIGKILL)
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_before_anybody_waits(number: signal.Signals) -> None:
+    """It comes between the fork and the waiting: the new process ends with its parent."""
+    code = f"""
+import os, signal, sys
+from iserblk.background import Parent, fork
+me = os.getpid()
+def end(*_): sys.exit("ended" if os.getpid() == me else 0)
+signal.signal({number}, end)
+other = fork()
+if isinstance(other, Parent):
+    signal.pause()
+os.kill(os.getpid(), {number})
+print(other.pid, flush=True)
+other.said()
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        timeout=END_S,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (1, "ended\n")
+    until_gone(int(done.stdout))
+
+
 def test_nobody_waits_any_more(tmp_path: Path) -> None:
     """A child that serves already cannot refuse: it has to log why it ends."""
     body = (

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -101,7 +100,6 @@ def _go_on() -> Parent:
     other = fork()
     if isinstance(other, Parent):
         return other
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGHUP})  # see ``cli.__main__``
     if other.said() == READY:
         sys.exit(0)
     code = os.waitstatus_to_exitcode(other.status)  # it has said why
