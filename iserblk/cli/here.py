@@ -19,6 +19,7 @@ from functools import partial
 from pathlib import Path
 
 from fuse_mount.mount import is_ours
+from iserblk.cli.states import BAD, KILLED, RUNNING, SERVING, SILENT, WRONG, lun_state
 from iserblk.errors import (
     BadArgument,
     ConnectFailed,
@@ -28,7 +29,7 @@ from iserblk.errors import (
 )
 from iserblk.metrics.address import directory, place_of, served
 from iserblk.metrics.places import Place, directories, in_directory, of_others
-from iserblk.metrics.reading import LunReading, ProcessReading
+from iserblk.metrics.reading import ProcessReading
 from iserblk.metrics.records import Found, running
 from iserblk.metrics.scraping import scrape
 from iserblk.metrics.target_reading import SessionReading, TargetReading
@@ -46,16 +47,6 @@ ANSWER_S = 3.0  # until a process has answered
 _AT_ONCE = 64
 _MOST_PLACES = 8  # that a message names
 _NAMES = ("iqn.", "eui.", "naa.")  # of targets
-
-KILLED = "killed"
-SILENT = "no answer"
-WRONG = "wrong answer"
-CONNECTED = "connected"
-DEGRADED = "degraded"  # fewer connections than there should be
-AWAY = "not connected"
-SERVING = "serving"
-RUNNING = "running"  # and tells no more
-BAD = (KILLED, SILENT, WRONG, DEGRADED, AWAY)
 
 
 @dataclass(slots=True, frozen=True)
@@ -218,12 +209,6 @@ def _uses(answer: Answer, found: Found | None) -> Iterator[Use]:
         )
     if not reading.luns and not reading.targets:
         yield Use(RUNNING, what, where, **rest)  # type: ignore[arg-type]
-
-
-def lun_state(lun: LunReading) -> str:
-    if not lun.connected:
-        return AWAY
-    return DEGRADED if lun.connections < lun.wanted else CONNECTED
 
 
 def _portal(target: TargetReading) -> str:

@@ -10,8 +10,8 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from iserblk.cli.here import lun_state
 from iserblk.cli.output import size_words
+from iserblk.cli.states import lun_state
 from iserblk.cli.stats_rows import Row, Rows, TargetRow, path_words, plain, time_words
 from iserblk.cli.stats_targets import address_words
 from iserblk.metrics.reading import together

@@ -13,9 +13,6 @@ import click
 
 from iserblk.cli.command import Command
 from iserblk.cli.here import (
-    AWAY,
-    KILLED,
-    SILENT,
     Here,
     NamedLun,
     Unseen,
@@ -26,6 +23,7 @@ from iserblk.cli.here import (
 )
 from iserblk.cli.options import json_option
 from iserblk.cli.output import print_json, size_words
+from iserblk.cli.states import AWAY, KILLED, SILENT
 from iserblk.cli.stats_rows import plain
 from iserblk.errors import PermissionDenied
 

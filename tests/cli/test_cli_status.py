@@ -17,20 +17,8 @@ from pathlib import Path
 import pytest
 
 from iserblk.cli import status
-from iserblk.cli.here import (
-    AWAY,
-    CONNECTED,
-    DEGRADED,
-    KILLED,
-    RUNNING,
-    SERVING,
-    SILENT,
-    WRONG,
-    Here,
-    NamedLun,
-    Unseen,
-    Use,
-)
+from iserblk.cli.here import Here, NamedLun, Unseen, Use
+from iserblk.cli.states import AWAY, CONNECTED, DEGRADED, KILLED, RUNNING, SERVING, SILENT, WRONG
 from iserblk.cli.status import end_unseen, lines, remedies, since_words
 from iserblk.errors import PermissionDenied
 from iserblk.metrics.target_reading import SessionReading

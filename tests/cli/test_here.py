@@ -15,14 +15,6 @@ import trio
 
 from iserblk.cli import here
 from iserblk.cli.here import (
-    AWAY,
-    CONNECTED,
-    DEGRADED,
-    KILLED,
-    RUNNING,
-    SERVING,
-    SILENT,
-    WRONG,
     Here,
     NamedLun,
     Unseen,
@@ -33,6 +25,7 @@ from iserblk.cli.here import (
     luns_of,
     uses_of,
 )
+from iserblk.cli.states import AWAY, CONNECTED, DEGRADED, KILLED, RUNNING, SERVING, SILENT, WRONG
 from iserblk.metrics import records
 from iserblk.metrics.address import socket_of
 from iserblk.metrics.process import read_process
