@@ -10,7 +10,7 @@ import trio
 from iserblk.disk.lun.operations import DiskCore
 from iserblk.disk.lun.passthrough import send
 from iserblk.disk.metered import metered_async
-from iserblk.disk.metrics_ports import MetricsPorts
+from iserblk.disk.metrics_ports import Measured, MetricsPorts
 from iserblk.disk.multipath.addresses import settle
 from iserblk.disk.multipath.discovering import discover_ways
 from iserblk.disk.multipath.failback import PathsReconnector
@@ -175,6 +175,7 @@ async def open_disks(
     drivers: list[TrioDriver] = []
     reconnectors: list[Reconnector | PathsReconnector] = []
     disks: dict[DiskCore, TrioDriver] = {}
+    measured: dict[DiskCore, Measured] = {}
     left_out: list[str] = []
     error: BaseException | None = None
     async with trio.open_nursery() as nursery:
@@ -185,13 +186,15 @@ async def open_disks(
                 await nursery.start(_pump, driver)
                 cores = await find_disks(driver, address, left_out)
                 disks.update(dict.fromkeys(cores, driver))
+                for core in cores:
+                    measured[core] = Measured(core, driver.ladder, address.paths)
                 reconnectors.append(reconnector(driver, address, cores))
                 nursery.start_soon(reconnectors[-1].run)
             named = name_disks(list(disks))
 
             def serve_metrics() -> None:
                 metrics.open(addresses)
-                metrics.start(nursery, [(core, disks[core].ladder) for core in named.values()])
+                metrics.start(nursery, [measured[core] for core in named.values()])
 
             if not metrics_later:
                 serve_metrics()

@@ -18,7 +18,7 @@ from iserblk.disk.file import open_file
 from iserblk.disk.lun.operations import DiskCore
 from iserblk.disk.lun.passthrough import send
 from iserblk.disk.metered import metered_blocking
-from iserblk.disk.metrics_ports import MetricsPorts
+from iserblk.disk.metrics_ports import Measured, MetricsPorts
 from iserblk.disk.multipath.addresses import Address, settle
 from iserblk.disk.multipath.discovering import discover_ways
 from iserblk.disk.multipath.recognising import join_same_luns
@@ -190,7 +190,13 @@ class ThreadDiskSet:
                 for each in reconnectors:
                     nursery.start_soon(each.run)
                 metrics.start(
-                    nursery, [(core, driver.ladder) for core, driver in self._named.items()]
+                    nursery,
+                    [
+                        Measured(core, driver.ladder, address.paths)
+                        for driver, address, cores in opened
+                        for core in cores
+                        if core in self._named
+                    ],
                 )
                 self._opened.set()
                 while not self._stop.is_set():

@@ -4,19 +4,35 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from functools import partial
+from typing import NamedTuple
 
 import trio
 
 from iserblk.disk.lun.operations import DiskCore
 from iserblk.disk.multipath.addresses import Address
+from iserblk.disk.multipath.paths import Paths
 from iserblk.initiator.session.deadlines import Ladder
 from iserblk.initiator.session.session import Session
 from iserblk.initiator.session.slots import QUEUED
 from iserblk.metrics.address import parse_address
 from iserblk.metrics.counting import OPERATIONS
 from iserblk.metrics.process import read_process
-from iserblk.metrics.reading import ConnectionReading, LunReading, ProcessReading, of_row
+from iserblk.metrics.reading import (
+    ConnectionReading,
+    LunReading,
+    PathReading,
+    ProcessReading,
+    of_row,
+)
 from iserblk.metrics.serving import Listener, Look, serve
+
+
+class Measured(NamedTuple):
+    """A disk, the deadlines of its session, and the ways of this session, where it has several."""
+
+    core: DiskCore
+    ladder: Ladder
+    paths: Paths | None = None
 
 
 class MetricsPorts:
@@ -40,13 +56,13 @@ class MetricsPorts:
             self.close()
             raise
 
-    def start(self, nursery: trio.Nursery, disks: Iterable[tuple[DiskCore, Ladder]]) -> None:
+    def start(self, nursery: trio.Nursery, disks: Iterable[Measured]) -> None:
         """Answer clients until ``close``, in tasks of ``nursery``. Call ``close`` before it
         ends."""
         disks = list(disks)
         while self._idle:
             place, listener = self._idle.popitem()
-            here = [(core, ladder) for core, ladder in disks if core.metrics.served_at == place]
+            here = [each for each in disks if each.core.metrics.served_at == place]
             self._scopes.append(trio.CancelScope())
             nursery.start_soon(_serve, self._scopes[-1], listener, partial(look, here))
 
@@ -63,13 +79,13 @@ async def _serve(scope: trio.CancelScope, listener: Listener, seen: Look) -> Non
         await serve(listener, seen)
 
 
-def look(disks: Sequence[tuple[DiskCore, Ladder]]) -> ProcessReading:
+def look(disks: Sequence[Measured]) -> ProcessReading:
     """Read the numbers of these disks, from any thread. A change meanwhile may show in one number
     and not yet in another."""
-    return read_process([_reading(core, ladder) for core, ladder in disks])
+    return read_process([_reading(*each) for each in disks])
 
 
-def _reading(core: DiskCore, ladder: Ladder) -> LunReading:
+def _reading(core: DiskCore, ladder: Ladder, paths: Paths | None) -> LunReading:
     session = ladder.session
     info = core.info
     rows = core.metrics.total()
@@ -99,6 +115,7 @@ def _reading(core: DiskCore, ladder: Ladder) -> LunReading:
         snacks=session.losses.snacks,
         damaged=session.losses.damaged,
         per_connection=_connections(session) if connected else (),
+        paths=_paths(paths) if paths is not None else (),
         unflushed=journal.size if journal is not None else 0,
         operations={name: of_row(row) for name, row in zip(OPERATIONS, rows, strict=True)},
     )
@@ -118,4 +135,13 @@ def _connections(session: Session) -> tuple[ConnectionReading, ...]:
             bytes=connection.bytes_begun,
         )
         for connection in session.queue.connections.copy()
+    )
+
+
+def _paths(paths: Paths) -> tuple[PathReading, ...]:
+    """Of a session that has several; other threads than the reconnector's may ask, too."""
+    current = paths.ways.current
+    return tuple(
+        PathReading(way.index, way.name, way is current, way.failures, way.state)
+        for way in paths.ways.all.copy()
     )

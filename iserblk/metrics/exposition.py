@@ -27,6 +27,7 @@ from iserblk.metrics.reading import (
     ConnectionReading,
     LunReading,
     OperationReading,
+    PathReading,
     ProcessReading,
 )
 from iserblk.metrics.target_exposition import PREFIX, TargetSamples, families
@@ -36,6 +37,7 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 _LUN = ("target", "lun")
 _CONNECTION = (*_LUN, "cid", "portal", "provider")
+_PATH = (*_LUN, "path", "portal")
 _DURATION = "iserblk_request_duration_seconds"
 _BYTES = "iserblk_request_bytes"
 _ERRORS = "iserblk_request_errors"
@@ -84,6 +86,13 @@ _OF_CONNECTION = (
     Number("bytes", "iserblk_connection_bytes", "Bytes of these commands.", counter=True),
 )
 
+# Of PathReading. A number that is None has no sample.
+_OF_PATH = (
+    Number("in_use", "iserblk_path_in_use", "1: the session goes this way, of several."),
+    Number("failures", "iserblk_path_failures", "Since it last carried the session."),
+    Number("state", "iserblk_path_access_state", "ALUA state of its port, when last seen."),
+)
+
 
 class LunCollector(Collector):
     """The metrics of the reading that ``look`` returns. Make a new one for each scrape.
@@ -122,6 +131,13 @@ class LunCollector(Collector):
                 for each in lun.per_connection:
                     labels = (*_labels(lun), str(each.cid), each.portal, each.provider)
                     family.add_metric(labels, getattr(each, number.field))
+            yield family
+        for number in _OF_PATH:
+            family = number.family(_PATH)
+            for lun in process.luns:
+                for path in lun.paths:
+                    if (value := getattr(path, number.field)) is not None:
+                        family.add_metric((*_labels(lun), str(path.index), path.portal), value)
             yield family
         yield from _operations(process.luns)
         yield from families(process.targets, sessions=self._sessions)
@@ -183,6 +199,7 @@ class _Parts:
         self.values: dict[str, float] = {}
         self.text = {"name": "", "url": "", "portal": "", "provider": ""}
         self.connections: dict[tuple[int, str, str], dict[str, Any]] = {}
+        self.paths: dict[tuple[int, str], dict[str, Any]] = {}
         self.rising = {name: [0] * (len(_LE) + 1) for name in OPERATIONS}
         self.sums = {name: {"bytes": 0.0, "errors": 0.0, "seconds": 0.0} for name in OPERATIONS}
 
@@ -200,12 +217,17 @@ class _Parts:
         fields["per_connection"] = tuple(
             ConnectionReading(*key, **numbers) for key, numbers in self.connections.items()
         )
+        fields["paths"] = tuple(
+            PathReading(*key, **numbers | {"in_use": bool(numbers.get("in_use"))})
+            for key, numbers in self.paths.items()
+        )
         fields |= self.text | {"connected": bool(fields.get("connected"))}
         return LunReading(target, lun, **{"size": 0} | fields, operations=operations)
 
 
 _BY_SAMPLE = {each.sample: each.field for each in _NUMBERS}
 _BY_CONNECTION = {each.sample: each.field for each in _OF_CONNECTION}
+_BY_PATH = {each.sample: each.field for each in _OF_PATH}
 _SUMS = {
     f"{_BYTES}_total": "bytes",
     f"{_ERRORS}_total": "errors",
@@ -248,6 +270,9 @@ def _take(parts: _Parts, sample: Sample) -> None:
     elif sample.name in _BY_CONNECTION:
         key = int(labels["cid"]), labels["portal"], labels["provider"]
         parts.connections.setdefault(key, {})[_BY_CONNECTION[sample.name]] = int(sample.value)
+    elif sample.name in _BY_PATH:
+        place = int(labels["path"]), labels["portal"]
+        parts.paths.setdefault(place, {})[_BY_PATH[sample.name]] = int(sample.value)
     elif sample.name == _LUN_INFO:
         parts.text |= {"name": labels["disk"], "url": labels["url"]}
     elif sample.name == _PATH_INFO:

@@ -13,12 +13,15 @@ from functools import cache
 
 from iserblk.errors import RemoteProtocolError
 from iserblk.metrics.exposition import expose
-from iserblk.metrics.reading import ConnectionReading, LunReading, ProcessReading
+from iserblk.metrics.reading import ConnectionReading, LunReading, PathReading, ProcessReading
 from iserblk.metrics.target_reading import AddressReading, TargetLunReading, TargetReading
 
 # With every metric.
 _CONNECTION = ConnectionReading(0, "", "")
-_LUN = LunReading("t", 0, "d", "u", 0, "p", "p", True, per_connection=(_CONNECTION,))
+_PATH = PathReading(0, "p", state=0)
+_LUN = LunReading(
+    "t", 0, "d", "u", 0, "p", "p", True, per_connection=(_CONNECTION,), paths=(_PATH,)
+)
 _TARGET = TargetReading(
     "t", "u", addresses=(AddressReading("a", 0),), luns=(TargetLunReading(0, 0, 0),)
 )
@@ -27,6 +30,7 @@ _WHOLE = ProcessReading(1, "1", (_LUN,), (_TARGET,))
 _VALUES = {
     "lun": r"\d{1,5}",
     "cid": r"\d{1,5}",
+    "path": r"\d{1,5}",
     "pid": r"\d{1,10}",
     "operation": r"[a-z]{1,20}",
     "le": r"\d{1,3}(?:\.\d{1,9})?|\+Inf",

@@ -104,6 +104,19 @@ class ConnectionReading:
 
 
 @dataclass(slots=True, frozen=True)
+class PathReading:
+    """One of several ways to a LUN. ``index``: its place in the order of preference. ``state``: the
+    ALUA state of its port (SPC-4 table 306) when it was last seen; None: not known. ``failures``:
+    since it last carried the session."""
+
+    index: int
+    portal: str
+    in_use: bool = False
+    failures: int = 0
+    state: int | None = None
+
+
+@dataclass(slots=True, frozen=True)
 class LunReading:
     """The numbers of one LUN. Counters count from when it was opened.
 
@@ -116,7 +129,7 @@ class LunReading:
     ``connections``: how many there are, of those ``wanted``. ``recovered``: how many were lost
     while others went on; ``reassigned``: tasks that another one took over then. ``snacks``: that
     asked for lost PDUs; ``damaged``: PDUs that were lost to their data digest.
-    ``per_connection``: where the session may have several.
+    ``per_connection``: where the session may have several. ``paths``: the same.
     """
 
     target: str
@@ -140,6 +153,7 @@ class LunReading:
     snacks: int = 0
     damaged: int = 0
     per_connection: tuple[ConnectionReading, ...] = ()
+    paths: tuple[PathReading, ...] = ()
     unflushed: int = 0
     operations: dict[str, OperationReading] = field(
         default_factory=lambda: dict.fromkeys(OPERATIONS, OperationReading())

@@ -7,10 +7,13 @@ from typing import Any
 
 from iserblk.disk.lun.operations import DiskCore
 from iserblk.disk.metered import count
-from iserblk.disk.metrics_ports import look
+from iserblk.disk.metrics_ports import Measured, look
+from iserblk.disk.multipath.addresses import settle
 from iserblk.errors import ConnectionLost
 from iserblk.initiator.session.session import Session
 from iserblk.metrics.counting import READ
+from iserblk.metrics.reading import PathReading
+from iserblk.scsi import alua
 from tests.disk import fake_target
 from tests.initiator import fake
 
@@ -32,7 +35,7 @@ def test_a_reading_tells_of_the_lun_and_its_session() -> None:
     session.reconnects, session.replayed = 2, 7
     session.recovered, session.reassigned = 3, 9
     session.losses.damaged, session.losses.snacks = 4, 5
-    (lun,) = look([(core, ladder_of(session))]).luns
+    (lun,) = look([Measured(core, ladder_of(session))]).luns
     assert (lun.target, lun.lun, lun.name, lun.url) == ("iqn", 0, "lun0", core.info.url)
     assert (lun.size, lun.portal, lun.connected) == (2048 * 512, "portal:3260", True)
     assert (lun.retries, lun.reconnects, lun.replayed) == (1, 2, 7)
@@ -56,7 +59,7 @@ def test_commands_in_flight_are_those_of_the_lun() -> None:
         slot.flags, slot.direction = 0x81, 0
         slot.waiter.pending += 1
         session.queue.submit(slot)
-    assert look([(core, ladder_of(session))]).luns[0].in_flight == 2
+    assert look([Measured(core, ladder_of(session))]).luns[0].in_flight == 2
 
 
 def test_the_journal_and_the_lost_connection_are_told() -> None:
@@ -65,6 +68,26 @@ def test_the_journal_and_the_lost_connection_are_told() -> None:
     slot = core.begin_write(memoryview(bytes(1024)), 0, fake.CountingWaiter())
     assert slot is not None
     session.fail(ConnectionLost("gone"))
-    (lun,) = look([(core, ladder_of(session))]).luns
+    (lun,) = look([Measured(core, ladder_of(session))]).luns
     assert not lun.connected and not lun.connections
     assert lun.unflushed == core.durability.journal.size  # type: ignore[union-attr]
+
+
+def test_the_ways_of_a_session_are_told() -> None:
+    """Also a way that was found later, and a port of which no state is known."""
+    core, session = core_of_a_session()
+    addresses = settle([f"iser://{host}/iqn.2026-11.x:t/0" for host in ("a", "b")], {})
+    paths = addresses[0].paths
+    assert paths is not None
+    measured = Measured(core, ladder_of(session), paths)
+    first, second = paths.ways.all
+    paths.ways.failed(first, "no answer", 1.0)
+    paths.ways.connected(second, 2.0, alua.ACTIVE_NON_OPTIMIZED)
+    (lun,) = look([measured]).luns
+    assert lun.paths == (
+        PathReading(0, "iser://a:3260", False, 1, None),
+        PathReading(1, "iser://b:3260", True, 0, 1),
+    )
+    paths.ways.add([(first.address, "iser://c:3260")])
+    assert [each.portal for each in look([measured]).luns[0].paths][2:] == ["iser://c:3260"]
+    assert look([Measured(core, ladder_of(session))]).luns[0].paths == ()

@@ -29,6 +29,8 @@ RULES = MONITORING / "iserblk.rules.yml"
 DASHBOARD = MONITORING / "iserblk.grafana.json"
 OWN = {"iserblk_up", "iserblk_scrape_seconds", "iserblk_exporter_left_out", "iserblk_exporter_info"}
 
+_SEVERAL_PORTALS = "iserblk_path_(in_use|failures|access_state)"
+
 
 def expressions() -> list[str]:
     """Of the dashboard, with its variables replaced as Grafana does for "All"."""
@@ -185,8 +187,8 @@ def test_a_target_and_a_server_are_killed(place: Path, record: Record) -> None:
                 (each["labels"]["alertname"], each["labels"].get("where", "")) for each in found
             }
 
-        # Every expression has a value once there is traffic.
-        left = expressions()
+        # Every expression has a value once there is traffic; those of several portals have none.
+        left = [each for each in expressions() if not re.search(_SEVERAL_PORTALS, each)]
         assert len(left) > 25
 
         def all_have_values() -> bool:

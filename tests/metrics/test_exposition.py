@@ -20,6 +20,7 @@ from iserblk.metrics.reading import (
     ConnectionReading,
     LunReading,
     OperationReading,
+    PathReading,
     ProcessReading,
 )
 from iserblk.metrics.target_reading import (
@@ -48,6 +49,14 @@ connection = st.builds(
     commands=counts,
     bytes=counts,
 )
+path = st.builds(
+    PathReading,
+    index=st.integers(0, 9999),
+    portal=text,
+    in_use=st.booleans(),
+    failures=counts,
+    state=st.none() | st.integers(0, 15),
+)
 lun = st.builds(
     LunReading,
     target=text,
@@ -71,6 +80,7 @@ lun = st.builds(
     snacks=counts,
     damaged=counts,
     per_connection=st.lists(connection, max_size=3, unique_by=lambda each: each.cid).map(tuple),
+    paths=st.lists(path, max_size=3, unique_by=lambda each: each.index).map(tuple),
     unflushed=counts,
     operations=st.fixed_dictionaries(dict.fromkeys(OPERATIONS, operation)),
 )
@@ -123,6 +133,7 @@ EXAMPLE = ProcessReading(
             provider="iwarp",
             connected=True,
             per_connection=(ConnectionReading(0, "host:3260", "iwarp"),),
+            paths=(PathReading(0, "iser://host:3260", True, 0, 0),),
         ),
     ),
     (
