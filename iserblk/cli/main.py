@@ -47,6 +47,7 @@ COMMANDS = {
     "bench": "Measure the speed of a LUN through the Python API.",
     "status": "Show everything of iserblk that runs here, and its state.",
     "stats": "Show requests and latencies of LUNs in use, and targets here.",
+    "top": "Watch the LUNs in use here: speed, latencies, paths, events.",
     "exporter": "Serve the metrics of all LUNs in use, for Prometheus.",
     "csi": "Serve LUNs as volumes of Kubernetes: a CSI node plugin.",
     "doctor": "Check this machine and a portal; say what to do about problems.",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from iserblk.cli.watch.terminal import keys_untrusted
 from iserblk.discovery import isns, slp
 from iserblk.discovery.isns import Attribute
 from iserblk.iscsi.send_targets import Portal
@@ -174,6 +175,9 @@ ROWS = (
     ),
     decoder(
         "metrics answer", body_untrusted, b"HTTP/1.0 200 OK\r\nContent-Length: 2\r\n\r\nup",
+    ),
+    decoder(
+        "keys of a terminal", keys_untrusted, b"\x1b[A\x1bOBq\r\x1b[5~\x1b", allowed=(),
     ),
     decoder(
         "metrics request", _request, b"GET /metrics?sessions HTTP/1.1\r\n", b"HEAD / HTTP/1.0",
