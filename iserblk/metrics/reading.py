@@ -129,7 +129,8 @@ class LunReading:
     ``connections``: how many there are, of those ``wanted``. ``recovered``: how many were lost
     while others went on; ``reassigned``: tasks that another one took over then. ``snacks``: that
     asked for lost PDUs; ``damaged``: PDUs that were lost to their data digest.
-    ``per_connection``: where the session may have several. ``paths``: the same.
+    ``per_connection``: where the session may have several. ``paths``: where there are several
+    portals.
     """
 
     target: str
