@@ -114,6 +114,7 @@ def test_a_closed_port() -> None:
     assert "Connection refused" in text and "→ start the target" in text
 
 
+@pytest.mark.long  # tests/doctor/test_portal.py has it, with shorter limits
 def test_a_port_that_says_nothing() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         began = time.monotonic()
@@ -122,6 +123,7 @@ def test_a_port_that_says_nothing() -> None:
     assert "no MPA Reply within 5 s" in text
 
 
+@pytest.mark.long  # as well
 def test_a_web_server() -> None:
     with http.server.HTTPServer(("127.0.0.1", 0), http.server.BaseHTTPRequestHandler) as server:
         server.RequestHandlerClass.log_message = lambda *_: None  # type: ignore[attr-defined]

@@ -5,6 +5,7 @@ test_nbd.py, test_cli_mount.py and test_target.py end commands that serve after 
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 import socket
@@ -24,6 +25,8 @@ from tests.support.until import until_blocking
 
 BENCH = ["-q", "bench", "{}", "--rw", "write", "--destroy", "--time", "60"]
 ENDING = pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+ALONE = ["nbd", *(way for way in WAYS if way not in ("nbd", "nbdkit"))]
 
 
 @pytest.fixture(scope="module")
@@ -43,11 +46,15 @@ def place(tmp_path: Path) -> Path:
 # --- signals -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 @pytest.mark.parametrize(
-    ("way", "group"),
-    [(way, False) for way in WAYS if way != "nbdkit"]
-    + [("mount", True), ("mount -f", True), ("nbd --background", True)],
+    ("way", "group", "number"),
+    [
+        *zip(ALONE, itertools.repeat(False), itertools.cycle(SIGNALS)),
+        *(("nbd", False, number) for number in SIGNALS[1:]),  # ALONE has it with the first
+        *(("mount", True, number) for number in SIGNALS),
+        ("mount -f", True, signal.SIGINT),
+        ("nbd --background", True, signal.SIGINT),
+    ],
 )
 def test_a_signal_while_it_connects(
     way: str, number: signal.Signals, group: bool, place: Path

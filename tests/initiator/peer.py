@@ -160,13 +160,14 @@ class Peer:
         )
 
     def goodbye(self, heard: Heard) -> None:
-        """Answer a Logout Request."""
+        """Answer a Logout Request, and end the connection, as a target does."""
         self._stat_sn += 1
         self.say(
             pdu.LogoutResponse(
                 response=0, itt=heard.itt, stat_sn=self._stat_sn, exp_cmd_sn=1, max_cmd_sn=1 << 20
             )
         )
+        self.pair.disconnect()
 
     def write(self, stag: int, to: int, data: bytes) -> None:
         """An RDMA Write."""

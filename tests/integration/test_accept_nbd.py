@@ -71,6 +71,9 @@ def connect(uri: str) -> Any:
 
 
 @pytest.mark.parametrize("crc", ["yes", pytest.param("no", marks=pytest.mark.long)])
+@pytest.mark.parametrize(
+    "by", ["iserblk", pytest.param("nbdkit", marks=pytest.mark.long)], indirect=True
+)
 def test_512_mib_of_random_data_in_and_out(
     export: Start, tmp_path: Path, crc: str, record: Record
 ) -> None:

@@ -8,7 +8,7 @@ import pytest
 import trio
 
 from iserblk.errors import ConnectFailed, TransportError
-from iserblk.initiator.connecting import iwarp
+from iserblk.initiator.connecting import iwarp, speakers
 from iserblk.initiator.connecting.reach import connect
 from iserblk.options import Options
 from iserblk.rcap.iwarp.mpa import MpaResponder
@@ -22,8 +22,11 @@ WANTS_CRC = 0x40  # of the byte behind the key (RFC 5044 section 7.1)
 @pytest.mark.parametrize(
     ("options", "asked"), [(Options(style="cm"), True), (Options(style="cm", mpa_crc=False), False)]
 )
-async def test_crcs_are_asked_for(options: Options, asked: bool) -> None:
+async def test_crcs_are_asked_for(
+    options: Options, asked: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Unless the user turns them off. proves: ISER-5.1-13"""
+    monkeypatch.setattr(speakers, "ANSWER_S", 0.1)
     (listener,) = await trio.open_tcp_listeners(0, host="127.0.0.1")
     there = f"iser://127.0.0.1:{listener.socket.getsockname()[1]}/iqn.2026-11.example:disk/0"
 

@@ -242,8 +242,9 @@ async def test_no_target_at_all(
 
 
 async def test_no_target_and_a_fallback(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As ``discover HOST``: the fallback finds out who is there, and does not wait for a login."""
+    """As ``discover HOST``: the login that is tried instead finds out who is there."""
     monkeypatch.setattr(reach, "MPA_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(reach, "LOGIN_TIMEOUT_S", 0.5)
     with stranger(by_lines) as port, pytest.raises(OtherProtocol) as error:
         await connect(parse_url(url(port)), Options(fallback="iscsi"))
     assert str(error.value).startswith(f"127.0.0.1:{port}: a web server answers there")

@@ -52,20 +52,22 @@ def go_on(loads: list[Load]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("how", "options"),
+    ("how", "options", "count"),
     [
-        (TAKE, ""),
-        pytest.param(TAKE_FIRST, "", marks=pytest.mark.long),  # less than the next
-        (TAKE_FIRST, "?reserve=exclusive"),
+        (TAKE, "", 3),
+        pytest.param(TAKE_FIRST, "", 10, marks=pytest.mark.long),
+        (TAKE_FIRST, "?reserve=exclusive", 3),
     ],
 )
-def test_ten_servers(how: str, options: str, target: TargetProcess, path: Path) -> None:
+def test_one_server_after_the_other(
+    how: str, options: str, count: int, target: TargetProcess, path: Path
+) -> None:
     """Every request is answered once."""
     words = (f"uri={target.url}/0{options}", f"metrics={path.parent}/metrics")
     server, said = started(path, *words)
     assert said == READY
     with loaded(path) as loads:
-        for _ in range(10):
+        for _ in range(count):
             go_on(loads)
             old = server
             server, said = started(path, *words, how=how)
