@@ -1,7 +1,7 @@
-"""Text of a file that people or programs have written, in bounds; and what Python's os module does
-not offer for files: fallocate(2) with its modes, what was lost in
-writing back, whether a block device takes writes, the lock of a LUN's file, the type of a file
-system."""
+"""Text of a file that people or programs have written, in bounds; files that are written whole or
+not at all; and what Python's os module does not offer for files: fallocate(2) with its modes, what
+was lost in writing back, whether a block device takes writes, the lock of a LUN's file, the type of
+a file system."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import ctypes
 import errno
 import fcntl
 import os
+import secrets
 from pathlib import Path
 
 MOST_TEXT = 4 << 20  # bytes
@@ -40,6 +41,36 @@ def read_text(path: Path) -> str:
     if len(content) > MOST_TEXT:
         raise OSError(errno.EFBIG, f"more than {MOST_TEXT} bytes")
     return content.decode()
+
+
+def write_whole(path: Path, content: bytes, *, replace: bool) -> None:
+    """Write a file of mode 0600: all of it or nothing, also if the power fails. Raises OSError;
+    FileExistsError when there is such a file and ``replace`` is not set. Then the file is as it
+    was."""
+    part = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    fd = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    try:
+        with os.fdopen(fd, "wb") as file:
+            os.fchmod(fd, 0o600)
+            file.write(content)
+            file.flush()
+            os.fsync(fd)
+        if replace:
+            os.replace(part, path)
+        else:
+            os.link(part, path)  # unlike rename, fails where there is one
+    finally:
+        part.unlink(missing_ok=True)
+    sync_directory(path.parent)
+
+
+def sync_directory(path: Path) -> None:
+    """Bring the entries of a directory to the disk. Raises OSError."""
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
 
 
 def fallocate(fd: int, mode: int, offset: int, length: int) -> bool:

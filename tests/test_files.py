@@ -12,7 +12,7 @@ import pytest
 
 from iserblk import files
 from iserblk.errors import BadArgument
-from iserblk.files import PUNCH_HOLE, ZERO_RANGE, fallocate, file_system, lock_lun
+from iserblk.files import PUNCH_HOLE, ZERO_RANGE, fallocate, file_system, lock_lun, write_whole
 from iserblk.target.access import read_access
 from iserblk.target.lunlist import read_lun_list
 from iserblk.target.ports import read_states
@@ -121,3 +121,30 @@ def test_text_has_a_bound(tmp_path: Path) -> None:
 def test_files_of_a_target_without_an_end(read: Callable[[Path], object]) -> None:
     with pytest.raises(BadArgument, match="/dev/zero: more than 4194304 bytes"):
         read(Path("/dev/zero"))
+
+
+def test_a_file_is_written_whole_and_private(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    write_whole(path, b"one", replace=False)
+    assert (path.read_bytes(), path.stat().st_mode & 0o777) == (b"one", 0o600)
+    with pytest.raises(FileExistsError):
+        write_whole(path, b"two", replace=False)
+    path.chmod(0o644)
+    write_whole(path, b"three", replace=True)
+    assert (path.read_bytes(), path.stat().st_mode & 0o777) == (b"three", 0o600)
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_file_that_is_not_written_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(b"one")
+
+    def full(fd: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="No space left"):
+        write_whole(path, b"two", replace=True)
+    assert [each.read_bytes() for each in tmp_path.iterdir()] == [b"one"]

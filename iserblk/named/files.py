@@ -17,13 +17,13 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import secrets
 import stat
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from iserblk.errors import BadArgument, IserblkError, PermissionDenied
+from iserblk.files import sync_directory, write_whole
 from iserblk.names import shown
 from iserblk.secret import Secret
 from iserblk.url import may_be_url
@@ -304,7 +304,7 @@ def delete(named: Named) -> None:
     with _system_errors(named.path.parent):
         named.path.unlink()
         named.path.with_name(f"{named.name}.chap").unlink(missing_ok=True)
-        _sync(named.path.parent)
+        sync_directory(named.path.parent)
 
 
 @contextlib.contextmanager
@@ -321,28 +321,5 @@ def _system_errors(directory: Path) -> Iterator[None]:
 
 
 def _put(path: Path, text: str, *, replace: bool) -> None:
-    """Write a file of mode 0600: all of it or nothing, also if the power fails. Raises OSError;
-    FileExistsError when there is such a file and ``replace`` is not set."""
-    part = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
-    fd = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    try:
-        with os.fdopen(fd, "wb") as file:
-            os.fchmod(fd, 0o600)
-            file.write(text.encode(errors="surrogateescape"))
-            file.flush()
-            os.fsync(fd)
-        if replace:
-            os.replace(part, path)
-        else:
-            os.link(part, path)  # unlike rename, fails where there is one
-    finally:
-        part.unlink(missing_ok=True)
-    _sync(path.parent)
-
-
-def _sync(directory: Path) -> None:
-    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
+    """Raises OSError; FileExistsError when there is such a file and ``replace`` is not set."""
+    write_whole(path, text.encode(errors="surrogateescape"), replace=replace)
