@@ -48,7 +48,7 @@ def command(as_json: bool) -> None:
     here = look_around(sessions=True)
     named = all_named()
     if as_json:
-        print_json(_json(here, named))
+        print_json(here_json(here, named))
     else:
         for line in lines(here.uses, named):
             click.echo(line)
@@ -159,13 +159,14 @@ def remedies(uses: Iterable[Use]) -> list[str]:
     found: dict[tuple[str, ...], str] = {}
     for use in uses:
         kind = use.state, use.what, use.where if use.what in ("attach", "mount") else ""
-        if kind in found or not (words := _remedy(use)):
+        if kind in found or not (words := remedy_of(use)):
             continue
         found[kind] = plain(f"{use.what} {use.where}: {use.state}: {words}")
     return list(found.values())
 
 
-def _remedy(use: Use) -> str:
+def remedy_of(use: Use) -> str:
+    """What to do about the state of ``use``; "": nothing, or it is not known."""
     where = shlex.quote(use.where)
     if use.state == KILLED and use.what == "attach":
         return f"`iserblk attach --replace URL {where}` goes on, `iserblk detach {where}` ends it"
@@ -183,7 +184,7 @@ def _remedy(use: Use) -> str:
 # --- for programs --------------------------------------------------------------------------------
 
 
-def _json(here: Here, named: Sequence[NamedLun]) -> dict[str, object]:
+def here_json(here: Here, named: Sequence[NamedLun]) -> dict[str, object]:
     return {
         "uses": [use_json(each, named) for each in here.uses],
         "unseen": [

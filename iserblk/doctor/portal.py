@@ -1,4 +1,5 @@
-"""Checks of a portal: its host name, TCP, MPA, rdma_cm, and a login. Runs in trio.
+"""Checks of a portal: its host name, TCP, MPA, rdma_cm, and a login; then SendTargets, REPORT LUNS
+and INQUIRY, which change nothing. Each is timed. Runs in trio.
 
 For Traditional iSCSI (an ``iscsi://`` URL) MPA and rdma_cm are not tried.
 
@@ -7,7 +8,10 @@ Every check has a time limit, and closes its connection and session.
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from time import monotonic
 
 import trio
 
@@ -24,6 +28,7 @@ from iserblk.errors import (
     TargetNotFound,
     TransportError,
 )
+from iserblk.initiator.commands import ask
 from iserblk.initiator.connecting import sctp, speakers, verbs
 from iserblk.initiator.connecting.iwarp import Address, connect_tcp, resolve, start_mpa
 from iserblk.initiator.connecting.login import receives
@@ -35,12 +40,14 @@ from iserblk.initiator.connecting.reach import (
     mpa_private_data,
     name_portal,
 )
+from iserblk.initiator.connecting.send_targets import send_targets
 from iserblk.initiator.connecting.styles import AUTO, STREAM
 from iserblk.initiator.drivers.tasks import TrioDriver
 from iserblk.names import initiator_name
 from iserblk.options import Options
 from iserblk.rcap.iwarp.mpa import MpaInitiator
-from iserblk.url import Url
+from iserblk.scsi import cdb, inquiry, luns
+from iserblk.url import Url, fitting
 
 TCP = "tcp"  # as ``PortalReport.choice``: Traditional iSCSI
 MAXIMUM_ADDRESSES = 8  # that are checked
@@ -50,6 +57,9 @@ _NOT_ISER = (
 )
 _USE_ISCSI = "write iscsi:// in place of iser://, or give fallback=iscsi; or switch iSER on there"
 _ANSWERS = f": {ISCSI} answers there"
+_NAMED = 8  # targets, portals or LUNs that a text names at most
+_LUNS = 16384  # bytes of the answer to REPORT LUNS: 2,047 LUNs
+_INQUIRY = 96  # bytes
 
 
 @dataclass(slots=True, frozen=True)
@@ -62,6 +72,7 @@ class Limits:
     route: float = 11.0
     verbs: float = 10.0
     login: float = 30.0  # in addition to the limits that connecting has itself
+    ask: float = 5.0  # for one command
     logout: float = 5.0
 
 
@@ -74,11 +85,22 @@ class _Answer:
     remedy: str = ""
     error: IserblkError | None = None
     skipped: bool = False
+    seconds: float | None = None
+
+    @contextmanager
+    def timed(self) -> Iterator[None]:
+        """The check is what is done inside the with block."""
+        began = trio.current_time()
+        try:
+            yield
+        finally:
+            self.seconds = trio.current_time() - began
 
     def finding(self, failed: str) -> Finding:
         """The Finding of this check. ``failed``: its status if the check failed."""
         status = SKIPPED if self.skipped else OK if self.error is None else failed
-        return Finding(self.name, status, self.text, self.remedy)
+        seconds = None if self.skipped else self.seconds
+        return Finding(self.name, status, self.text, self.remedy, seconds)
 
 
 @dataclass(slots=True)
@@ -97,32 +119,42 @@ class _Ways:
 @dataclass(slots=True, frozen=True)
 class PortalReport:
     """The result for a portal. ``choice``: the provider that other commands would use, "tcp" for
-    Traditional iSCSI; None: no way works. ``error``: None if the login worked, else the reason."""
+    Traditional iSCSI; None: no way works. ``error``: None if the login worked, else the reason.
+    ``url``: without user info and options; without a target it ends with the portal."""
 
     portal: str
+    url: str
     findings: list[Finding]
     choice: str | None
     error: IserblkError | None
+
+    @property
+    def is_traditional(self) -> bool:
+        """Whether the verdict is about Traditional iSCSI."""
+        return self.choice == TCP or self.url.startswith("iscsi:")
 
 
 async def check_portal(url: Url, options: Options, limits: Limits) -> PortalReport:
     """Run all checks of the portal of ``url``. Without a target name in ``url``, the login is that
     of a discovery session."""
     portal = name_portal(url.host, url.port)
+    shown = url.redacted().rstrip("/")
     found = _Answer("host name")
-    addresses = await _resolve(url, limits, found)
+    with found.timed():
+        addresses = await _resolve(url, limits, found)
     if found.error is not None:
-        return PortalReport(portal, [found.finding(ERROR)], None, found.error)
+        return PortalReport(portal, shown, [found.finding(ERROR)], None, found.error)
     ways = [_Ways(address) for address in addresses[:MAXIMUM_ADDRESSES]]
     async with trio.open_nursery() as nursery:
         for way in ways:
-            nursery.start_soon(_ask, way, url, options, limits)
+            nursery.start_soon(_ask_address, way, url, options, limits)
     choice = _choice(ways, url, options)
     login = _Answer("login")
+    behind: list[_Answer] = []  # the login
     if _only_login_tells(ways, url, options):
-        await _choose_by_login(url, options, limits, portal, choice, login)
+        await _choose_by_login(url, options, limits, portal, choice, login, behind)
     elif choice.error is None:
-        provider = await _log_in(url, options, limits, portal, login)
+        provider = await _log_in(url, options, limits, portal, login, behind)
         _settle(choice, provider, url, options)
     else:
         login.skipped = True
@@ -132,8 +164,9 @@ async def check_portal(url: Url, options: Options, limits: Limits) -> PortalRepo
     failed = WARNING if error is None else ERROR
     answers = [answer for way in ways for answer in way.answers]
     findings = [answer.finding(failed) for answer in (found, *answers, choice, login)]
+    findings += [answer.finding(WARNING) for answer in behind]
     chosen = None if choice.error is not None else choice.text.partition(":")[0]
-    return PortalReport(portal, findings, chosen, error)
+    return PortalReport(portal, shown, findings, chosen, error)
 
 
 async def _resolve(url: Url, limits: Limits, answer: _Answer) -> list[Address]:
@@ -157,7 +190,7 @@ async def _resolve(url: Url, limits: Limits, answer: _Answer) -> list[Address]:
     return addresses
 
 
-async def _ask(way: _Ways, url: Url, options: Options, limits: Limits) -> None:
+async def _ask_address(way: _Ways, url: Url, options: Options, limits: Limits) -> None:
     """Check one address: TCP, MPA, rdma_cm."""
     portal = name_portal(*way.address.sockaddr[:2])
     tcp, mpa, cm = (_Answer(f"{what} {portal}") for what in ("TCP", "MPA", "rdma_cm"))
@@ -191,9 +224,14 @@ async def _ask_sctp(way: _Ways, limits: Limits, portal: str) -> None:
     answer = way.answers[1] = _Answer(f"SCTP {portal}")
     try:
         sctp.check_available()
-        qp = await sctp.connect_sctp(
-            [way.address], portal, limits.tcp, private_data=connection_flags(True), ird=READ_DEPTH
-        )
+        with answer.timed():
+            qp = await sctp.connect_sctp(
+                [way.address],
+                portal,
+                limits.tcp,
+                private_data=connection_flags(True),
+                ird=READ_DEPTH,
+            )
     except NotSupported as error:
         answer.error, answer.text = error, str(error)
         answer.remedy = "modprobe sctp (as root), or use rcap=iwarp"
@@ -211,7 +249,8 @@ async def _connect(way: _Ways, limits: Limits, portal: str) -> trio.socket.Socke
     """Open a TCP connection, which the caller closes. None: it failed."""
     tcp = way.answers[0]
     try:
-        sock = await connect_tcp([way.address], portal, limits.tcp)
+        with tcp.timed():
+            sock = await connect_tcp([way.address], portal, limits.tcp)
     except IserblkError as error:
         tcp.error, tcp.text = error, str(error)
         tcp.remedy = "start the target, or correct the port; check the firewalls on both sides"
@@ -237,7 +276,7 @@ async def _ask_tcp(way: _Ways, options: Options, limits: Limits, portal: str) ->
             private_data=mpa_private_data(), crc=options.mpa_crc, ird=READ_DEPTH
         )
         try:
-            with trio.fail_after(limits.mpa):
+            with mpa.timed(), trio.fail_after(limits.mpa):
                 reply = await start_mpa(sock, initiator, portal)
         except trio.TooSlowError:
             mpa.error = ConnectTimeout(f"no MPA Reply within {limits.mpa:g} s")
@@ -275,18 +314,19 @@ async def _ask_rdma_cm(way: _Ways, options: Options, limits: Limits, portal: str
             cm.skipped = True
         return
     try:
-        routed, words = await verbs.probe(way.address, limits.route)
-        if not routed:
-            raise ConnectFailed(words)
-        way.device = words
-        qp = await verbs.connect_verbs(
-            [way.address],
-            portal,
-            limits.verbs,
-            private_data=connection_flags,
-            receives=receives(options),
-            ird=READ_DEPTH,
-        )
+        with cm.timed():
+            routed, words = await verbs.probe(way.address, limits.route)
+            if not routed:
+                raise ConnectFailed(words)
+            way.device = words
+            qp = await verbs.connect_verbs(
+                [way.address],
+                portal,
+                limits.verbs,
+                private_data=connection_flags,
+                receives=receives(options),
+                ird=READ_DEPTH,
+            )
     except IserblkError as error:
         cm.error, cm.text = error, str(error)
         cm.remedy = "enable iSER on the target for this address; iserblk doctor shows the devices"
@@ -346,12 +386,18 @@ def _only_login_tells(ways: list[_Ways], url: Url, options: Options) -> bool:
 
 
 async def _choose_by_login(
-    url: Url, options: Options, limits: Limits, portal: str, choice: _Answer, login: _Answer
+    url: Url,
+    options: Options,
+    limits: Limits,
+    portal: str,
+    choice: _Answer,
+    login: _Answer,
+    behind: list[_Answer],
 ) -> None:
     """No iSER without a login before it: check the login, which may agree to iSER."""
     if options.fallback != "iscsi":
         options = replace(options, style=STREAM)
-    provider = await _log_in(url, options, limits, portal, login)
+    provider = await _log_in(url, options, limits, portal, login, behind)
     if provider and provider != TCP:
         choice.error = None
         choice.text = f"{provider}: style=stream, and the login agreed to iSER"
@@ -376,13 +422,20 @@ def _settle(choice: _Answer, provider: str, url: Url, options: Options) -> None:
         choice.text = f"{provider}: style=stream, and the login agreed to iSER"
 
 
-async def _log_in(url: Url, options: Options, limits: Limits, portal: str, answer: _Answer) -> str:
-    """Check the login as other commands do it, then log out. Returns the provider; "": the login
-    failed."""
+async def _log_in(
+    url: Url,
+    options: Options,
+    limits: Limits,
+    portal: str,
+    answer: _Answer,
+    behind: list[_Answer],
+) -> str:
+    """Check the login as other commands do it, and what there is ``behind`` it; log out. Returns
+    the provider; "": the login failed."""
     kind = f"to {url.iqn}" if url.iqn else "for discovery"
     who = initiator_name(options.initiator_name)
     try:
-        with trio.fail_after(limits.login):
+        with answer.timed(), trio.fail_after(limits.login):
             session = await connect(url, options)
     except trio.TooSlowError:
         answer.error = ConnectTimeout(f"{portal}: no login within {limits.login:g} s")
@@ -410,9 +463,118 @@ async def _log_in(url: Url, options: Options, limits: Limits, portal: str, answe
         driver = TrioDriver(session)
         async with trio.open_nursery() as nursery:
             await nursery.start(driver.run)
+            if url.iqn:
+                await _look_at_luns(driver, url, limits, behind)
             with trio.move_on_after(limits.logout):
                 await driver.log_out()
             nursery.cancel_scope.cancel()
+        behind.insert(0, await _discover(url, options, limits, provider))
         return provider
     answer.text = str(answer.error)
     return ""
+
+
+async def _discover(url: Url, options: Options, limits: Limits, provider: str) -> _Answer:
+    """Check SendTargets, in a discovery session of its own. ``provider``: of the login, which is
+    not chosen anew."""
+    answer = _Answer("discovery")
+    if provider == TCP and url.scheme == "iser":
+        url = replace(url, scheme="iscsi")
+        options = fitting(url, options)
+    try:
+        with answer.timed(), trio.fail_after(limits.login):
+            told = await send_targets(url, options)
+    except trio.TooSlowError:
+        answer.error = ConnectTimeout(f"no answer to SendTargets within {limits.login:g} s")
+    except IserblkError as error:
+        answer.error = error
+    else:
+        if not url.iqn:
+            names = [target.name for target in told.targets]
+            answer.text = f"the portal knows {_list('target', names)}"
+            return answer
+        ways = [
+            name_portal(portal.host, portal.port)
+            for target in told.targets
+            for portal in target.portals
+        ]
+        answer.text = f"the target names {_list('portal', ways)}"
+        return answer
+    answer.text = str(answer.error)
+    answer.remedy = (
+        "give the URL of the target, with USER@ if it wants CHAP"
+        if not url.iqn
+        else "portals=discover needs it: have the target admit this initiator to discovery, or give"
+        " the URLs of all portals"
+    )
+    return answer
+
+
+async def _look_at_luns(
+    driver: TrioDriver, url: Url, limits: Limits, behind: list[_Answer]
+) -> None:
+    """Check REPORT LUNS, and INQUIRY of the LUN of ``url``, or of the first. Both leave a unit
+    attention pending, for the command of a user (SPC-4, 6.6 and 6.33)."""
+    reported, asked = _Answer("REPORT LUNS"), _Answer("INQUIRY")
+    behind += [reported, asked]
+    found: list[int] = []
+    remedy = "look at the target's log; `iserblk info` asks again, and for longer"
+    answer = await _ask(driver, bytes(8), cdb.report_luns(_LUNS), _LUNS, limits, reported)
+    if answer is not None:
+        try:
+            found = sorted(set(luns.decode_report_luns(answer)))
+        except IserblkError as error:
+            reported.error = error
+        reported.text = f"the target has {_list('LUN', list(map(str, found)))} for this initiator"
+        if not found:
+            reported.error = TargetNotFound("there are no LUNs")
+            reported.remedy = "have the target give this initiator LUNs (a mapping, an ACL)"
+    if reported.error is not None and not reported.remedy:
+        reported.text, reported.remedy = str(reported.error), remedy
+    lun = url.lun if url.lun is not None else found[0] if found else None
+    if lun is None:
+        asked.skipped, asked.text = True, "not tried: no LUN is known"
+        return
+    command = cdb.inquiry(_INQUIRY)
+    answer = await _ask(driver, luns.encode(lun), command, _INQUIRY, limits, asked)
+    if answer is not None:
+        try:
+            _tell_of_lun(lun, inquiry.decode_standard(answer), asked)
+        except IserblkError as error:
+            asked.error = error
+    if not asked.text:
+        asked.text, asked.remedy = str(asked.error), remedy
+
+
+def _tell_of_lun(lun: int, data: inquiry.Standard, answer: _Answer) -> None:
+    if data.qualifier:
+        answer.error = TargetNotFound("no device is connected")
+        answer.text = f"the target has no LUN {lun} for this initiator"
+        answer.remedy = "correct the LUN's number: `iserblk info` without it shows all"
+        return
+    what = inquiry.device_type_words(data.device_type)
+    product = f"{data.vendor} {data.product} {data.revision}".strip()
+    answer.text = f"LUN {lun}: {what}, {product}"
+
+
+async def _ask(
+    driver: TrioDriver, lun: bytes, command: bytes, length: int, limits: Limits, answer: _Answer
+) -> memoryview | None:
+    """The answer to one command; None: ``answer`` has the error."""
+    session = driver.session
+    deadline = monotonic() + limits.ask
+    try:
+        with answer.timed():
+            return await driver.run_operation(
+                ask(session, lun, command, length, session.portal, deadline)
+            )
+    except IserblkError as error:
+        answer.error = error
+        return None
+
+
+def _list(what: str, names: Sequence[str]) -> str:
+    """How many of them there are, and their names."""
+    shown = [*names[:_NAMED], *(["…"] if len(names) > _NAMED else [])]
+    count = f"{len(names)} {what}{'' if len(names) == 1 else 's'}"
+    return f"{count}: {', '.join(shown)}" if names else f"no {what}s"

@@ -220,7 +220,9 @@ def test_a_port_that_says_nothing() -> None:
         ("{}", 7, "No such command"),
         ("discover {}", 7, "write HOST[:PORT], or a URL"),
         ("doctor {}", 7, "write HOST[:PORT], or a URL"),
-        ("doctor host {}", 7, "unexpected extra argument"),
+        ("doctor host {}", 7, "write HOST[:PORT], or a URL"),
+        ("doctor --html {}", 7, "--html needs a FILE in front of the URL"),
+        ("doctor --html {at}/f {}", 7, "write HOST[:PORT], or a URL"),
         ("nbd {} --socket {at}/s", 7, "the // behind its scheme is missing"),
     ],
 )

@@ -109,9 +109,10 @@ async def look(
     limits: Limits = SHORT,
     host: str = "127.0.0.1",
     scheme: str = "iser",
+    lun: int | None = None,
     **options: object,
 ) -> PortalReport:
-    url = Url(scheme, host, port, iqn, None)
+    url = Url(scheme, host, port, iqn, lun)
     return await check_portal(url, Options(**options), limits)  # type: ignore[arg-type]
 
 
@@ -132,6 +133,46 @@ async def test_a_good_target(iqn: str) -> None:
     assert f"accepted {f'to {IQN}' if iqn else 'for discovery'}, over iwarp, as iqn." in login.text
     assert {each.status for each in report.findings} == {OK, SKIPPED}
     assert at(report, "rdma_cm").status == SKIPPED
+
+
+async def test_each_step_is_timed() -> None:
+    """Those that were taken, and no others."""
+    async with target() as port:
+        report = await look(port, IQN, Limits())
+    timed = {each.name.split(" ")[0] for each in report.findings if each.seconds is not None}
+    assert timed == {"host", "TCP", "MPA", "login", "discovery", "REPORT", "INQUIRY"}
+    assert all(each.seconds is None or each.seconds > 0 for each in report.findings)
+    with refusing() as port:
+        report = await look(port)
+    timed = {each.name.split(" ")[0] for each in report.findings if each.seconds is not None}
+    assert timed == {"host", "TCP"}
+
+
+async def test_what_is_behind_the_login() -> None:
+    """The portals that the target names, its LUNs, and what a LUN is."""
+    async with target() as port:
+        report = await look(port, IQN, Limits())
+        assert at(report, "discovery").text == f"the target names 1 portal: 127.0.0.1:{port}"
+        assert at(report, "REPORT").text == "the target has 1 LUN: 0 for this initiator"
+        assert at(report, "INQUIRY").text == "LUN 0: a disk, ISERBLK FILE 0001"
+        report = await look(port, IQN, Limits(), lun=5)
+        asked = at(report, "INQUIRY")
+        assert (report.error, asked.status) == (None, WARNING)
+        assert asked.text == "the target has no LUN 5 for this initiator"
+        assert asked.remedy.startswith("correct the LUN's number")
+        report = await look(port, "", Limits())
+        assert at(report, "discovery").text == f"the portal knows 1 target: {IQN}"
+        assert {"REPORT LUNS", "INQUIRY"}.isdisjoint(each.name for each in report.findings)
+
+
+async def test_a_target_that_answers_no_command() -> None:
+    """A login works, so the verdict is good; what does not work is a warning."""
+    with portals(1) as (portal,):
+        report = await look(portal.port, IQN, Limits(), scheme="iscsi")
+    assert (report.error, at(report, "login").status) == (None, OK)
+    assert at(report, "REPORT").status == WARNING and at(report, "REPORT").remedy
+    assert at(report, "INQUIRY").text == "not tried: no LUN is known"
+    assert portal.asked == [IQN] and at(report, "discovery").status == OK
 
 
 @pytest.mark.parametrize("iqn", ["", IQN])

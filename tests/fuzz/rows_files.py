@@ -9,6 +9,8 @@ from pathlib import Path
 
 from iserblk.credentials import read_accounts, read_secret
 from iserblk.csi.volumes import Records
+from iserblk.doctor.hiding import Hider
+from iserblk.doctor.journal import parse_line_untrusted
 from iserblk.errors import BadArgument, NotSupported, PermissionDenied
 from iserblk.images import image_format
 from iserblk.metrics.records import parse_record_untrusted
@@ -19,6 +21,7 @@ from iserblk.nbd.kernel.owed import Owed
 from iserblk.nbd.kernel.state import Home
 from iserblk.options import Options, parse_size
 from iserblk.pidfile import read_pid
+from iserblk.secret import Secret
 from iserblk.target.access import read_access
 from iserblk.target.config_file import read_config
 from iserblk.target.lunlist import read_lun_list
@@ -56,6 +59,9 @@ MOUNTPOINT=/mnt/a\\ b
 """
 _PROCESS = b"""{"pid": 7, "command": "mount", "where": "/mnt", "began": 1764000000, "luns": [
 {"url": "iser://h/iqn.x:y/0", "size": 4096, "writes": true, "identifiers": ["naa.6001"]}]}"""
+_JOURNAL = b"""{"__REALTIME_TIMESTAMP": "1764000000000000", "SYSLOG_IDENTIFIER": "iserblk-nbd0",
+"MESSAGE": [104, 117, 115, 104], "UNIT": "iserblk-nbd@x.service", "_COMM": "iser://u%hush-hush@h"}
+"""
 _VOLUME = b"""{"volume_id": "v", "urls": ["iser://h/iqn.x:y/0"], "options": {}, "flags": ["ro"],
 "targets": ["/a"], "read_only_at": []}"""
 
@@ -125,6 +131,8 @@ ROWS: tuple[Row, ...] = (
         b"reserve=exclusive&reserve-key=0xffffffffffffffff&portals=discover&connections=4",
         allowed=_REFUSES,
     ),
+    decoder("line of a journal", parse_line_untrusted, _JOURNAL),
+    decoder("text with secrets", _text(Hider([Secret("hush-hush")]).text), _JOURNAL, *_URLS),
     decoder("record of a process", _text(parse_record_untrusted), _PROCESS),
     decoder(
         "size",

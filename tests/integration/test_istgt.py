@@ -11,6 +11,8 @@ from threading import Lock
 import pytest
 import trio
 
+from iserblk.doctor.finding import OK
+from iserblk.doctor.portal import Limits, check_portal
 from iserblk.errors import AuthenticationError, OtherProtocol
 from iserblk.initiator.connecting.reach import connect
 from iserblk.options import Options
@@ -201,6 +203,14 @@ async def test_what_a_new_nexus_hears(mortal: Istgt) -> None:
     await in_thread(mortal.start)
     heard += [await greeting.greeting(mortal.url, name) for name in reversed(names)]
     assert heard == [["29/00"], [], ["29/00"], []]
+
+
+async def test_the_doctor_leaves_what_a_new_nexus_hears(mortal: Istgt) -> None:
+    """Its INQUIRY and REPORT LUNS take no unit attention away: whether the cache was lost is told
+    to those who have written."""
+    report = await check_portal(parse_url(mortal.url), Options(), Limits())
+    assert [each.status for each in report.findings[-2:]] == [OK, OK], report
+    assert await greeting.greeting(mortal.url) == ["29/00"]
 
 
 def need_nbd_engine() -> None:

@@ -22,6 +22,7 @@ class Portal:
     ``answer``: the parts of the answer to SendTargets; ``asked``: the values that it had.
     ``logins``, ``mpa``: how many connections came with each. MPA Requests get no answer, as from
     any target that takes them for the beginning of a PDU; with ``slam`` the connection ends.
+    A SCSI command ends the connection: there are no LUNs.
     ``digests``: login agrees to digests (nothing behind it computes any). ``group``: the portal
     group, as login tells it."""
 
@@ -83,6 +84,8 @@ class Portal:
         stat_sn = login.stat_sn
         while True:
             header, data = receive(connection)
+            if header[0] & bhs.OPCODE_MASK == bhs.SCSI_COMMAND:
+                return
             request = pdu.TextRequest.unpack_from(header)
             numbers = {"stat_sn": stat_sn, "exp_cmd_sn": 1, "max_cmd_sn": 9}
             stat_sn += 1
