@@ -10,6 +10,7 @@ import base64
 import json
 import os
 import re
+import secrets
 import shlex
 import subprocess
 import sys
@@ -299,26 +300,27 @@ def running(words: list[str], variables: dict[str, str]) -> Iterator[None]:
 @pytest.mark.skipif(os.geteuid() != 0, reason="another user's report may lack processes")
 def test_the_whole_command_tells_no_secret(tmp_path: Path) -> None:
     """With CHAP, and secrets in the URL, variables, a named LUN, a process and the log."""
+    iqn = f"{IQN}-{secrets.token_hex(4)}"  # the sockets of metrics are those of the machine
     own, theirs, wrong = "url-secret-2026", "their-secret-2026", "file-secret-2026"
     typed, inherited, logged = "typed-secret-2026", "inherited-secret-26", "logged-secret-2026"
     (tmp_path / "accounts").write_text(f"alice:{own}\n")
     (tmp_path / "theirs").write_text(f"{theirs}\n")
-    (tmp_path / "named.conf").write_text(f"URL=iser://bob@127.0.0.1/{IQN}/0\n")
+    (tmp_path / "named.conf").write_text(f"URL=iser://bob@127.0.0.1/{iqn}/0\n")
     (tmp_path / "named.chap").write_text(f"{wrong}\n")
     for name in ("accounts", "theirs", "named.conf", "named.chap"):
         (tmp_path / name).chmod(0o600)
-    lines = [f"iser://u%{logged}@h/{IQN}", f"{typed} {inherited} {wrong} {theirs} {own}"]
+    lines = [f"iser://u%{logged}@h/{iqn}", f"{typed} {inherited} {wrong} {theirs} {own}"]
     row = json.dumps({"MESSAGE": " and ".join(lines), "SYSLOG_IDENTIFIER": "iserblk-nbd"})
     program = tmp_path / "bin/journalctl"
     program.parent.mkdir()
     program.write_text(f"#!/bin/sh\ncat <<'EOF'\n{row}\nEOF\n")
     program.chmod(0o755)
-    arguments = ["target", "--listen", "127.0.0.1:0", "--iqn", IQN, "--lun"]
+    arguments = ["target", "--listen", "127.0.0.1:0", "--iqn", iqn, "--lun"]
     arguments += [f"{tmp_path}/disk:size=1M", "--chap-accounts", f"{tmp_path}/accounts"]
     arguments += ["--chap-user", "t", "--chap-secret-file", f"{tmp_path}/theirs"]
     with (
         serving(*arguments, log=tmp_path / "log") as target,
-        running(["iserblk", "info", f"iser://u%{typed}@h/{IQN}"], {"CHAP_PASSWORD": inherited}),
+        running(["iserblk", "info", f"iser://u%{typed}@h/{iqn}"], {"CHAP_PASSWORD": inherited}),
     ):
         url = target.url.replace("://", f"://alice%{own}@") + f"?target_password={theirs}"
         changes = {
@@ -340,5 +342,5 @@ def test_the_whole_command_tells_no_secret(tmp_path: Path) -> None:
     (use,) = [each for each in report["uses"] if each["pid"] == target.process.pid]
     assert (use["what"], use["state"], use["remedy"]) == ("target", "serving", "")
     assert "iser://…@h/" in texts[0] and "iser://…@h/" in texts[2]
-    assert [f"info iser://…@h/{IQN}" in " ".join(each["command_line"])
+    assert [f"info iser://…@h/{iqn}" in " ".join(each["command_line"])
             for each in report["processes"]].count(True) == 1  # fmt: skip

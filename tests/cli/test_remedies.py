@@ -147,7 +147,7 @@ def test_remedies_are_what_iserblk_takes(path: Path) -> None:
     wrong = [
         f"{path}:{line}: {words}: {text!r}"
         for line, text in texts_of((ROOT / path).read_text(encoding="utf-8"))
-        if ":root{" not in text  # a style sheet, whose variables begin with --
+        if ":root{" not in text and "<!DOCTYPE" not in text  # a page, and its style
         for words in wrong_in(text, commands_of(path))
     ]
     assert wrong == []
