@@ -32,11 +32,14 @@ from outagelib.ledger import Follower, in_file, missing
 LUN_MIB = 640
 _BEFORE_S = 30.0
 _AFTER_S = 30.0
-_UNFLUSHED = 8  # records of each writer, at least, when the outage begins
+# Records of each writer, at least, that no flush has covered when the outage begins. It is a second
+# of writing: file systems flush every five seconds by themselves.
+_UNFLUSHED = 4
 _START_S = 600.0
 _BACK_S = 300.0  # how long a writer may need, when the target is back
 _END_S = 60.0
 _LOOK_S = 0.02
+_FLUSHES = 15  # flush I/Os, in a block device's stat
 _RUN = Path("/run/outage")
 _MKFS = {"ext4": ("mkfs.ext4", "-q", "-F"), "xfs": ("mkfs.xfs", "-q", "-f")}
 _OF_TARGET = {"ext4": (), "xfs": ("-o", "nouuid")}  # the initiator's mount is still there
@@ -58,6 +61,8 @@ class Subject:
         self._log = self.place / "log"
         self._follower = Follower(self._log)
         self.ledger = self._follower.ledger
+        self._flushes = 0
+        self._covered = 0  # records, by these flushes
         with (self.place / "said").open("wb") as said:
             self._writer = subprocess.Popen(
                 [sys.executable, "-I", writer.__file__,
@@ -67,9 +72,18 @@ class Subject:
 
     def look(self) -> None:
         self._follower.look()
+        flushes = int(Path("/sys/block", self.device.name, "stat").read_text().split()[_FLUSHES])
+        if flushes != self._flushes:
+            self._flushes, self._covered = flushes, len(self.ledger.acknowledged)
         if self._writer.poll() not in (None, 0):
             words = (self.place / "said").read_text().strip().splitlines()
             raise RuntimeError(f"the writer of {self.name} has ended: {words[-1:]}")
+
+    @property
+    def unflushed(self) -> int:
+        """Records that are acknowledged, and that no flush of the device has covered, whether the
+        writer or its file system asked for it."""
+        return len(self.ledger.acknowledged) - self._covered
 
     def goes_on(self, since: float) -> bool:
         """Whether it has done so for long enough since that moment."""
@@ -109,7 +123,7 @@ class Outage:
         self._wait(
             lambda: (
                 time.monotonic() > begin + _BEFORE_S
-                and all(each.ledger.unflushed >= _UNFLUSHED for each in self._subjects)
+                and all(each.unflushed >= _UNFLUSHED for each in self._subjects)
             ),
             _START_S,
         )

@@ -39,7 +39,7 @@ def _size(device: Path) -> int:
 
 def iserblk(name: str) -> Path:
     done = subprocess.run(
-        [sys.executable, "-P", "-m", "iserblk.cli", "attach", *_PATIENT, url(name)],
+        [sys.executable, "-P", "-m", "iserblk.cli", "attach", url(name)],
         capture_output=True,
         text=True,
         check=False,
@@ -51,9 +51,6 @@ def iserblk(name: str) -> Path:
     if word != "ready":
         raise RuntimeError(f"iserblk attach: {done.stderr.strip()}")
     return Path(path)
-
-
-_PATIENT = ("-o", "io-timeout=180")
 
 
 def open_iscsi(name: str) -> Path:

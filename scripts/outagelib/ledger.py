@@ -48,11 +48,6 @@ class Ledger:
         else:
             self.ended = True
 
-    @property
-    def unflushed(self) -> int:
-        """Records that are acknowledged, and of which no flush has said anything."""
-        return len(self._pending)
-
     def returned(self) -> list[float]:
         """When each call that succeeded did so."""
         return sorted([*self.acknowledged, *self.flushes])
