@@ -77,21 +77,32 @@ def _run(name: str, file_system: str, away: float | None) -> report.Outage | Non
     """One case, in a guest of its own; None, with a message, if it has not come to its end."""
     away_s = CASES[name].away_s if away is None else away
     with tempfile.TemporaryDirectory(prefix="iserblk-outage-") as directory:
-        done = subprocess.run(
+        status = to_its_end(
             [
                 *(sys.executable, "-P", "-m", "lablib", "--setup", "tcp", "--memory", _MEMORY),
                 *("--timeout", str(_GUEST_S + away_s), "--results", directory),
                 *("env", f"PYTHONPATH={TOP / 'scripts'}:{TOP}"),
                 *("python", "-P", "-m", "outagelib.guest", name, file_system, str(away_s)),
-            ],
-            check=False,
-            env={**os.environ, "PYTHONPATH": str(TOP / "scripts")},
+            ]
         )
         measured = Path(directory) / "outage.json"
         if not measured.exists():
-            say(f"{name}: the guest has ended with status {done.returncode}, and measured nothing")
+            say(f"{name}: the guest has ended with status {status}, and measured nothing")
             return None
         return report.from_json(json.loads(measured.read_text()))
+
+
+def to_its_end(words: list[str]) -> int:
+    """Run a command of ours; its exit status. Interrupted, it lets that end first: the guest, which
+    nothing else would end, is its."""
+    environment = {**os.environ, "PYTHONPATH": str(TOP / "scripts")}
+    process = subprocess.Popen(words, env=environment, stdin=subprocess.DEVNULL)
+    try:
+        return process.wait()
+    except KeyboardInterrupt:
+        process.terminate()
+        process.wait()
+        raise
 
 
 if __name__ == "__main__":

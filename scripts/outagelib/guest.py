@@ -148,9 +148,9 @@ class Outage:
             "case": self._case.name,
             "file_system": self._file_system,
             "kernel": os.uname().release,
-            "before_s": cut - begin,
-            "away_s": back - cut,
-            "after_s": end - back,
+            "before_s": round(cut - begin, 3),
+            "away_s": round(back - cut, 3),
+            "after_s": round(end - back, 3),
             "subjects": [
                 self._judge(each, states[each.name], begin, cut, end) for each in self._subjects
             ],
@@ -206,10 +206,10 @@ class Outage:
             whole = self._whole(subject.name)
         return {
             "name": subject.name,
-            "pause_s": pause_s,
+            "pause_s": round(pause_s, 3),
             "went_on": went_on,
             "failed": len(ledger.failed),
-            "first_failed_s": ledger.failed[0][0] - cut if ledger.failed else None,
+            "first_failed_s": round(ledger.failed[0][0] - cut, 3) if ledger.failed else None,
             "errors": sorted({os.strerror(number) for _, number in ledger.failed}),
             "state": state,
             "whole": whole,

@@ -61,10 +61,10 @@ class Ledger:
         # Behind the last success comes the end of the run: that is no pause where it is short.
         return max(gaps)
 
-    def rates(self, start: float, end: float) -> list[float]:
+    def rates(self, start: float, end: float) -> list[int]:
         """Acknowledged bytes of each whole second from ``start`` to ``end``."""
         counts = Counter(int(each - start) for each in self.acknowledged if each >= start)
-        return [counts[second] * float(RECORD) for second in range(int(end - start))]
+        return [counts[second] * RECORD for second in range(int(end - start))]
 
 
 class Follower:

@@ -32,7 +32,7 @@ class Subject:
     whole: bool
     acknowledged: int
     missing: Missing
-    rates: tuple[float, ...]
+    rates: tuple[int, ...]
 
     @property
     def pause(self) -> str:
@@ -90,7 +90,9 @@ def read(file: Path) -> list[Outage]:
 
 
 def write(file: Path, outages: Sequence[Outage]) -> None:
-    file.write_text(json.dumps([asdict(each) for each in outages], indent=1) + "\n")
+    """An outage a line."""
+    lines = [json.dumps(asdict(each)) for each in outages]
+    file.write_text("[" + ",\n".join(lines) + "]\n")
 
 
 def table(outage: Outage) -> Table:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import errno
 import io
+import json
 import os
+import subprocess
 import xml.etree.ElementTree as ET
 from collections.abc import Callable
 from pathlib import Path
@@ -13,6 +15,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 from lablib.command import run_command
+from outagelib import __main__ as command
 from outagelib import say, writer
 from outagelib.__main__ import outage
 from outagelib.cases import CASES
@@ -165,7 +168,7 @@ def subject(name: str = "iserblk", **changes: Any) -> Subject:
     given: dict[str, Any] = {
         "name": name, "pause_s": 131.4, "went_on": True, "failed": 0, "first_failed_s": None,
         "errors": (), "state": "read-write", "whole": True, "acknowledged": 90,
-        "missing": Missing(0, 0, 0), "rates": (float(1 << 20),) * 20 + (0.0,) * 130,
+        "missing": Missing(0, 0, 0), "rates": (65536,) * 20 + (0,) * 130,
     }  # fmt: skip
     return Subject(**{**given, **changes})
 
@@ -274,3 +277,50 @@ def test_a_case_that_is_not_there(
     monkeypatch.setattr("sys.argv", ["outage", "--case", "fire"])
     assert run_command(outage, "scripts/outage", say, "stopped") == 7
     assert len(capsys.readouterr().err.splitlines()) == 1
+
+
+@pytest.mark.parametrize(("able", "status"), [(["network", "reboot"], 0), (["reboot"], 1)])
+def test_a_guest_that_measures_nothing(
+    able: list[str], status: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    """The other cases are run and shown all the same."""
+
+    def guest(words: list[str]) -> int:
+        if (name := words[-3]) not in able:
+            return 1
+        results = Path(words[words.index("--results") + 1]) / "outage.json"
+        write(results, [measured(subject(), case=name)])
+        (one,) = json.loads(results.read_text())
+        results.write_text(json.dumps(one))
+        return 0
+
+    monkeypatch.setattr(command, "to_its_end", guest)
+    words = ["--case", "network", "--case", "reboot", "--json", str(tmp_path / "file")]
+    monkeypatch.setattr("sys.argv", ["outage", *words])
+    assert run_command(outage, "scripts/outage", say, "stopped") == status
+    assert [each.case for each in read(tmp_path / "file")] == able
+    missed = "outage: network: the guest has ended with status 1, and measured nothing"
+    assert (missed in capsys.readouterr().err) == bool(status)
+
+
+def test_who_is_interrupted_lets_the_guest_end_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = []
+
+    class Interrupted:
+        def __init__(self, *_words: object, **_more: object) -> None:
+            pass
+
+        def wait(self) -> int:
+            calls.append("wait")
+            if calls == ["wait"]:
+                raise KeyboardInterrupt
+            return 130
+
+        def terminate(self) -> None:
+            calls.append("terminate")
+
+    monkeypatch.setattr(subprocess, "Popen", Interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        command.to_its_end(["guest"])
+    assert calls == ["wait", "terminate", "wait"]
