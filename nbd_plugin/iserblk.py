@@ -72,6 +72,7 @@ _find_packages(sys._getframe().f_code.co_filename)
 try:
     from iserblk import __version__
     from iserblk.disk.blocking import ThreadDiskSet, open_disks
+    from iserblk.disk.ending import last_flush_failed
     from iserblk.disk.multipath.addresses import settle
     from iserblk.disk.seam import BlockingDisk, Extent, FlushClient, LossCount
     from iserblk.errors import BadArgument, IserblkError, NotSupported
@@ -297,7 +298,7 @@ def cleanup() -> None:
                     try:
                         disk.flush(disk.new_client())
                     except IserblkError as error:
-                        _log.error("%s: the last flush failed, data may be lost: %s", name, error)
+                        _log.error("%s", last_flush_failed(name, disk, error))
                         continue
                 for each in _only:
                     each.changed()

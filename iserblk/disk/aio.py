@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 
 import trio
 
+from iserblk.disk.ending import EndOfUse
 from iserblk.disk.lun.operations import DiskCore
 from iserblk.disk.lun.passthrough import send
 from iserblk.disk.metered import metered_async
@@ -48,6 +49,10 @@ class TrioDisk:
     @property
     def dirty(self) -> bool:
         return self.core.durability.wants_flush()
+
+    @property
+    def unflushed(self) -> int | None:
+        return self.core.durability.kept
 
     @property
     def client(self) -> FlushClient:
@@ -140,14 +145,16 @@ class TrioDiskSet:
     """The opened disks: ``disks`` by export name, in URL order; ``default`` is the name of the
     first. ``serve_metrics``: to be called once where they are to be served later. Raises as
     ``MetricsPorts.open``. ``left_out``: disks of URLs without a LUN that cannot be used, in words;
-    they have been logged."""
+    they have been logged. ``ending``: of all their sessions."""
 
     def __init__(
         self,
         disks: dict[str, AsyncLun],
         serve_metrics: Callable[[], None],
         left_out: Sequence[str] = (),
+        ending: EndOfUse | None = None,
     ) -> None:
+        self.ending = ending or EndOfUse()
         self.disks = disks
         self.left_out = left_out
         self.default = next(iter(disks))
@@ -203,6 +210,7 @@ async def open_disks(
                 {name: metered_async(found[name], named[name]) for name in named},
                 serve_metrics,
                 left_out,
+                EndOfUse([driver.session for driver in drivers]),
             )
         except (Exception, KeyboardInterrupt) as problem:
             error = problem  # raised below, not inside the nursery's exception group

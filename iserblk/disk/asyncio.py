@@ -262,6 +262,10 @@ class AsyncioDisk:
     def dirty(self) -> bool:
         return self._disk.dirty
 
+    @property
+    def unflushed(self) -> int | None:
+        return self._disk.unflushed
+
     async def refresh(self) -> int:
         size: int = await self._request(self._disk.refresh)
         return size

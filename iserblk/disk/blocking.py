@@ -14,6 +14,7 @@ from typing import BinaryIO, Self, TypeVar
 
 import trio
 
+from iserblk.disk.ending import EndOfUse
 from iserblk.disk.file import open_file
 from iserblk.disk.lun.operations import DiskCore
 from iserblk.disk.lun.passthrough import send
@@ -49,6 +50,10 @@ class ThreadDisk:
     @property
     def dirty(self) -> bool:
         return self.core.durability.wants_flush()
+
+    @property
+    def unflushed(self) -> int | None:
+        return self.core.durability.kept
 
     @property
     def client(self) -> FlushClient:
@@ -149,11 +154,12 @@ class ThreadDisk:
 
 class ThreadDiskSet:
     """The opened disks: ``disks`` by export name, in URL order; ``default`` is the name of the
-    first."""
+    first. ``ending``: of all their sessions."""
 
     def __init__(self, addresses: list[Address]) -> None:
         """Connect. Raises what connecting raises, and then leaves nothing behind."""
         self.disks: dict[str, BlockingLun] = {}
+        self.ending = EndOfUse()
         self._named: dict[DiskCore, BlockingDriver] = {}
         self._drivers: list[BlockingDriver] = []
         self._opened = threading.Event()
@@ -236,6 +242,7 @@ class ThreadDiskSet:
         if error is not None:
             raise error
         self._drivers = [BlockingDriver(driver.session) for driver in opening]
+        self.ending = EndOfUse([driver.session for driver in opening])
         for name, core in named.items():
             self._named[core] = driver_of = self._drivers[cores[core]]
             self.disks[name] = metered_blocking(ThreadDisk(core, driver_of), core)

@@ -98,6 +98,10 @@ class MeteredBlocking:
         return self.disk.dirty
 
     @property
+    def unflushed(self) -> int | None:
+        return self.disk.unflushed
+
+    @property
     def client(self) -> FlushClient:
         return self.disk.client
 
@@ -206,6 +210,10 @@ class MeteredAsync:
     @property
     def dirty(self) -> bool:
         return self.disk.dirty
+
+    @property
+    def unflushed(self) -> int | None:
+        return self.disk.unflushed
 
     @property
     def client(self) -> FlushClient:

@@ -8,6 +8,8 @@ from dataclasses import replace
 from functools import partial
 from time import monotonic
 
+import trio
+
 from iserblk.disk.lun.geometry import Geometry
 from iserblk.disk.lun.identify import NotADisk, identify, names
 from iserblk.disk.lun.identity import lasting_name
@@ -42,6 +44,8 @@ from iserblk.scsi import luns
 from iserblk.waiting.interrupts import uninterrupted
 
 log = logging.getLogger(__name__)
+
+FAREWELL_S = 10.0  # for giving back what was reserved, before the logout
 
 
 async def open_session(address: Address) -> TrioDriver:
@@ -219,7 +223,8 @@ def give_up(session: Session) -> None:
 async def part(driver: TrioDriver) -> None:
     """Give back what was reserved, log out, and end the session."""
     give_up(driver.session)
-    await driver.run_operation(driver.session.listeners.farewell())
+    with trio.move_on_after(FAREWELL_S):  # io-timeout may have no end
+        await driver.run_operation(driver.session.listeners.farewell())
     await driver.log_out()
 
 

@@ -166,6 +166,12 @@ class BlockingDisk(Protocol):
         read needs none."""
         ...
 
+    @property
+    def unflushed(self) -> int | None:
+        """Bytes that were acknowledged, and that no flush has covered since; None: not known, as
+        without a journal."""
+        ...
+
     def refresh(self) -> int:
         """Ask the target for the size; returns it, in bytes."""
         ...
@@ -309,6 +315,9 @@ class AsyncDisk(Protocol):
 
     @property
     def dirty(self) -> bool: ...
+
+    @property
+    def unflushed(self) -> int | None: ...
 
     @property
     def client(self) -> FlushClient: ...

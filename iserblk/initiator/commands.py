@@ -220,7 +220,12 @@ def ignored_ndob(error: IserblkError, cdb: bytes | bytearray | memoryview) -> bo
 
 
 def check_time(session: CommandSession, deadline: float, name: str) -> None:
-    """Raises CommandTimeout when the operation has no time left to send another command."""
+    """Raises CommandTimeout when the operation has no time left to send another command, or the
+    session gives up."""
+    if session.gives_up:
+        raise CommandTimeout(
+            f"{name}: given up, as the end was asked for: not connected: {session.suspended}"
+        )
     if monotonic() >= deadline and monotonic() >= session.extended(deadline):
         raise _too_late(session, name)
 

@@ -365,6 +365,7 @@ class Reconnector:
                 silent += LOOK_S
                 if fresh.last_heard != heard:
                     heard, silent = fresh.last_heard, 0.0
+                    self._session.ending.resuming(monotonic())
             words = f"{fresh.portal}: the LUNs did not answer within {SILENCE_S:g} s"
             fresh.disconnect()  # what is under way must not arrive any more
             fresh.fail(ConnectionLost(words))

@@ -12,6 +12,7 @@ from typing import Protocol
 import trio
 
 from iserblk.disk.aio import open_disks
+from iserblk.disk.ending import LONGEST_S, EndOfUse, last_flush_failed, not_flushed
 from iserblk.disk.multipath.addresses import settle
 from iserblk.disk.seam import NO_CLIENT, DirectDisk, LossCount, LunInfo
 from iserblk.errors import IserblkError, WritesLost, first_error
@@ -82,8 +83,9 @@ def serve(
 ) -> int:
     """Serve the LUNs of ``urls`` at the listening ``sockets`` until SIGTERM, SIGINT or SIGHUP; with
     ``until_unused`` also until the last client has gone. Then what was received is answered, and
-    everything is flushed; a signal of an impatient user (module ``endings``) ends that. Returns the
-    number of the first signal, or 0.
+    everything is flushed; a signal of an impatient user (module ``endings``) ends that. How long a
+    target is waited for then: see ``iserblk.disk.ending``. Returns the number of the first signal,
+    or 0.
 
     ``ready`` is called once clients can connect, ``stopping`` at the first signal, both in the trio
     loop. ``resized`` is called, in another thread, with the name of an export and its new size in
@@ -99,6 +101,7 @@ def serve(
 
     async def body(heard: UntilTold) -> int:
         served: Mapping[str, DirectDisk] = {}
+        ending = EndOfUse()
         stop = trio.Event()
         is_ready = False
 
@@ -106,13 +109,15 @@ def serve(
             await heard.begun()
             stopping()
             if is_ready:
+                ending.ask()
                 stop.set()
-                await heard.lost_patience()
-                log.error("told twice to end: not waiting for the target")
-                for name, disk in served.items():
-                    if disk.dirty:
-                        log.error("%s: not flushed: what was written since the last flush may be "
-                                  "lost", name)  # fmt: skip
+                with trio.move_on_after(LONGEST_S):
+                    await heard.lost_patience()
+                if heard.endings.impatient:
+                    log.error("told twice to end: not waiting for the target")
+                else:
+                    log.error("not done within %g s: not waiting for the target", LONGEST_S)
+                failed[:] = [not_flushed(*each) for each in served.items() if each[1].dirty]
             nursery.cancel_scope.cancel()
 
         async def end_when_unused(server: NbdServer) -> None:
@@ -137,7 +142,7 @@ def serve(
             except WritesLost as error:
                 failed.append(f"{name}: data is lost, and a client has not heard of it: {error}")
             except IserblkError as error:
-                failed.append(f"{name}: the last flush failed, data may be lost: {error}")
+                failed.append(last_flush_failed(name, disk, error))
 
         if heard.first:
             return heard.first
@@ -146,7 +151,7 @@ def serve(
             taken = await _take(succession, before_opening=True)
             beside = taken is None  # the predecessor has the place of the metrics
             async with open_disks(urls, options, metrics_later=beside) as disks:
-                served = disks.disks
+                served, ending = disks.disks, disks.ending
                 if opened is not None:
                     opened([disk.info for disk in served.values()])
                 exports = {

@@ -70,6 +70,7 @@ class FakeSession:
         self.core: DiskCore | None = None  # the disk whose session it is
         self.doubted: set[bytes] = set()
         self.suspended = False
+        self.gives_up = False
         self.suspended_at = 0.0
         self.shrunk = 0
         self.residual_of_unmap = False  # as tgtd's: of the whole parameter list

@@ -16,6 +16,7 @@ import trio
 
 from iserblk.disk.seam import FlushClient, LossCount
 from iserblk.errors import CommandTimeout, ConnectFailed, IserblkError
+from iserblk.initiator.session import ending
 from iserblk.nbd import messages as nbd
 from iserblk.nbd import serving
 from iserblk.nbd.client import Connection
@@ -23,6 +24,7 @@ from iserblk.nbd.listening import listen_unix
 from iserblk.nbd.server import NbdServer
 from iserblk.nbd.serving import serve
 from tests.nbd.serving import fake
+from tests.support import logs
 from tests.support.fake_disk import AsyncFake, AsyncSet, open_async
 from tests.support.nbd_client import connected, request, write
 from tests.support.target import END_S, TargetProcess, running_target
@@ -104,6 +106,77 @@ def test_until_a_signal(target: TargetProcess, tmp_path: Path) -> None:
         number = serve([f"{target.url}/0"], {}, sockets, ready, watcher.stopping)
     client.join()
     assert (number, watcher.told) == (signal.SIGTERM, ["ready", "stopping"])
+
+
+@pytest.mark.logs(logs.RECONNECTED, logs.DEADLINES, logs.GIVEN_UP, "given up, as the end was asked")
+def test_a_target_that_is_away_does_not_keep_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However long requests may wait; and it names what is lost. What waits has an answer."""
+    monkeypatch.setattr(ending, "AWAY_S", 0.5)
+    path = tmp_path / "socket"
+    replies: list[int] = []
+
+    async def write_twice(target: TargetProcess) -> None:
+        async with await connected(path) as client:
+            await client.send(write(b"x", 0, 1))
+            replies.append((await client.reply()).error)
+            target.kill()
+            await client.send(write(b"x", 0, 2))
+            os.kill(os.getpid(), signal.SIGTERM)
+            replies.append((await client.reply()).error)
+
+    watcher = Watcher()
+    with (
+        running_target([f"{tmp_path}/lun:size={SIZE}"], tmp_path / "log") as target,
+        listen_unix(str(path)) as (sockets, _),
+    ):
+        client = threading.Thread(target=trio.run, args=[write_twice, target])
+
+        def ready() -> None:
+            watcher.ready()
+            client.start()
+
+        with pytest.raises(IserblkError) as caught:
+            url = f"{target.url}/0?io-timeout=86400"
+            serve([url], {}, sockets, ready, watcher.stopping)
+        client.join()
+    assert replies == [0, nbd.EIO]
+    assert caught.value.exit_status == 1
+    said = str(caught.value)
+    assert said.startswith("lun0: the last flush failed, data may be lost: 512 unflushed bytes: ")
+    assert "the end was asked for: not connected" in said
+
+
+@pytest.mark.logs("not done within 0.1 s: not waiting for the target")
+def test_a_target_that_answers_is_waited_for_longer_and_not_for_ever(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Slow(AsyncFake):
+        async def flush(self, client: FlushClient | None = None) -> None:
+            await trio.sleep_forever()
+
+    @asynccontextmanager
+    async def open_disks(*_: object, metrics_later: bool) -> AsyncIterator[AsyncSet]:
+        lun = fake(0).fake
+        lun.dirty, lun.unflushed = True, 4096
+        found = AsyncSet([lun])
+        found.disks = {lun.info.name: Slow(lun)}
+        yield found
+
+    monkeypatch.setattr(serving, "open_disks", open_disks)
+    monkeypatch.setattr(serving, "LONGEST_S", 0.1)
+    watcher = Watcher()
+
+    def ready() -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    with (
+        listen_unix(str(tmp_path / "socket")) as (sockets, _),
+        pytest.raises(IserblkError, match="lun0: not flushed: 4096 bytes written since the last"),
+    ):
+        url = "iser://127.0.0.1/iqn.2026-11.example:a"
+        serve([url], {}, sockets, ready, watcher.stopping)
 
 
 def test_the_last_flushes_begin_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

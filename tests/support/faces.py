@@ -101,6 +101,10 @@ class InQueue:
     def dirty(self) -> bool:
         return self._disk.dirty
 
+    @property
+    def unflushed(self) -> int | None:
+        return self._disk.unflushed
+
     async def hand_out(self) -> None:
         while True:
             requests = await self._queue.ended()

@@ -33,6 +33,7 @@ import trio
 
 from iserblk import errors
 from iserblk.disk.durability.losses import Losses
+from iserblk.disk.ending import EndOfUse
 from iserblk.disk.seam import (
     EXTENT_DATA,
     EXTENT_HOLE,
@@ -114,6 +115,7 @@ class FakeDisk:
         self.holes = set(range(info.size // BLOCK))
         self.faulty = "FAKE_FAULTS" in os.environ
         self.dirty = False
+        self.unflushed: int | None = None
         self.losses = Losses()
         self.client = self.losses.new_client()
 
@@ -253,6 +255,10 @@ class BlockingFake:
     def dirty(self) -> bool:
         return self.fake.dirty or self.fake.losses.untold
 
+    @property
+    def unflushed(self) -> int | None:
+        return self.fake.unflushed
+
     def new_client(self) -> FlushClient:
         return self.fake.losses.new_client()
 
@@ -271,6 +277,7 @@ class BlockingSet:
     def __init__(self, disks: list[FakeDisk]) -> None:
         self.disks = {disk.info.name: BlockingFake(disk) for disk in disks}
         self.default = next(iter(self.disks))
+        self.ending = EndOfUse()
         self._end = threading.Event()
         self._thread = threading.Thread(target=self._end.wait)
         self._thread.start()
@@ -306,6 +313,10 @@ class AsyncFake:
     @property
     def dirty(self) -> bool:
         return self.fake.dirty or self.fake.losses.untold
+
+    @property
+    def unflushed(self) -> int | None:
+        return self.fake.unflushed
 
     def new_client(self) -> FlushClient:
         return self.fake.losses.new_client()
@@ -389,6 +400,7 @@ class AsyncSet:
     def __init__(self, disks: list[FakeDisk]) -> None:
         self.disks = {disk.info.name: AsyncFake(disk) for disk in disks}
         self.default = next(iter(self.disks))
+        self.ending = EndOfUse()
 
 
 @asynccontextmanager

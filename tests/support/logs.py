@@ -18,6 +18,7 @@ DEADLINES = (
     r"|: command 0x[0-9a-f]+ (is given up|did not end within)"
     r"|takes no (PDU that could abort a command|NOP-Out); disconnecting"
 )
+GIVEN_UP = r": the end was asked for \d+ s ago, and the target is away: it is not waited for "
 LOST_POWER = (
     r"the target (was reset|may have|did not end a (flush|write with FUA) well) .*;"
     r" what was not flushed is "

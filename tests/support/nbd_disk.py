@@ -254,6 +254,10 @@ class NbdDisk:
     def dirty(self) -> bool:
         return self._disk.dirty
 
+    @property
+    def unflushed(self) -> int | None:
+        return self._disk.unflushed
+
     async def refresh(self) -> int:
         """NBD does not tell clients of a new size."""
         await trio.lowlevel.checkpoint()

@@ -346,6 +346,11 @@ class Durability:
         return owed or self._unflushed(None, False)
 
     @property
+    def kept(self) -> int | None:
+        """Bytes in the journal: acknowledged, and not flushed. None: there is none."""
+        return None if self.journal is None else self.journal.size
+
+    @property
     def unflushed(self) -> bool:
         """Whether something that was acknowledged, or is under way, is not on stable storage."""
         return self.volatile and self._unflushed(None, False)

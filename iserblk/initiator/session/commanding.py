@@ -62,6 +62,9 @@ class CommandSession(Protocol):
     def suspended(self) -> IserblkError | None: ...
 
     @property
+    def gives_up(self) -> bool: ...
+
+    @property
     def can_reconnect(self) -> bool: ...
 
     @property

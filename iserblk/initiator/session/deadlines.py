@@ -160,6 +160,7 @@ class Ladder:
         for step in list(self._steps.values()):
             if now >= step.until:
                 self._climb(step, now)
+        self._end(now)
         session.queue.grow()
         session.queue.take_memory_back()
         session.queue.wake_takers()
@@ -186,6 +187,29 @@ class Ladder:
         for connection in list(self._pings):
             if connection not in session.queue.connections:
                 del self._pings[connection]
+
+    def _end(self, now: float) -> None:
+        """Where the end was asked for and the target is away for too long: end all that waits."""
+        session = self.session
+        queue = session.queue
+        absent = session.suspended is not None
+        heard = 0.0 if absent or not queue.connections else session.last_heard
+        over = session.ending.look(now, absent, heard)
+        if over and not queue.gives_up:
+            log.warning(
+                "%s: the end was asked for %.0f s ago, and the target is away: it is not waited "
+                "for any more",
+                session.portal,
+                now - session.ending.asked,
+            )
+        queue.gives_up = over
+        if not over:
+            return
+        if session.reinstating:
+            session.disconnect()  # commands that a target may have kept are given up as well
+        for task in queue.tasks:
+            if task.state == QUEUED:
+                queue.end_aborted(task, queue.given_up())
 
     def stalled(self, seconds: float, now: float) -> None:
         """This process did not run for ``seconds``, until now. The target could not be heard

@@ -79,7 +79,8 @@ class SendQueue:
     the last one, when there is none.
     ``connections``: all of them; changed by the runner, under the lock. ``descriptors``: of a
     session that may have several; else None. ``corked``: a driver sets
-    it while more submissions are about to come, and calls ``flush`` itself.
+    it while more submissions are about to come, and calls ``flush`` itself. ``gives_up``: what is
+    submitted without a connection fails at once (see ``ending``); set by the runner.
     """
 
     def __init__(
@@ -102,6 +103,7 @@ class SendQueue:
         self.tasks = slots[:-CONTROL_SLOTS]
         self.portal = connection.portal
         self.corked = False
+        self.gives_up = False
         self.driver: SessionDriver = Undriven(self.flush)
         self.waiting: Final[FairQueue[TaskSlot]] = FairQueue()  # submitted, and QUEUED
         self.max_cmd_sn = 0
@@ -297,7 +299,8 @@ class SendQueue:
         suspended: in order, but owners take turns.
 
         ``slot.waiter.pending`` already counts it. Never raises: once the session has failed, the
-        slot ends with its error at once, and with InDoubt while its LUN is doubted.
+        slot ends with its error at once, and with InDoubt while its LUN is doubted. Without a
+        connection it ends at once, too, where the session gives up.
         ``slot.deadline`` is its deadline; 0: the time for one request, from now.
         """
         if not slot.deadline:
@@ -319,7 +322,9 @@ class SendQueue:
                 slot.state = QUEUED
                 self.waiting.add(slot, owner_of(slot.waiter))
         if queued:
-            if not self._life.connected and self.driver.reconnect is not None:
+            if not self._life.connected and self.gives_up:
+                self.end_aborted(slot, self.given_up())
+            elif not self._life.connected and self.driver.reconnect is not None:
                 self.driver.reconnect()
         elif failed:
             self._refuse(slot)
@@ -770,6 +775,15 @@ class SendQueue:
         else:
             return
         self.end(slot, error)
+
+    def given_up(self) -> CommandTimeout:
+        """Why a command fails that does not wait for another connection."""
+        error = CommandTimeout(
+            f"{self.portal}: given up, as the end was asked for: not connected: "
+            f"{self._life.absence}"
+        )
+        error.logged = True
+        return error
 
     def fresh_error(self) -> IserblkError:
         """A new copy of the session's error: one exception object must not be raised in many

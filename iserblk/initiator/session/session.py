@@ -47,6 +47,7 @@ from iserblk.initiator.session.connection import Connection
 from iserblk.initiator.session.departure import Departure
 from iserblk.initiator.session.descriptors import Descriptors
 from iserblk.initiator.session.driving import SessionDriver, Undriven
+from iserblk.initiator.session.ending import Ending
 from iserblk.initiator.session.life import Event, Life, State
 from iserblk.initiator.session.listeners import LunListeners
 from iserblk.initiator.session.logout import (
@@ -229,6 +230,8 @@ class Session:
     ``perhaps_ended``: (task, its ITT) of commands that the target may have ended without a status,
     until the ``Ladder`` asks.
 
+    ``ending``: whether its end was asked for, and so how long a target that is away is waited for.
+
     ``leave_asked``: until when the target wants the session to leave (monotonic seconds), while
     what is unflushed is flushed first; else 0.
 
@@ -263,6 +266,7 @@ class Session:
             self.queue.descriptors = Descriptors()
         self.listeners = LunListeners()
         self.silence = Silence()
+        self.ending = Ending()
         self.parameters = parameters
         self.io_timeout = io_timeout
         self.command_timeout = io_timeout
@@ -376,6 +380,11 @@ class Session:
     def suspended(self) -> IserblkError | None:
         """Why there is no connection, while the session goes on without one; else None."""
         return self.life.absence if self.life.absent else None
+
+    @property
+    def gives_up(self) -> bool:
+        """Whether nothing waits for another connection any more: see ``ending``."""
+        return self.queue.gives_up and self.life.absent
 
     @property
     def can_reconnect(self) -> bool:
@@ -504,6 +513,7 @@ class Session:
             departure.stalled(seconds)
         if self.parting is not None:
             self.parting.stalled(seconds)
+        self.ending.stalled(seconds)
 
     def extended(self, deadline: float) -> float:
         """``deadline`` of an operation, ``patience`` after it began; later by the time since then

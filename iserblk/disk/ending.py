@@ -1,0 +1,81 @@
+"""The end of the use of LUNs: how long their targets are waited for, and what is said of what was
+not flushed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from time import monotonic
+from typing import Protocol
+
+from iserblk.errors import ConnectionLost, IserblkError
+from iserblk.initiator.session.session import Session
+
+SILENT_S = 2.0
+"""After so long without a word, and with commands under way, a target counts as one that may be
+away."""
+
+LONGEST_S = 240.0
+"""A process that is told to end waits no longer for a target that answers, but not to the point.
+Units of systemd have 300 seconds (``TimeoutStopSec``)."""
+
+
+class EndOfUse:
+    """The sessions of one process, whose end is asked for together. From any thread."""
+
+    def __init__(self, sessions: Sequence[Session] = ()) -> None:
+        self._sessions = sessions
+        self._asked = False
+
+    @property
+    def waits(self) -> bool:
+        """Whether requests may be waiting for a target that is away."""
+        now = monotonic()
+        return any(_may_be_away(session, now) for session in self._sessions)
+
+    def ask(self, wanted: bool = True) -> None:
+        """The end is wanted: what waits for a target that is away fails after a while (module
+        ``iserblk.initiator.session.ending``). ``wanted`` False: it is not wanted any more."""
+        if wanted is self._asked:
+            return
+        self._asked = wanted
+        now = monotonic()
+        for session in self._sessions:
+            if wanted:
+                session.ending.ask(now)
+            else:
+                session.ending.withdraw()
+
+    def give_up(self) -> None:
+        """End all sessions now: what is under way fails, and nothing is flushed any more. Call it
+        in the thread that runs them."""
+        for session in self._sessions:
+            session.fail(ConnectionLost(f"{session.portal}: given up by force"))
+
+
+def _may_be_away(session: Session, now: float) -> bool:
+    if session.error is not None:
+        return False
+    if session.suspended is not None:
+        return True
+    return session.queue.in_flight > 0 and now - session.last_heard > SILENT_S
+
+
+class Unflushed(Protocol):
+    """A disk, of either face."""
+
+    @property
+    def unflushed(self) -> int | None: ...
+
+
+def last_flush_failed(name: str, disk: Unflushed, error: IserblkError) -> str:
+    """One line for the log, or for stderr. ``name``: of the LUN."""
+    count = disk.unflushed
+    what = "" if count is None else f"{count} unflushed bytes: "
+    return f"{name}: the last flush failed, data may be lost: {what}{error}"
+
+
+def not_flushed(name: str, disk: Unflushed) -> str:
+    """The same, where no flush was tried."""
+    count = disk.unflushed
+    what = "what was" if count is None else f"{count} bytes"
+    return f"{name}: not flushed: {what} written since the last flush may be lost"
