@@ -84,6 +84,7 @@ ALLOWED: dict[str, set[str]] = {
     },
     "disk.resume": {"errors", "initiator.session", "disk.seam", "disk.lun"},
     "disk.settling": {"errors", "initiator", "disk.lun"},
+    "disk.ending": {"errors", "initiator.session"},
     "disk.multipath": {
         *("errors", "names", "options", "url", "credentials", "scsi", "iscsi", "initiator"),
         "discovery",
@@ -135,13 +136,13 @@ ALLOWED: dict[str, set[str]] = {
         "nbd.client",
     },
     "nbd.serving": {
-        *("errors", "waiting", "disk.aio", "disk.multipath"),
+        *("errors", "waiting", "disk.aio", "disk.ending", "disk.multipath"),
         *("disk.seam", "nbd.exports", "nbd.handshake", "nbd.client", "nbd.server"),
     },
     "nbd.kernel": {
         *("endings", "errors", "installation", "names", "background", "credentials", "metrics"),
         *("files", "pidfile", "limited_log", "disk.seam", "disk.writers", "nbd.messages"),
-        "nbd.buffers",
+        *("nbd.buffers", "waiting", "disk.ending"),
         *("nbd.listening", "nbd.client", "nbd.server", "nbd.serving"),
     },
     "nbd.nbdkit": {"endings", "errors", "credentials", "disk.blocking", "nbd.kernel"},

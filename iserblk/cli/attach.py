@@ -338,11 +338,14 @@ def _reap() -> None:
 def _detach_when_unused(each: Device, told: Endings) -> None:
     """Detach once no process uses the device. Raises Busy when the user has lost patience."""
     said = ""
+    wish = Home(each).wish
     while True:
+        wish.make()  # the requests of what uses it are not to wait for a target that is away
         try:
             detach(each)
         except Busy as error:
             if told.impatient:
+                wish.withdraw()
                 raise
             if str(error) != said:
                 log.warning("%s (waiting; another signal ends this)", error)

@@ -21,13 +21,19 @@ PLACES = Places()
 
 @click.command("detach", cls=Command)
 @click.argument("paths", metavar="/dev/nbdX…", nargs=-1, required=True)
-def command(paths: tuple[str, ...]) -> None:
+@click.option(
+    "--force",
+    is_flag=True,
+    help="Do not flush, and wait for nothing: all requests fail at once, also of what uses the"
+    " device.",
+)
+def command(paths: tuple[str, ...], force: bool) -> None:
     """Flush and disconnect /dev/nbdX, or the device of a named LUN; return when the device is free
     and its server has ended.
 
-    Refuses while the device is mounted or open. Works even if the target has died. If the exit
-    status is not 0, written data may be lost. Of several devices, one that cannot be detached does
-    not keep the others from it.
+    Refuses while the device is mounted or open. If the target is away, this takes a minute at most.
+    If the exit status is not 0, written data may be lost. Of several devices, one that cannot be
+    detached does not keep the others from it.
     """
     if any(map(is_url, paths)):  # it may have a secret
         raise BadArgument("a URL stands in place of the device: name one, e.g. /dev/nbd0")
@@ -36,7 +42,7 @@ def command(paths: tuple[str, ...]) -> None:
     problem: IserblkError | None = None
     for each in [device.find(path, PLACES) for path in found]:
         try:
-            detaching.detach(each)
+            (detaching.force if force else detaching.detach)(each)
         except IserblkError as error:
             if problem is not None:
                 log.error("%s", error)

@@ -3,7 +3,7 @@ not flushed."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from time import monotonic
 from typing import Protocol
 
@@ -26,7 +26,6 @@ class EndOfUse:
         self._sessions = sessions
         self._asked = False
 
-    @property
     def waits(self) -> bool:
         """Whether requests may be waiting for a target that is away."""
         now = monotonic()
@@ -60,11 +59,27 @@ def _may_be_away(session: Session, now: float) -> bool:
     return session.queue.in_flight > 0 and now - session.last_heard > SILENT_S
 
 
+class NotFlushed(IserblkError):
+    """What was acknowledged may be lost, or a client has not heard that it is. ``unflushed``:
+    bytes, where that is known."""
+
+    def __init__(self, text: str, unflushed: int | None = None) -> None:
+        super().__init__(text)
+        self.unflushed = unflushed
+
+
 class Unflushed(Protocol):
     """A disk, of either face."""
 
     @property
     def unflushed(self) -> int | None: ...
+
+
+def all_unflushed(disks: Iterable[Unflushed]) -> int | None:
+    """Bytes; None: not known of each."""
+    counts = [disk.unflushed for disk in disks]
+    known = [count for count in counts if count is not None]
+    return sum(known) if len(known) == len(counts) else None
 
 
 def last_flush_failed(name: str, disk: Unflushed, error: IserblkError) -> str:

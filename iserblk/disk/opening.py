@@ -8,8 +8,6 @@ from dataclasses import replace
 from functools import partial
 from time import monotonic
 
-import trio
-
 from iserblk.disk.lun.geometry import Geometry
 from iserblk.disk.lun.identify import NotADisk, identify, names
 from iserblk.disk.lun.identity import lasting_name
@@ -42,6 +40,7 @@ from iserblk.names import initiator_name
 from iserblk.options import Options
 from iserblk.scsi import luns
 from iserblk.waiting.interrupts import uninterrupted
+from iserblk.waiting.patience import move_on_after
 
 log = logging.getLogger(__name__)
 
@@ -223,7 +222,7 @@ def give_up(session: Session) -> None:
 async def part(driver: TrioDriver) -> None:
     """Give back what was reserved, log out, and end the session."""
     give_up(driver.session)
-    with trio.move_on_after(FAREWELL_S):  # io-timeout may have no end
+    with move_on_after(FAREWELL_S):  # io-timeout may have no end
         await driver.run_operation(driver.session.listeners.farewell())
     await driver.log_out()
 

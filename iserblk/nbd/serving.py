@@ -12,7 +12,14 @@ from typing import Protocol
 import trio
 
 from iserblk.disk.aio import open_disks
-from iserblk.disk.ending import LONGEST_S, EndOfUse, last_flush_failed, not_flushed
+from iserblk.disk.ending import (
+    LONGEST_S,
+    EndOfUse,
+    NotFlushed,
+    all_unflushed,
+    last_flush_failed,
+    not_flushed,
+)
 from iserblk.disk.multipath.addresses import settle
 from iserblk.disk.seam import NO_CLIENT, DirectDisk, LossCount, LunInfo
 from iserblk.errors import IserblkError, WritesLost, first_error
@@ -20,6 +27,7 @@ from iserblk.nbd.client import Connection
 from iserblk.nbd.exports import Export
 from iserblk.nbd.handshake import Tls
 from iserblk.nbd.server import NbdServer, allow_descriptors
+from iserblk.waiting.stopping import watch
 from iserblk.waiting.until_told import UntilTold, until_told
 
 log = logging.getLogger(__name__)
@@ -79,6 +87,8 @@ def serve(
     resized: Callable[[str, int], None] | None = None,
     succession: Succession | None = None,
     patient: bool = True,
+    wished: Callable[[], bool] | None = None,
+    forced: Callable[[], bool] = lambda: False,
     opened: Callable[[Sequence[LunInfo]], None] | None = None,
 ) -> int:
     """Serve the LUNs of ``urls`` at the listening ``sockets`` until SIGTERM, SIGINT or SIGHUP; with
@@ -91,13 +101,16 @@ def serve(
     loop. ``resized`` is called, in another thread, with the name of an export and its new size in
     bytes; the target is asked for the size every ten seconds. ``succession``: of a server with one
     LUN, without TLS; once a successor has the clients, this one has no clients any more.
-    ``patient``: see ``Export``. ``opened`` is called with the LUNs before clients are served.
-    Raises IserblkError when the LUNs cannot be opened, or the last
-    flush failed.
+    ``patient``: see ``Export``. ``wished``: whether what uses the LUNs is about to end; called in
+    another thread, every few seconds while requests wait. ``forced``: called at the first signal;
+    True: nothing is waited for, nor flushed. ``opened`` is called with the LUNs before clients are
+    served. Raises IserblkError when the LUNs cannot be opened, and NotFlushed when the last flush
+    failed.
     """
     allow_descriptors()
     busy_poll_us = max(each.options.busy_poll_us for each in settle(urls, options))
     failed: list[str] = []
+    unflushed: list[int | None] = []  # one element
 
     async def body(heard: UntilTold) -> int:
         served: Mapping[str, DirectDisk] = {}
@@ -110,6 +123,8 @@ def serve(
             stopping()
             if is_ready:
                 ending.ask()
+                if forced():
+                    ending.give_up()
                 stop.set()
                 with trio.move_on_after(LONGEST_S):
                     await heard.lost_patience()
@@ -118,6 +133,7 @@ def serve(
                 else:
                     log.error("not done within %g s: not waiting for the target", LONGEST_S)
                 failed[:] = [not_flushed(*each) for each in served.items() if each[1].dirty]
+                unflushed[:] = [all_unflushed(served.values())]
             nursery.cancel_scope.cancel()
 
         async def end_when_unused(server: NbdServer) -> None:
@@ -135,6 +151,10 @@ def serve(
                     if export.size != known[name]:
                         known[name] = export.size
                         await trio.to_thread.run_sync(resized, name, export.size)
+
+        def ask(wanted: bool) -> None:
+            if not stop.is_set():
+                ending.ask(wanted)
 
         async def flush(name: str, disk: DirectDisk) -> None:
             try:
@@ -167,6 +187,8 @@ def serve(
                         nursery.start_soon(end_when_unused, server)
                     if resized is not None:
                         nursery.start_soon(watch_sizes, exports)
+                    if wished is not None:
+                        nursery.start_soon(watch, ending.waits, wished, ask)
                     is_ready = True
                     ready()
                     async with trio.open_nursery() as offering:
@@ -175,6 +197,7 @@ def serve(
                             export = exports[disks.default]
                             offering.start_soon(_offer, succession, server, export, metrics)
                         await stop.wait()
+                        ending.ask()
                         offering.cancel_scope.cancel()
                 if client is not None:
                     client.ended()
@@ -182,6 +205,7 @@ def serve(
                     for name, disk in served.items():
                         if disk.dirty:  # one without a write cache is sent nothing
                             flushes.start_soon(flush, name, disk)
+                unflushed[:] = [all_unflushed(served.values())]
                 if client is not None and not failed:
                     client.is_flushed()
             nursery.cancel_scope.cancel()
@@ -193,7 +217,7 @@ def serve(
     except BaseExceptionGroup as group:
         raise first_error(group) from None
     if failed:
-        raise IserblkError("; ".join(failed))
+        raise NotFlushed("; ".join(failed), *unflushed)
     return told
 
 

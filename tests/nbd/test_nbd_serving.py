@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 import trio
 
+from iserblk.disk.ending import NotFlushed
 from iserblk.disk.seam import FlushClient, LossCount
 from iserblk.errors import CommandTimeout, ConnectFailed, IserblkError
 from iserblk.initiator.session import ending
@@ -23,6 +24,7 @@ from iserblk.nbd.client import Connection
 from iserblk.nbd.listening import listen_unix
 from iserblk.nbd.server import NbdServer
 from iserblk.nbd.serving import serve
+from iserblk.waiting import stopping
 from tests.nbd.serving import fake
 from tests.support import logs
 from tests.support.fake_disk import AsyncFake, AsyncSet, open_async
@@ -146,6 +148,53 @@ def test_a_target_that_is_away_does_not_keep_it(
     said = str(caught.value)
     assert said.startswith("lun0: the last flush failed, data may be lost: 512 unflushed bytes: ")
     assert "the end was asked for: not connected" in said
+
+
+@pytest.mark.logs(logs.RECONNECTED, logs.DEADLINES, logs.GIVEN_UP, "given up, as the end was asked")
+def test_while_the_end_is_wished_for_requests_do_not_wait(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As at a shutdown, where an unmount waits for them. The server goes on, and by force it ends
+    without a flush."""
+    monkeypatch.setattr(ending, "AWAY_S", 0.5)
+    monkeypatch.setattr(stopping, "LOOK_S", 0.05)
+    path = tmp_path / "socket"
+    replies: list[int] = []
+    wishes: list[str] = []
+
+    async def write_twice(target: TargetProcess) -> None:
+        async with await connected(path) as client:
+            await client.send(write(b"x", 0, 1))
+            replies.append((await client.reply()).error)
+            target.kill()
+            for cookie in range(2):
+                await client.send(write(b"x", 0, cookie))
+                replies.append((await client.reply()).error)
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    def wished() -> bool:
+        wishes.append(threading.current_thread().name)
+        return True
+
+    with (
+        running_target([f"{tmp_path}/lun:size={SIZE}"], tmp_path / "log") as target,
+        listen_unix(str(path)) as (sockets, _),
+    ):
+        client = threading.Thread(target=trio.run, args=[write_twice, target])
+        with pytest.raises(NotFlushed) as caught:
+            serve(
+                [f"{target.url}/0?io-timeout=86400"],
+                {},
+                sockets,
+                client.start,
+                lambda: None,
+                wished=wished,
+                forced=lambda: True,
+            )
+        client.join()
+    assert replies == [0, nbd.EIO, nbd.EIO] and wishes
+    assert caught.value.unflushed == 512
+    assert "512 unflushed bytes" in str(caught.value) and "by force" in str(caught.value)
 
 
 @pytest.mark.logs("not done within 0.1 s: not waiting for the target")

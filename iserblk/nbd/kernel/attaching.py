@@ -9,6 +9,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from iserblk.disk.ending import LONGEST_S
 from iserblk.errors import BadArgument, Busy, IserblkError
 from iserblk.names import random_isid
 from iserblk.nbd.kernel import client, device, server
@@ -211,7 +212,7 @@ def _end(home: Home, state: State, old: server.Server) -> None:
     successor (``Owed``)."""
     if state.by_nbdkit:
         old.kill()  # told to end, it would wait for the kernel to disconnect
-    elif not old.end(state.io_timeout + PATIENCE_S):
+    elif not old.end(min(state.io_timeout, LONGEST_S) + PATIENCE_S):
         log.warning(_KILLED, home.device.path)
     if home.owed.exists():
         log.warning(

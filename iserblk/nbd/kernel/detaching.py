@@ -6,16 +6,21 @@ import logging
 import os
 import threading
 import time
+from typing import NamedTuple
 
+from iserblk.disk.ending import LONGEST_S
 from iserblk.errors import BadArgument, Busy, IserblkError
 from iserblk.nbd.kernel import client
-from iserblk.nbd.kernel.device import Device
+from iserblk.nbd.kernel.device import SECTOR, Device
 from iserblk.nbd.kernel.server import Server
 from iserblk.nbd.kernel.state import Home, State, locked
 
 log = logging.getLogger(__name__)
 
-PATIENCE_S = 20.0  # added to io-timeout, for two steps of task management and a slow machine
+# Added to io-timeout (LONGEST_S where that is longer), for two steps of task management and a slow
+# machine.
+PATIENCE_S = 20.0
+_FORCED_S = 10.0  # for a server that waits for nothing
 _FREE_S = 15.0
 _OPENERS_S = 3.0  # udev opens a device for a moment after each write to it
 _POLL_S = 0.1
@@ -24,8 +29,8 @@ _POLL_S = 0.1
 def detach(device: Device) -> None:
     """Flush, disconnect, and return when the device is free and the server has ended.
 
-    If the target does not answer, this takes as long as the cached requests need to fail:
-    io-timeout for each 64 of them, and about a minute more. Raises Busy while the device is in use
+    If the target is away, this takes a minute at most, whatever io-timeout is: the server gives up
+    the requests that wait for it (``iserblk.disk.ending``). Raises Busy while the device is in use
     (nothing has changed then; but if its server has died, all requests fail from then on);
     BadArgument when iserblk has attached nothing there; IserblkError when the flush failed: the
     device is free then, too, and data written since the flush before that may be lost.
@@ -39,18 +44,67 @@ def detach(device: Device) -> None:
             claim = _claim(device)
         except Busy as error:
             raise _with_dead_server(home, error) from None
+        home.wish.make()
         try:
+            before = device.changed()
             failure = _flush(home, claim, state)
+            tried = (device.changed() - before) * SECTOR if failure else 0
             client.disconnect(device)
+        except BaseException:
+            home.wish.withdraw()  # the device stays attached
+            raise
         finally:
             os.close(claim)
-        owed = _release(home)
-        failure = failure or owed
+        ended = _release(home)
+        failure = failure or ended.owed
         if failure:
             raise IserblkError(
-                f"{device.path}: detached, but the last flush failed ({failure}): data written to "
-                f"{state.url} since the flush before that may be lost"
+                f"{device.path}: detached, but the last flush failed ({failure}): "
+                f"{_amount(ended.unflushed, tried)} written to {state.url} since the flush before "
+                "that may be lost"
             )
+
+
+def force(device: Device) -> None:
+    """Disconnect without a flush, also while the device is in use: all its requests fail at once.
+    Return when the server has ended.
+
+    Raises BadArgument as ``detach``; IserblkError where something was not flushed, and is perhaps
+    lost; Busy where the device is still in use: it is free when that has ended.
+    """
+    with locked(device) as home:
+        if not home.is_ours():
+            _no_attachment(home)
+            return
+        url = home.state().url
+        use = ""
+        try:
+            os.close(device.claim())
+        except Busy as error:
+            use = str(error).removeprefix(f"{device.path}: ")
+        home.wish.make(by_force=True)
+        client.disconnect(device)
+        with Server(home) as server:
+            told = server.end(_FORCED_S)
+        lost = ""
+        if not told or home.unflushed is not None or home.owed.exists():
+            lost = f"{_amount(home.unflushed, 0)} written to {url} since the last flush may be lost"
+        if not use and not _free(home, _FORCED_S):
+            use = f"in use: {_names(device)} has it open: end that"
+        if not use:
+            _forget(home)
+        if use:
+            text = f"{device.path}: all its requests fail from now on, and it is still {use}"
+            raise Busy(f"{text}; {lost}" if lost else text)
+        if lost:
+            raise IserblkError(f"{device.path}: detached by force, without a flush: {lost}")
+
+
+def _amount(unflushed: int | None, tried: int) -> str:
+    """``unflushed``: bytes that the server had acknowledged; None: that is not known. ``tried``:
+    bytes that the kernel had cached, and could not write."""
+    count = (unflushed or 0) + tried
+    return f"up to {count} bytes" if count else "data"
 
 
 def _with_dead_server(home: Home, error: Busy) -> Busy:
@@ -73,10 +127,17 @@ def clear(home: Home) -> None:
     _release(home)
 
 
-def _release(home: Home) -> str:
-    """Wait until the kernel has disconnected, then end the server, and remove the directory.
-    Returns "", or that there was a loss of which the kernel has not heard. Raises Busy as
-    ``clear``."""
+class _Ended(NamedTuple):
+    """What a server has left. ``owed``: "", or that there was a loss of which the kernel has not
+    heard. ``unflushed``: see Home."""
+
+    owed: str
+    unflushed: int | None
+
+
+def _release(home: Home) -> _Ended:
+    """Wait until the kernel has disconnected, then end the server, and remove the directory. Raises
+    Busy as ``clear``."""
     device = home.device
     with Server(home) as server:
         if not _free(home, _FREE_S):
@@ -84,12 +145,16 @@ def _release(home: Home) -> str:
             if not _free(home, _FREE_S):
                 raise Busy(f"{device.path}: disconnected, but {_names(device)} still has it open; "
                            f"end that, then `iserblk detach {device.path}`")  # fmt: skip
-        if not server.end(home.state().io_timeout + PATIENCE_S):
+        if not server.end(min(home.state().io_timeout, LONGEST_S) + PATIENCE_S):
             log.warning("%s: its server did not end in time, and was killed", device.path)
-    owed = "the target has lost writes" if home.owed.exists() else ""
+    ended = _Ended("the target has lost writes" if home.owed.exists() else "", home.unflushed)
+    _forget(home)
+    return ended
+
+
+def _forget(home: Home) -> None:
     home.remove()
-    device.announce()  # so that udev removes its links
-    return owed
+    home.device.announce()  # so that udev removes its links
 
 
 def _free(home: Home, within_s: float) -> bool:
@@ -159,7 +224,7 @@ def _flush(home: Home, claim: int, state: State) -> str:
 
     thread = threading.Thread(target=fsync, name="fsync", daemon=True)
     thread.start()
-    patience = state.io_timeout + PATIENCE_S
+    patience = min(state.io_timeout, LONGEST_S) + PATIENCE_S
     progress, deadline = device.completed(), time.monotonic() + patience
     while thread.is_alive():
         thread.join(_POLL_S)

@@ -22,6 +22,7 @@ from functools import partial
 from pathlib import Path
 
 from iserblk.background import log_to_syslog, release_streams
+from iserblk.disk.ending import NotFlushed
 from iserblk.disk.seam import LossCount
 from iserblk.disk.writers import is_shared, note_use
 from iserblk.errors import IserblkError
@@ -38,6 +39,7 @@ from iserblk.nbd.kernel.succession import Giver, Taker, listening_for_successors
 from iserblk.nbd.listening import listen_unix
 from iserblk.nbd.server import NbdServer
 from iserblk.nbd.serving import serve
+from iserblk.waiting.stopping import is_stopping, mount_unit, own_unit
 
 log = logging.getLogger(__name__)
 
@@ -140,6 +142,12 @@ def _serve(home: Home, how: str, report: _Report, words: Sequence[str]) -> None:
         except IserblkError as error:
             log.warning("%s", error)
 
+    home.leave_unflushed(None)  # of a server before this one
+
+    def wished() -> bool:
+        mounts = map(mount_unit, home.device.mounts())
+        return home.wish.made or is_stopping({own_unit(), *mounts})
+
     with contextlib.ExitStack() as stack:
         succession = _Succession(home, how, report)
         stack.callback(succession.close)  # last: a successor then takes over the places
@@ -157,6 +165,8 @@ def _serve(home: Home, how: str, report: _Report, words: Sequence[str]) -> None:
                 resized=resized,
                 succession=succession,
                 patient=False,
+                wished=wished,
+                forced=lambda: home.wish.by_force,
                 opened=partial(note_use, recorded, shared=shared),
             )
         except IserblkError as error:
@@ -178,6 +188,8 @@ def main(arguments: Sequence[str]) -> int:
             _serve(home, how, report, words)
     except IserblkError as error:
         said, status = str(error), error.exit_status
+        if isinstance(error, NotFlushed):
+            home.leave_unflushed(error.unflushed)
         no_hand_over = isinstance(error, NoHandOver)
     except OSError as error:
         said, status = error.strerror or str(error), IserblkError.exit_status

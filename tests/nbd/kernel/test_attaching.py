@@ -257,6 +257,8 @@ def test_in_the_foreground_told_again(
         for _ in range(2):
             process.terminate()
         assert "waiting; another signal ends this" in process.stderr.readline()
+        # What uses the device must not wait for a target that is away.
+        assert (tool.run / "nbd0" / "ending").exists()
         process.terminate()
         assert process.poll() is None
 

@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import os
 import signal
 import subprocess
+from pathlib import Path
 
+import pytest
+import trio
+
+from iserblk.errors import Busy, IserblkError
+from iserblk.nbd.kernel import client
+from iserblk.nbd.kernel.detaching import detach, force
+from iserblk.nbd.kernel.device import Device, Places
+from iserblk.nbd.kernel.state import Home
 from tests.nbd.kernel.attachers import Attacher, path_of
-from tests.nbd.kernel.fake_kernel import FakeKernel
+from tests.nbd.kernel.fake_kernel import FakeKernel, FakeNetlink
+from tests.support.nbd_client import connected, write
 from tests.support.target import END_S, TargetProcess
 
 
@@ -72,6 +84,107 @@ def test_a_flush_that_fails_is_told(
     kernel.spoil("nbd0")
     line = tool.refused(1, "detach", "nbd0")
     assert "detached, but the last flush failed" in line and "may be lost" in line
+
+
+async def write_unflushed(tool: Attacher) -> None:
+    """As the kernel would: another client of the server writes."""
+    async with await connected(tool.run / "nbd0" / "socket") as client:
+        await client.send(write(b"x", 0, 1))
+        assert (await client.reply()).error == 0
+
+
+def test_by_force(tool: Attacher, kernel: FakeKernel, target: TargetProcess) -> None:
+    """Nothing is waited for, and what is not flushed is told, with its bytes."""
+    tool.good("attach", f"{target.url}/0?io-timeout=86400")
+    trio.run(write_unflushed, tool)
+    target.pause()
+    try:
+        line = tool.refused(1, "detach", "--force", "nbd0")
+    finally:
+        target.resume()
+    count = "data" if tool.by_nbdkit else "up to 512 bytes"
+    assert f"nbd0: detached by force, without a flush: {count} written to {target.url}/0 " in line
+    assert not kernel.synced("nbd0")
+    assert kernel.connected() == []
+
+
+def test_by_force_with_nothing_unflushed(
+    tool: Attacher, kernel: FakeKernel, target: TargetProcess
+) -> None:
+    tool.good("attach", f"{target.url}/0")
+    tool.good("detach", "--force", "nbd0")
+
+
+def test_by_force_while_it_is_in_use(
+    kernel: FakeKernel, target: TargetProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is told, and what is mounted can be unmounted, as all requests fail."""
+    tool = Attacher(kernel)
+    tool.good("attach", f"{target.url}/0")
+    places = Places(kernel.root / "sys", kernel.root / "dev", Path("/proc"), tool.run)
+    monkeypatch.setattr(client, "KERNEL", FakeNetlink(kernel.root))
+
+    def claim(device: Device) -> int:
+        raise Busy(f"{device.path}: mounted on /data: umount it first")
+
+    with monkeypatch.context() as mounted:
+        mounted.setattr(Device, "claim", claim)
+        with pytest.raises(Busy, match="all its requests fail from now on, and it is still mount"):
+            force(Device("nbd0", places))
+    assert kernel.connected() == [] and tool.servers() == []
+    assert "cleaning up" in tool.ended("detach", "nbd0")[2]
+    tool.assert_nothing_left()
+
+
+@pytest.mark.parametrize("ends", [True, False])
+def test_while_it_detaches_the_server_knows(
+    kernel: FakeKernel, target: TargetProcess, monkeypatch: pytest.MonkeyPatch, ends: bool
+) -> None:
+    """It gives up a target that is away then. When the detach is interrupted, it does not."""
+    tool = Attacher(kernel)
+    tool.good("attach", f"{target.url}/0")
+    places = Places(kernel.root / "sys", kernel.root / "dev", Path("/proc"), tool.run)
+    monkeypatch.setattr(client, "KERNEL", FakeNetlink(kernel.root))
+    wish = Home(Device("nbd0", places)).wish
+    seen: list[bool] = []
+
+    def fsync(_fd: int) -> None:
+        seen.append(wish.made)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    if not ends:
+
+        def disconnect(_device: Device) -> None:
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr(client, "disconnect", disconnect)
+    with contextlib.nullcontext() if ends else pytest.raises(KeyboardInterrupt):
+        detach(Device("nbd0", places))
+    assert seen == [True] and not wish.made
+    if not ends:
+        tool.good("detach", "nbd0")
+    tool.assert_nothing_left()
+
+
+def test_what_could_not_be_written_is_counted(
+    kernel: FakeKernel, target: TargetProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the kernel had cached, and what the server had not flushed when it ended."""
+    tool = Attacher(kernel)
+    tool.good("attach", f"{target.url}/0")
+    places = Places(kernel.root / "sys", kernel.root / "dev", Path("/proc"), tool.run)
+    monkeypatch.setattr(client, "KERNEL", FakeNetlink(kernel.root))
+    home = Home(Device("nbd0", places))
+
+    def fsync(_fd: int) -> None:
+        kernel.spoil("nbd0")  # 8 sectors
+        home.leave_unflushed(512)
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    with pytest.raises(IserblkError, match=r"\(Input/output error\): up to 4608 bytes written to "):
+        detach(home.device)
+    tool.assert_nothing_left()
 
 
 def test_in_use_after_its_server_has_died(
