@@ -85,6 +85,7 @@ ALLOWED: dict[str, set[str]] = {
     "disk.resume": {"errors", "initiator.session", "disk.seam", "disk.lun"},
     "disk.settling": {"errors", "initiator", "disk.lun"},
     "disk.ending": {"errors", "initiator.session"},
+    "disk.wish": {"files"},
     "disk.multipath": {
         *("errors", "names", "options", "url", "credentials", "scsi", "iscsi", "initiator"),
         "discovery",
@@ -142,7 +143,7 @@ ALLOWED: dict[str, set[str]] = {
     "nbd.kernel": {
         *("endings", "errors", "installation", "names", "background", "credentials", "metrics"),
         *("files", "pidfile", "limited_log", "disk.seam", "disk.writers", "nbd.messages"),
-        *("nbd.buffers", "waiting", "disk.ending"),
+        *("nbd.buffers", "waiting", "disk.ending", "disk.wish"),
         *("nbd.listening", "nbd.client", "nbd.server", "nbd.serving"),
     },
     "nbd.nbdkit": {"endings", "errors", "credentials", "disk.blocking", "nbd.kernel"},

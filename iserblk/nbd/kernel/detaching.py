@@ -87,8 +87,8 @@ def force(device: Device) -> None:
         with Server(home) as server:
             told = server.end(_FORCED_S)
         lost = ""
-        if not told or home.unflushed is not None or home.owed.exists():
-            lost = f"{_amount(home.unflushed, 0)} written to {url} since the last flush may be lost"
+        if not told or home.wish.left is not None or home.owed.exists():
+            lost = f"{_amount(home.wish.left, 0)} written to {url} since the last flush may be lost"
         if not use and not _free(home, _FORCED_S):
             use = f"in use: {_names(device)} has it open: end that"
         if not use:
@@ -129,7 +129,7 @@ def clear(home: Home) -> None:
 
 class _Ended(NamedTuple):
     """What a server has left. ``owed``: "", or that there was a loss of which the kernel has not
-    heard. ``unflushed``: see Home."""
+    heard. ``unflushed``: see Wish."""
 
     owed: str
     unflushed: int | None
@@ -147,7 +147,7 @@ def _release(home: Home) -> _Ended:
                            f"end that, then `iserblk detach {device.path}`")  # fmt: skip
         if not server.end(min(home.state().io_timeout, LONGEST_S) + PATIENCE_S):
             log.warning("%s: its server did not end in time, and was killed", device.path)
-    ended = _Ended("the target has lost writes" if home.owed.exists() else "", home.unflushed)
+    ended = _Ended("the target has lost writes" if home.owed.exists() else "", home.wish.left)
     _forget(home)
     return ended
 

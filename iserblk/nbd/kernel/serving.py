@@ -142,7 +142,7 @@ def _serve(home: Home, how: str, report: _Report, words: Sequence[str]) -> None:
         except IserblkError as error:
             log.warning("%s", error)
 
-    home.leave_unflushed(None)  # of a server before this one
+    home.wish.leave(None)  # of a server before this one
 
     def wished() -> bool:
         mounts = map(mount_unit, home.device.mounts())
@@ -189,7 +189,7 @@ def main(arguments: Sequence[str]) -> int:
     except IserblkError as error:
         said, status = str(error), error.exit_status
         if isinstance(error, NotFlushed):
-            home.leave_unflushed(error.unflushed)
+            home.wish.leave(error.unflushed)
         no_hand_over = isinstance(error, NoHandOver)
     except OSError as error:
         said, status = error.strerror or str(error), IserblkError.exit_status

@@ -12,12 +12,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from iserblk import files
+from iserblk.disk.wish import Wish
 from iserblk.errors import Busy, IserblkError
 from iserblk.metrics.address import socket_of
 from iserblk.nbd.kernel.device import Device
 from iserblk.pidfile import read_pid
-
-_BY_FORCE = "force\n"
 
 
 @dataclass(slots=True, frozen=True)
@@ -38,35 +37,6 @@ class State:
     reserved: bool = False
 
 
-class Wish:
-    """The file ``path``, which is there while the device is to be detached: its server then waits
-    for a target that is away for less than a minute (``iserblk.disk.ending``)."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-
-    def make(self, *, by_force: bool = False) -> None:
-        """``by_force``: the server is to wait for nothing. Raises nothing: without the file it
-        waits as long as requests may."""
-        with contextlib.suppress(OSError):
-            self._path.write_text(_BY_FORCE if by_force else "")
-
-    def withdraw(self) -> None:
-        with contextlib.suppress(OSError):
-            self._path.unlink()
-
-    @property
-    def made(self) -> bool:
-        return self._path.exists()
-
-    @property
-    def by_force(self) -> bool:
-        try:
-            return files.read_text(self._path) == _BY_FORCE
-        except OSError:
-            return False
-
-
 class Home:
     """The state directory of one device, and the paths of the files in it."""
 
@@ -79,7 +49,6 @@ class Home:
         self.client_pid = self.directory / "client.pid"
         self.owed = self.directory / "owed"  # see ``Owed``
         self.wish = Wish(self.directory / "ending")
-        self._unflushed = self.directory / "unflushed"
         self.metrics = socket_of(str(device.path), device.places.run)
         self._state = self.directory / "state.json"
         self._udev = self.directory / "udev"  # scripts/systemd/59-iserblk.rules reads it
@@ -126,23 +95,6 @@ class Home:
             return State(**json.loads(files.read_text(self._state)))
         except (OSError, ValueError, TypeError, RecursionError):
             return State("an unknown LUN", 30.0, 0)
-
-    def leave_unflushed(self, count: int | None) -> None:
-        """For ``unflushed``. Raises nothing."""
-        with contextlib.suppress(OSError):
-            if count is None:
-                self._unflushed.unlink()
-            else:
-                self._unflushed.write_text(f"{count}\n")
-
-    @property
-    def unflushed(self) -> int | None:
-        """Bytes that the server had not flushed when it ended, where its last flush has failed;
-        None: that is not known."""
-        try:
-            return int(files.read_text(self._unflushed))
-        except (OSError, ValueError):
-            return None
 
     def is_ours(self) -> bool:
         """Whether the device is connected, and iserblk connected it. (A process id can come

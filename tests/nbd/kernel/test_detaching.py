@@ -178,7 +178,7 @@ def test_what_could_not_be_written_is_counted(
 
     def fsync(_fd: int) -> None:
         kernel.spoil("nbd0")  # 8 sectors
-        home.leave_unflushed(512)
+        home.wish.leave(512)
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
     monkeypatch.setattr(os, "fsync", fsync)

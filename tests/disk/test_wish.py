@@ -1,0 +1,55 @@
+"""What a command that ends the use of LUNs and their server tell each other by files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from iserblk.disk.wish import Wish
+
+
+def test_a_wish_is_made_and_withdrawn(tmp_path: Path) -> None:
+    wish = Wish(tmp_path / "ending")
+    assert not wish.made and not wish.by_force
+    wish.make()
+    assert wish.made and not wish.by_force
+    wish.make(by_force=True)
+    assert wish.made and wish.by_force
+    wish.withdraw()
+    wish.withdraw()
+    assert not wish.made
+
+
+def test_what_a_server_leaves(tmp_path: Path) -> None:
+    wish = Wish(tmp_path / "ending")
+    assert wish.left is None
+    wish.leave(4096)
+    assert wish.left == 4096 and not wish.made
+    wish.leave(None)
+    assert wish.left is None
+    wish.make()
+    wish.leave(1)
+    wish.forget()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_makes_no_sense_is_nothing(tmp_path: Path) -> None:
+    (tmp_path / "ending.unflushed").write_text("many")
+    (tmp_path / "ending").mkdir()
+    wish = Wish(tmp_path / "ending")
+    assert wish.left is None and not wish.by_force
+    gone = Wish(tmp_path / "gone" / "ending")
+    gone.make()
+    gone.leave(1)
+    assert not gone.made and gone.left is None
+
+
+def test_nothing_is_written_through_a_link(tmp_path: Path) -> None:
+    precious = tmp_path / "precious"
+    precious.write_text("all")
+    for name in ("ending", "ending.unflushed"):
+        (tmp_path / name).symlink_to(precious)
+    wish = Wish(tmp_path / "ending")
+    wish.make(by_force=True)
+    wish.leave(1)
+    assert precious.read_text() == "all"
+    assert wish.by_force and wish.left == 1
