@@ -17,6 +17,17 @@ class UsageError(MountError):
     exit_status: ClassVar[int] = 1
 
 
+class DataAtRisk(MountError):
+    """It is unmounted, and what was not flushed may be lost. (As for every command of iserblk, the
+    status is 1; mount(8) has none for it.) ``unflushed``: bytes; None: not known."""
+
+    exit_status: ClassVar[int] = 1
+
+    def __init__(self, text: str, unflushed: int | None = None) -> None:
+        super().__init__(text)
+        self.unflushed = unflushed
+
+
 class SystemProblem(MountError):
     """This machine lacks something. The text tells what, and how to get it."""
 
@@ -24,7 +35,7 @@ class SystemProblem(MountError):
 
 
 class MountFailed(MountError):
-    """The target, the LUN or the kernel refused; or the last flush failed."""
+    """The target, the LUN or the kernel refused; or a flush failed, and it is still mounted."""
 
     exit_status: ClassVar[int] = 32
 

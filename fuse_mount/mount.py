@@ -16,22 +16,33 @@ import json
 import logging
 import os
 import shutil
+import signal
 import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from fuse_mount.errors import BY_STATUS, MountError, MountFailed, SystemProblem, UsageError
+from fuse_mount.errors import (
+    BY_STATUS,
+    DataAtRisk,
+    MountError,
+    MountFailed,
+    SystemProblem,
+    UsageError,
+)
 from fuse_mount.holders import holder, unescape
 from fuse_mount.options import MountOptions, parse_options
 from iserblk.background import READY, Child, Parent, fork, where_log_is
+from iserblk.disk.wish import Wish
 from iserblk.errors import BadArgument, IserblkError, NotSupported
 from iserblk.installation import HERE, no_pyfuse3
 from iserblk.limited_log import limited_lines, tell_left_out
-from iserblk.metrics.address import default_option, make_room, socket_of
+from iserblk.metrics.address import default_option, make_room, socket_of, unit_directory
+from iserblk.metrics.address import directory as own_directory
 from iserblk.metrics.places import directories
-from iserblk.metrics.records import Recorded
+from iserblk.metrics.records import Recorded, running
 from iserblk.named.resolving import resolve
 from iserblk.options import LASTING
 from iserblk.url import is_url, parse_url
@@ -132,6 +143,7 @@ class How(enum.Enum):
 
     FLUSHED = ""
     FORCE = "--force"  # not flushed before, and requests under way fail
+    AT_ONCE = "--force --lazy"  # the same; the server gives up its targets, whatever uses the files
     LAZY = "--lazy"  # when nothing uses the files any more; nothing is waited for
 
 
@@ -140,40 +152,85 @@ def unmount(mountpoint: str, how: How = How.FLUSHED, waits: bool = False) -> Non
     the file system is mounted elsewhere, which is logged then; else it is an error at once.
 
     Flushes first, so that an error of the flush is raised here; but not what another user has
-    mounted without allow_other, which its server flushes at its end. Raises UsageError (no LUNs are
-    mounted there) or MountFailed: still mounted if the flush failed or the files are in use;
-    unmounted if the server did not end in time.
+    mounted without allow_other, which its server flushes at its end. A target that is away is given
+    up after less than a minute (``iserblk.disk.ending``): then it is unmounted all the same. Raises
+    DataAtRisk then; UsageError (no LUNs are mounted there); or MountFailed: still mounted if the
+    flush failed for another reason, or the files are in use; unmounted if the server did not end in
+    time.
     """
     mountpoint = whole_path(mountpoint)
     kind, number = is_mounted(mountpoint)
     if kind != _FILE_SYSTEM:
         _forget(mountpoint)
         raise UsageError(f"{mountpoint}: no LUNs are mounted there")
+    source = _source_at(mountpoint)
+    wishes = [_wish(mountpoint, where) for where in directories()]
     try:
-        if how is How.FLUSHED:
-            _fsync(mountpoint)
-    except OSError as error:
-        # The server is dead; or root unmounts what another user has mounted, where root may not
-        # look: then the server alone knows how its last flush went.
-        if error.errno not in (errno.ENOTCONN, errno.EACCES):
-            raise MountFailed(f"{mountpoint}: still mounted, flush failed: {error}") from None
-    ended = subprocess.run(
-        _unmount_command(mountpoint, how), stderr=subprocess.PIPE, text=True, check=False
-    )
-    if ended.returncode:
-        words = " ".join(ended.stderr.split()).removeprefix(f"umount: {mountpoint}: ")
-        raise MountFailed(f"{mountpoint}: still mounted: {words or 'cannot unmount'} "
-                          f"(`fuser -vm` shows what uses it)")  # fmt: skip
+        for wish in wishes:
+            if how is not How.LAZY:
+                wish.make(by_force=how is How.AT_ONCE)
+        if how is How.AT_ONCE:
+            _tell_server(mountpoint)
+        lost = how is How.FLUSHED and not _is_flushed(mountpoint)
+        ended = subprocess.run(
+            _unmount_command(mountpoint, how), stderr=subprocess.PIPE, text=True, check=False
+        )
+        if ended.returncode and is_ours(mountpoint):  # else the server has done it
+            words = " ".join(ended.stderr.split()).removeprefix(f"umount: {mountpoint}: ")
+            raise MountFailed(f"{mountpoint}: still mounted: {words or 'cannot unmount'} "
+                              f"(`fuser -vm` shows what uses it)")  # fmt: skip
+    except BaseException:
+        for wish in wishes:
+            wish.withdraw()  # it stays mounted
+        raise
     if how is How.LAZY:
         _forget(mountpoint)
         return
-    _wait_for_server(mountpoint, number, waits)
+    left = _wait_for_server(mountpoint, number, waits)
+    if lost or left is not None:
+        what = "data" if left is None else f"{left} bytes"
+        why = "it was not flushed" if how is How.AT_ONCE else "its last flush has failed"
+        why = "the target is away" if lost else why
+        raise DataAtRisk(
+            f"{mountpoint}: unmounted, and {why}: {what} written to {source} since the last"
+            " flush may be lost"
+        )
 
 
-def _wait_for_server(mountpoint: str, number: int, waits: bool) -> None:
+def _is_flushed(mountpoint: str) -> bool:
+    """Flush every LUN. False: a target that is away was given up. Raises MountFailed."""
+    try:
+        _fsync(mountpoint)
+    except OSError as error:
+        # The server is dead; or root unmounts what another user has mounted, where root may not
+        # look: then the server alone knows how its last flush went.
+        if error.errno in (errno.ENOTCONN, errno.EACCES):
+            return True
+        if error.errno == errno.ETIMEDOUT:
+            return False
+        raise MountFailed(f"{mountpoint}: still mounted, flush failed: {error}") from None
+    return True
+
+
+def _wish(mountpoint: str, where: Path) -> Wish:
+    return Wish(socket_of(mountpoint, where).with_suffix(".ending"))
+
+
+def _tell_server(mountpoint: str) -> None:
+    """Have the server look at the wish now, if its process can be found."""
+    for found in running():
+        record = found.record
+        if record.command == "mount" and record.where == mountpoint:
+            with contextlib.suppress(OSError):
+                # (A record is its user's word, and that user may name no process of others.)
+                if os.stat(f"/proc/{record.pid}").st_uid == found.uid:
+                    os.kill(record.pid, signal.SIGTERM)
+
+
+def _wait_for_server(mountpoint: str, number: int, waits: bool) -> int | None:
     """Wait until the server of the file system that was at ``mountpoint``, minor device ``number``,
-    has ended. Where the file system is mounted elsewhere, too, its server goes on for that: see
-    ``unmount``."""
+    has ended; returns how many bytes it has not flushed, where it says so. Where the file system is
+    mounted elsewhere, too, its server goes on for that: see ``unmount``."""
     told = False
     now = time.monotonic()
     deadline, look = now + _UNMOUNT_TIMEOUT_S, now + _FIRST_LOOK_S
@@ -200,12 +257,16 @@ def _wait_for_server(mountpoint: str, number: int, waits: bool) -> None:
             time.sleep(0.02)
     finally:
         os.close(directory)
+    left = [_wish(mountpoint, where).left for where in directories()]
     _forget(mountpoint)
+    known = [count for count in left if count is not None]
+    return sum(known) if known else None
 
 
 def _forget(mountpoint: str) -> None:
     """Remove the socket of metrics that a server which was killed has left: else its place would be
-    told to be down for good. That of a server that lives, or is starting, stays."""
+    told to be down for good. And what it, or an unmount, has left in files. Those of a server that
+    lives, or is starting, stay."""
     directory = -1
     with contextlib.suppress(OSError):  # it is gone: no server can start there
         directory = os.open(mountpoint, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -213,6 +274,7 @@ def _forget(mountpoint: str) -> None:
         if directory >= 0 and not _try_lock(directory, fcntl.LOCK_SH):
             return
         for where in directories():
+            _wish(mountpoint, where).forget()
             try:
                 make_room(socket_of(mountpoint, where))
             except IserblkError as error:
@@ -257,25 +319,46 @@ async def _serve(
     from fuse_mount.operations import LunFiles  # noqa: PLC0415
     from fuse_mount.readers import Readers  # noqa: PLC0415
     from iserblk.disk.aio import open_disks  # noqa: PLC0415
+    from iserblk.disk.ending import LONGEST_S, EndOfUse  # noqa: PLC0415
     from iserblk.disk.writers import is_shared, note_use  # noqa: PLC0415
+    from iserblk.waiting.stopping import is_stopping, mount_unit, own_unit, watch  # noqa: PLC0415
 
     early = 0
     mounted = closed = False
+    ending, failed = EndOfUse(), list[str]()
+    unflushed: int | None = None
+    place = own_directory() or unit_directory()
+    wish = _wish(mountpoint, place) if place is not None else None
+    if wish is not None:
+        wish.forget()  # of a server that was killed
+
+    def wished() -> bool:
+        mine = {own_unit(), mount_unit(mountpoint)}
+        return (wish is not None and wish.made) or is_stopping(mine)
+
+    def ask(wanted: bool) -> None:
+        if not told.first:
+            ending.ask(wanted)
 
     async def end_on_signals() -> None:
-        nonlocal early
+        nonlocal early, unflushed
         number = await told.begun()
         if mounted:
+            ending.ask()
+            if wish is not None and wish.by_force:
+                ending.give_up()
             if not closed:
                 pyfuse3.terminate()
-            await told.lost_patience()
-            log.error("%s: told twice to end: not waiting for the target", mountpoint)
+            with trio.move_on_after(LONGEST_S):
+                await told.lost_patience()
+            why = "told twice to end" if told.endings.impatient else f"not done in {LONGEST_S:g} s"
+            log.error("%s: %s: not waiting for the target", mountpoint, why)
+            failed[:], unflushed = files.not_flushed(), files.unflushed
         else:
             early = number
         nursery.cancel_scope.cancel()
 
     logging.getLogger("pyfuse3").addFilter(is_of_use)
-    failed: Sequence[str] = ()
     if told.first:
         return told.first
     async with trio.open_nursery() as nursery:
@@ -288,7 +371,8 @@ async def _serve(
                 writes=not options.read_only,
                 shared=is_shared(urls, served),
             )
-            files = LunFiles(disks.disks, options)
+            ending = disks.ending
+            files = LunFiles(disks.disks, options, ending)
             pyfuse3.trio = Readers().namespace()  # type: ignore[attr-defined]
             _mount(files, mountpoint, _source(source), options)
             try:
@@ -297,14 +381,21 @@ async def _serve(
                 ready()
                 with limited_lines():  # behind ``ready``, which says where the log is
                     nursery.start_soon(_tell_left_out)
-                    await pyfuse3.main(_MIN_TASKS, _MAX_TASKS)
-                    failed = await files.flush_all()
+                    async with trio.open_nursery() as watching:
+                        watching.start_soon(watch, ending.waits, wished, ask)
+                        await pyfuse3.main(_MIN_TASKS, _MAX_TASKS)
+                        watching.cancel_scope.cancel()
+                    ending.ask()
+                    failed += await files.flush_all()
+                    unflushed = files.unflushed
             finally:
                 closed = True
                 pyfuse3.close(unmount=True)
         nursery.cancel_scope.cancel()
     if failed:
-        raise MountFailed(f"{mountpoint}: data may be lost: {'; '.join(failed)}")
+        if wish is not None:
+            wish.leave(unflushed)
+        raise DataAtRisk(f"{mountpoint}: data may be lost: {'; '.join(failed)}", unflushed)
     return early
 
 
@@ -458,6 +549,17 @@ def is_mounted(mountpoint: str) -> tuple[str, int]:
     return found
 
 
+def _source_at(mountpoint: str) -> str:
+    """The source of what is mounted there: a URL without secrets, or a name."""
+    found = ""
+    with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as file:
+        for line in file:
+            before, _, after = line.partition(" - ")
+            if unescape(before.split(" ")[4]) == mountpoint:
+                found = unescape(after.split(" ")[1])
+    return found
+
+
 def is_ours(mountpoint: str) -> bool:
     """Whether LUNs are mounted there, by a server that may be dead. Waits for no file system."""
     return is_mounted(mountpoint)[0] == _FILE_SYSTEM
@@ -477,9 +579,14 @@ def _fsync(mountpoint: str) -> None:
 
 def _unmount_command(mountpoint: str, how: How) -> list[str]:
     if os.geteuid() != 0:
-        return ["fusermount3", "-u", *(["-z"] if how is How.LAZY else []), mountpoint]
+        return [
+            "fusermount3",
+            "-u",
+            *(["-z"] if how in (How.LAZY, How.AT_ONCE) else []),
+            mountpoint,
+        ]
     # Without its helper, which may be what called us.
-    return ["umount", "--internal-only", *filter(None, [how.value]), mountpoint]
+    return ["umount", "--internal-only", *how.value.split(), mountpoint]
 
 
 # --- errors and the background -----------------------------------------------------------------

@@ -37,6 +37,7 @@ from pyfuse3 import (
 
 from fuse_mount.lun_file import NO_END, LunFile
 from fuse_mount.options import MountOptions
+from iserblk.disk.ending import EndOfUse, all_unflushed, last_flush_failed, not_flushed
 from iserblk.disk.seam import AsyncDisk, FlushClient
 from iserblk.errors import CommandTimeout, IserblkError
 
@@ -63,8 +64,14 @@ class LunFiles(pyfuse3.Operations):
     ends leaves it to those that are opened later.
     """
 
-    def __init__(self, disks: Mapping[str, AsyncDisk], options: MountOptions) -> None:
+    def __init__(
+        self,
+        disks: Mapping[str, AsyncDisk],
+        options: MountOptions,
+        ending: EndOfUse | None = None,
+    ) -> None:
         super().__init__()
+        self._ending = ending or EndOfUse()
         self._files = [LunFile(name, disk) for name, disk in disks.items()]
         self._names = [file.name for file in self._files]
         self._options = options
@@ -282,11 +289,17 @@ class LunFiles(pyfuse3.Operations):
         await _flush(self._open[fh].disk, self._clients[fh])
 
     async def fsyncdir(self, fh: FileHandleT, datasync: bool) -> None:
-        """fsync of the directory: flush every LUN that was written, for a client that begins
-        now."""
+        """fsync of the directory: flush every LUN that was written, for a client that begins now.
+        Fails with ETIMEDOUT where a target that is away was given up, because the mount is to
+        end."""
         for file in self._files:
             if file.disk.dirty:
-                await _flush(file.disk, file.disk.new_client())
+                try:
+                    await _flush(file.disk, file.disk.new_client())
+                except FUSEError:
+                    if self._ending.given_up():
+                        raise FUSEError(errno.ETIMEDOUT) from None
+                    raise
 
     async def flush_all(self) -> Sequence[str]:
         """Flush every LUN that was written since its last flush. Nothing is open any more. Returns
@@ -302,8 +315,21 @@ class LunFiles(pyfuse3.Operations):
                 try:
                     await disk.flush(disk.new_client())
                 except IserblkError as error:
-                    failed.append(f"{os.fsdecode(file.name)}: the last flush failed: {error}")
+                    failed.append(last_flush_failed(os.fsdecode(file.name), disk, error))
         return failed
+
+    def not_flushed(self) -> Sequence[str]:
+        """The same, without a flush."""
+        return [
+            not_flushed(os.fsdecode(file.name), file.disk)
+            for file in self._files
+            if file.disk.dirty
+        ]
+
+    @property
+    def unflushed(self) -> int | None:
+        """Bytes of all LUNs; None: not known."""
+        return all_unflushed(file.disk for file in self._files)
 
 
 async def _flush(disk: AsyncDisk, client: FlushClient) -> None:

@@ -7,7 +7,7 @@ import os
 import click
 
 from fuse_mount.errors import UsageError
-from fuse_mount.mount import unmount, whole_path
+from fuse_mount.mount import How, unmount, whole_path
 from iserblk.cli.command import UsageStatus
 from iserblk.cli.mount import own_place
 from iserblk.named.files import may_be_name
@@ -16,9 +16,16 @@ from iserblk.named.resolving import names_lun
 
 @click.command("umount", cls=UsageStatus)
 @click.argument("mountpoint", metavar="MOUNTPOINT")
-def command(mountpoint: str) -> None:
+@click.option(
+    "--force",
+    is_flag=True,
+    help="Do not flush, and wait for nothing: all requests fail at once, also of what uses the"
+    " files.",
+)
+def command(mountpoint: str, force: bool) -> None:
     """Flush and unmount MOUNTPOINT, or that of a named LUN; return when the process that served it
-    has ended."""
+    has ended. If the target is away, this takes a minute at most; what was not flushed may then be
+    lost, and the exit status is 1."""
     if may_be_name(mountpoint) and not os.path.lexists(mountpoint):
         if not names_lun(mountpoint):
             whole_path(mountpoint)  # raises where the current directory is gone
@@ -27,4 +34,4 @@ def command(mountpoint: str) -> None:
                 " fuse.iserblk` shows where LUNs are mounted, `iserblk list` the names"
             )
         mountpoint = own_place(mountpoint, "`findmnt -t fuse.iserblk` shows where LUNs are mounted")
-    unmount(mountpoint)
+    unmount(mountpoint, How.AT_ONCE if force else How.FLUSHED)

@@ -44,6 +44,10 @@ class EndOfUse:
             else:
                 session.ending.withdraw()
 
+    def given_up(self) -> bool:
+        """Whether a target is not waited for any more, as the end was asked for."""
+        return any(session.gives_up for session in self._sessions)
+
     def give_up(self) -> None:
         """End all sessions now: what is under way fails, and nothing is flushed any more. Call it
         in the thread that runs them."""

@@ -22,10 +22,13 @@ from typing import Any
 import pytest
 
 from fuse_mount import mount
+from fuse_mount.errors import DataAtRisk, MountFailed
 from iserblk.limited_log import BURST
 from iserblk.metrics.address import socket_of
+from iserblk.metrics.places import directories
 from tests.support import forking
 from tests.support.forking import Forked
+from tests.support.target import TargetProcess, running_target
 from tests.support.until import until_blocking
 
 URL = "iser://127.0.0.1/iqn.2026-11.example:fake/0"
@@ -401,8 +404,93 @@ def test_a_failed_last_flush_is_said(mounts: Mounts) -> None:
     (mounts.place / "lun0").write_bytes(b"x")
     server.terminate()
     status, said = ended(server)
-    assert status == 32
+    assert status == 1
     assert "data may be lost: lun0: the last flush failed" in said
+
+
+class Real:
+    """A mount of a LUN of our target, whose requests may wait for a day; 4096 bytes of it are
+    written, and not flushed."""
+
+    def __init__(self, mounts: Mounts, target: TargetProcess) -> None:
+        self.place = mounts.place
+        self.url = f"{target.url}/0"
+        words = [f"{self.url}?io-timeout=86400", str(self.place)]
+        self.server = Forked(
+            "tests.fuse_mount.hasty_mount",
+            words,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env=dict(os.environ),
+        )
+        mounts.servers.append(self.server)
+        assert self.server.stdout is not None
+        assert self.server.stdout.readline() == f"ready {self.place}\n"
+        with open(self.place / "lun0", "r+b", buffering=0) as file:
+            file.write(b"x" * 4096)
+
+
+@pytest.fixture
+def target(tmp_path: Path) -> Iterator[TargetProcess]:
+    with running_target([f"{tmp_path}/lun:size={SIZE}"], tmp_path / "target.log") as running:
+        yield running
+
+
+def test_a_target_that_is_away_does_not_keep_the_unmount(
+    mounts: Mounts, target: TargetProcess
+) -> None:
+    """However long requests may wait; both processes name what is lost."""
+    real = Real(mounts, target)
+    target.kill()
+    with pytest.raises(DataAtRisk) as caught:
+        mount.unmount(str(mounts.place))
+    assert caught.value.exit_status == 1
+    said = str(caught.value)
+    assert f"unmounted, and the target is away: 4096 bytes written to {real.url}" in said
+    status, said = ended(real.server)
+    assert status == 1
+    assert "lun0: the last flush failed, data may be lost: 4096 unflushed bytes: " in said
+
+
+def test_a_target_that_is_away_does_not_keep_the_server(
+    mounts: Mounts, target: TargetProcess
+) -> None:
+    real = Real(mounts, target)
+    target.kill()
+    real.server.terminate()
+    status, said = ended(real.server)
+    assert status == 1
+    assert "lun0: the last flush failed, data may be lost: 4096 unflushed bytes: " in said
+
+
+def test_where_the_files_are_in_use_requests_wait_again(
+    mounts: Mounts, target: TargetProcess
+) -> None:
+    """The unmount has not taken place, and so the end is not wished for any more."""
+    real = Real(mounts, target)
+    with open(mounts.place / "lun0", "r+b", buffering=0) as file:
+        with pytest.raises(MountFailed, match="still mounted"):
+            mount.unmount(str(mounts.place))
+        places = [socket_of(str(mounts.place), where) for where in directories()]
+        assert not any(place.with_suffix(".ending").exists() for place in places)
+        file.write(b"y")
+    mount.unmount(str(mounts.place))
+    assert ended(real.server) == (0, "")
+
+
+def test_by_force_nothing_is_waited_for(mounts: Mounts, target: TargetProcess) -> None:
+    """Whatever uses the files."""
+    real = Real(mounts, target)
+    with open(mounts.place / "lun0", "rb", buffering=0):
+        target.pause()
+        try:
+            with pytest.raises(DataAtRisk, match="it was not flushed: 4096 bytes written to "):
+                mount.unmount(str(mounts.place), mount.How.AT_ONCE)
+            status, said = ended(real.server)
+        finally:
+            target.resume()
+    assert status == 1
+    assert "4096 unflushed bytes: " in said and "given up by force" in said
 
 
 def test_background_and_unmount(mounts: Mounts) -> None:
