@@ -199,7 +199,7 @@ def test_in_use_after_its_server_has_died(
         assert "has it open" in tool.refused(28, "detach", "nbd0")
         assert kernel.attribute("nbd0", "dead_timeout") == "0"
     tool.good("attach", "--replace", f"{target.url}/0", "nbd0")
-    assert kernel.attribute("nbd0", "dead_timeout") == "60"
+    assert kernel.attribute("nbd0", "dead_timeout") == "210"
     tool.good("detach", "nbd0")
 
 
