@@ -10,6 +10,8 @@ import logging
 import os
 import socket
 import stat
+import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,9 +20,10 @@ import trio
 
 from iserblk import __version__
 from iserblk.errors import RemoteProtocolError
-from iserblk.metrics.exposition import CONTENT_TYPE
+from iserblk.metrics.exposition import CONTENT_TYPE, parse_untrusted
 from iserblk.metrics.merging import Merger, escaped
 from iserblk.metrics.places import Place, Source
+from iserblk.metrics.reading import ProcessReading
 from iserblk.metrics.scraping import REQUEST, body_untrusted
 
 log = logging.getLogger(__name__)
@@ -30,6 +33,7 @@ ALL_S = 6.0  # until those have answered that had to wait for their turn, too
 OWN_AT_ONCE = 512
 OTHERS_AT_ONCE = 128  # of all other users together
 ANSWERS = 4  # that are as long as can be, of one source
+OTHERS_READ_BYTES = 1 << 20  # of another user, that are decoded, which takes long
 _CHUNK = 1 << 16
 
 _UP = "iserblk_up"
@@ -44,6 +48,21 @@ _HELP = {
 }
 
 
+NO_ANSWER = "no answer in time"
+NO_PROCESS = "no process serves metrics there"
+
+
+@dataclass(slots=True, frozen=True)
+class Answer:
+    """What a place has answered. ``reading``: None: nothing, and ``why`` says why not. ``at``:
+    monotonic seconds."""
+
+    place: Place
+    reading: ProcessReading | None
+    why: str
+    at: float
+
+
 @dataclass(slots=True)
 class _Asked:
     """A place, and what became of it. ``why``: it is down, and for this reason; "": it has
@@ -51,8 +70,9 @@ class _Asked:
 
     place: Place
     own: bool
-    why: str = "no answer in time"
+    why: str = NO_ANSWER
     text: str = ""
+    at: float = 0.0
     seconds: float = 0.0
     gone: bool = False
 
@@ -109,7 +129,20 @@ class Joined:
             if run.document is not None:
                 return CONTENT_TYPE, run.document
 
+    async def answers(self) -> list[Answer]:
+        """What each place answers, decoded. Each call asks all of them."""
+        asked, _ = await self._round()
+        return await trio.to_thread.run_sync(_answers, asked)
+
     async def _ask_all(self) -> bytes:
+        there, left_out = await self._round()
+        text = await trio.to_thread.run_sync(_text, there, left_out)
+        self._tell(there)
+        return text
+
+    async def _round(self) -> tuple[list[_Asked], int]:
+        """Ask all places; those that have gone in order are left out. And how many were not asked
+        since there are too many."""
         sources = await trio.to_thread.run_sync(self._sources)
         limiters = {True: trio.CapacityLimiter(OWN_AT_ONCE)}
         limiters[False] = trio.CapacityLimiter(OTHERS_AT_ONCE)
@@ -125,10 +158,7 @@ class Joined:
                         asked[each.labels] = each
                         nursery.start_soon(_ask, each, room, limiters[source.own])
         there = [each for each in asked.values() if not each.gone]
-        left_out = sum(source.left_out for source in sources)
-        text = await trio.to_thread.run_sync(_text, there, left_out)
-        self._tell(there)
-        return text
+        return there, sum(source.left_out for source in sources)
 
     def _tell(self, asked: Iterable[_Asked]) -> None:
         """Log what is down that was not before. Other users have no part in the log."""
@@ -147,6 +177,7 @@ async def _ask(asked: _Asked, room: _Room, limiter: trio.CapacityLimiter) -> Non
         try:
             with trio.fail_after(ANSWER_S):
                 answer = await _answer(asked.place, room)
+            asked.at = time.monotonic()
             asked.text = body_untrusted(answer).decode()
             asked.why = ""
         except trio.TooSlowError:
@@ -156,7 +187,7 @@ async def _ask(asked: _Asked, room: _Room, limiter: trio.CapacityLimiter) -> Non
             asked.gone = not asked.place.named
         except OSError as error:
             words = os.strerror(error.errno) if error.errno else str(error)
-            asked.why = f"no process serves metrics there ({words})"
+            asked.why = f"{NO_PROCESS} ({words})"
         except RemoteProtocolError as error:
             asked.why = str(error)
         except UnicodeDecodeError:
@@ -204,6 +235,26 @@ async def _connect(family: int, address: tuple[str, int] | str) -> trio.socket.S
         sock.close()
         raise
     return sock
+
+
+def _answers(asked: Sequence[_Asked]) -> list[Answer]:
+    """Runs in a thread. Only what ``Merger`` takes is decoded."""
+    found = []
+    read: Counter[str] = Counter()  # by user
+    for each in asked:
+        reading = None
+        why = each.why
+        read[each.place.uid] += len(each.text)
+        if not why and not each.own and read[each.place.uid] > OTHERS_READ_BYTES:
+            why = "the answers of this user are too long to be decoded"
+        if not why:
+            try:
+                Merger().take_untrusted(each.labels, each.text)
+                reading = parse_untrusted(each.text)
+            except RemoteProtocolError as error:
+                why = str(error)
+        found.append(Answer(each.place, reading, why, each.at))
+    return found
 
 
 def _text(asked: Sequence[_Asked], left_out: int) -> bytes:

@@ -9,12 +9,14 @@ connections keep no other client away, and a flood of new ones none of another a
 from __future__ import annotations
 
 import errno
+import ipaddress
 import logging
 import os
 import socket
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Collection, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -30,6 +32,16 @@ log = logging.getLogger(__name__)
 Look = Callable[[], ProcessReading]
 Document = Callable[[], Awaitable[tuple[str, bytes]]]  # its content type, and the body
 
+
+@dataclass(slots=True, frozen=True)
+class Page:
+    """A page for browsers, at ``/``. ``made``: from the query of a request, which is not trusted,
+    makes the document. ``policy``: what a browser may do with it (Content-Security-Policy)."""
+
+    made: Callable[[bytes], Awaitable[bytes]]
+    policy: str
+
+
 REQUEST_BYTES = 8192
 REQUEST_S = 5.0  # until the whole request has come
 ANSWER_S = 10.0  # until the client has taken the answer
@@ -39,6 +51,16 @@ SESSIONS = b"sessions"  # the query that asks for those of targets, too
 _BACKLOG = 256  # connections that wait to be accepted, in a flood, too
 _PLAIN = "text/plain; charset=utf-8"
 _OK = "200 OK"
+_NOT_OURS = "421 Misdirected Request"
+_REMEDIES = {
+    _NOT_OURS: "ask by an IP address, or as localhost; `iserblk exporter --name NAME` takes "
+    "further names"
+}
+# Of each answer: no browser takes it for something else, keeps it, or gives it to another site.
+_HEADERS = (
+    "X-Content-Type-Options: nosniff\r\nCache-Control: no-store\r\n"
+    "Referrer-Policy: no-referrer\r\nCross-Origin-Resource-Policy: same-origin\r\n"
+)
 
 
 class Listener:
@@ -117,10 +139,16 @@ async def serve(listener: Listener, look: Look) -> None:
 
 
 async def serve_document(
-    listening: socket.socket, document: Document, with_sessions: Document | None = None
+    listening: socket.socket,
+    document: Document,
+    with_sessions: Document | None = None,
+    page: Page | None = None,
+    names: Collection[str] = (),
 ) -> None:
     """Answer requests with ``document``, and those for ``/metrics?sessions`` with the other one,
-    until cancelled. ``listening`` stays the caller's."""
+    until cancelled. ``page``: what is at ``/``; None: ``document``. ``names``: of this machine, in
+    lower case, by which clients may ask; see ``_Site``. ``listening`` stays the caller's."""
+    site = _Site(listening, document, with_sessions or document, page, names)
     sock = trio.socket.from_stdlib_socket(listening)
     clients = _Clients()
     async with trio.open_nursery() as nursery:
@@ -136,8 +164,62 @@ async def serve_document(
             except BaseException:
                 client.close()
                 raise
-            documents = document, with_sessions or document
-            nursery.start_soon(_attend, client, _origin(address), documents, clients)
+            nursery.start_soon(_attend, client, _origin(address), site, clients)
+
+
+class _Site:
+    """What is served, and to whom.
+
+    A page of any site may have a browser on this machine ask at a loopback address, by a name of
+    this site that its name server then gives that address (DNS rebinding), and read the answer. So
+    a request there has to name this machine in its Host field: by an address, as localhost, or by
+    one of ``names``. At another address who reaches the port may read the metrics, by whatever name
+    a collector knows it; the page, which browsers alone ask for, is refused there, too. A Unix
+    socket is asked by no browser. Clients that tell no Host are no browsers either.
+    """
+
+    def __init__(
+        self,
+        listening: socket.socket,
+        document: Document,
+        with_sessions: Document,
+        page: Page | None,
+        names: Collection[str],
+    ) -> None:
+        self._document = document
+        self._with_sessions = with_sessions
+        self._page = page
+        self._names = names
+        self._tcp = listening.family != socket.AF_UNIX
+        self._loopback = (
+            self._tcp
+            and ipaddress.ip_address(listening.getsockname()[0].partition("%")[0]).is_loopback
+        )
+
+    def judge_untrusted(self, head: bytes) -> tuple[str, bool]:
+        """As the function."""
+        status, with_body = judge_untrusted(head)
+        guarded = self._loopback or (self._tcp and self._is_page(head))
+        if status == _OK and guarded and not names_untrusted(host_untrusted(head), self._names):
+            status = _NOT_OURS
+        return status, with_body
+
+    def _is_page(self, head: bytes) -> bool:
+        return self._page is not None and path_untrusted(head)[0] == b"/"
+
+    async def answer(self, head: bytes) -> tuple[str, bytes]:
+        """Header fields, each with its end of line, and the document."""
+        if self._page is not None and self._is_page(head):
+            body = await self._page.made(path_untrusted(head)[1])
+            fields = (
+                "Content-Type: text/html; charset=utf-8\r\n"
+                f"Content-Security-Policy: {self._page.policy}\r\n"
+                "X-Frame-Options: DENY\r\nCross-Origin-Opener-Policy: same-origin\r\n"
+            )
+            return fields, body
+        sessions = wants_sessions_untrusted(head)
+        kind, body = await (self._with_sessions if sessions else self._document)()
+        return f"Content-Type: {kind}\r\n", body
 
 
 class _Clients:
@@ -182,7 +264,7 @@ def _origin(address: object) -> str:
 async def _attend(
     client: trio.socket.SocketType,
     origin: str,
-    documents: tuple[Document, Document],
+    site: _Site,
     clients: _Clients,
 ) -> None:
     try:
@@ -192,12 +274,13 @@ async def _attend(
                 request = await _receive(client)
             if request is None:
                 return  # too slow, too long, or gone
-            status, with_body = judge_untrusted(request)
-            kind, body = _PLAIN, f"{status}; ask for GET /metrics\n".encode()
+            status, with_body = site.judge_untrusted(request)
+            fields = f"Content-Type: {_PLAIN}\r\n"
+            body = f"{status}; {_REMEDIES.get(status, 'ask for GET /metrics')}\n".encode()
             if status == _OK:
-                kind, body = await documents[wants_sessions_untrusted(request)]()
+                fields, body = await site.answer(request)
             head = (
-                f"HTTP/1.0 {status}\r\nContent-Type: {kind}\r\nContent-Length: {len(body)}\r\n"
+                f"HTTP/1.0 {status}\r\n{fields}Content-Length: {len(body)}\r\n{_HEADERS}"
                 "Connection: close\r\n\r\n"
             )
             with clients.waited_for(origin, ANSWER_S):
@@ -266,6 +349,40 @@ def wants_sessions_untrusted(head: bytes) -> bool:
     """Whether a request asks for the sessions of targets, too. Never raises."""
     query = head.partition(b"\n")[0].partition(b"?")[2]
     return query.partition(b" ")[0] == SESSIONS
+
+
+def path_untrusted(head: bytes) -> tuple[bytes, bytes]:
+    """The path and the query that a request asks for. Never raises."""
+    line = head.partition(b"\n")[0].rstrip(b"\r").split(b" ")
+    path, _, query = (line[1] if len(line) > 1 else b"").partition(b"?")
+    return path, query
+
+
+def host_untrusted(head: bytes) -> str | None:
+    """The host that a request asks for, in lower case and without a port; None: it tells none. Of
+    several it is not said which counts: "". Never raises."""
+    found = []
+    for line in head.split(b"\n")[1:]:
+        name, colon, value = line.partition(b":")
+        if colon and name.strip().lower() == b"host":
+            found.append(value.strip().decode("latin-1").lower())
+    if not found:
+        return None
+    host = found[0] if len(found) == 1 else ""
+    if host.startswith("["):
+        return host.partition("]")[0].removeprefix("[")
+    return host.partition(":")[0]
+
+
+def names_untrusted(host: str | None, names: Collection[str]) -> bool:
+    """Whether ``host``, of a request, is a name of this machine; see ``_Site``. Never raises."""
+    if host is None or host == "localhost" or host.removesuffix(".") in names:
+        return True
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True
 
 
 async def _send(client: trio.socket.SocketType, data: bytes) -> None:

@@ -14,13 +14,20 @@ from pathlib import Path
 
 import pytest
 
+from iserblk.cli.exporter import look_of
+from iserblk.cli.watch.page import POLICY
 from iserblk.disk.blocking import open_disks
 from iserblk.metrics.address import socket_of
+from iserblk.metrics.joining import NO_ANSWER, NO_PROCESS, Answer
+from iserblk.metrics.places import Place
+from iserblk.metrics.reading import ProcessReading
+from iserblk.metrics.target_reading import TargetReading
 from tests.cli.commands import COMMAND, bad, environment, serving
 from tests.metrics.test_merging import samples
 from tests.support.nbdkit import need
 from tests.support.target import END_S, ROOT, TargetProcess, running_target
 from tests.support.unit import Unit
+from tests.support.watched import lun
 
 UNIT = ROOT / "scripts/systemd/iserblk-exporter.service"
 # Of 100: 95 is a service without any hardening. Those of the kinds below need what they have.
@@ -40,6 +47,26 @@ def asked(url: str) -> str:
         assert answer.headers["Content-Type"].startswith("text/plain; version=0.0.4")
         text: str = answer.read().decode()
     return text
+
+
+def page_of(url: str, path: str = "/") -> str:
+    with urllib.request.urlopen(url.replace("/metrics", path), timeout=END_S) as answer:
+        assert answer.headers["Content-Security-Policy"] == POLICY
+        text: str = answer.read().decode()
+    return text
+
+
+def test_what_a_page_shows_of_answers() -> None:
+    place = Place("/dev/nbd0", "0", Path("/a"))
+    reading = ProcessReading(
+        7, "1", (lun(),), (TargetReading("t", "u", sessions=2),), command="attach"
+    )
+    dead = [f"{NO_PROCESS} (x)", NO_ANSWER, "the answer is no text"]
+    found = look_of([Answer(place, reading, "", 5.0), *(Answer(place, None, e, 0.0) for e in dead)])
+    (only,) = found.luns
+    assert (only.where, only.pid, only.at, only.command) == ("/dev/nbd0", 7, 5.0, "attach")
+    assert (found.targets, found.sessions) == (1, 2)
+    assert [each.state for each in found.silent] == ["killed", "no answer", "wrong answer"]
 
 
 def test_all_luns_of_a_machine(target: TargetProcess, tmp_path: Path) -> None:
@@ -72,6 +99,13 @@ def test_all_luns_of_a_machine(target: TargetProcess, tmp_path: Path) -> None:
             ("/mnt/luns", "1", str(os.geteuid())): 4 << 20,
             (f"127.0.0.1:{port}", "0", ""): 8 << 20,
         }
+        shown = page_of(server.url)
+        for words in ("/mnt/luns", "/dev/nbd0 lun0", "/dev/nbd1", "killed"):
+            assert words in shown, words
+        (of,) = {each for each in re.findall(r'href="(/\?lun=\w+)" id="t', shown)
+                 if "/mnt/luns" in shown.partition(each)[2][:80]}  # fmt: skip
+        alone = page_of(server.url, of)
+        assert "all LUNs" in alone and "4.0M" in alone and "/dev/nbd0" not in alone
         assert server.end(signal.SIGTERM) == 128 + signal.SIGTERM
     line, *more = (tmp_path / "log").read_text().splitlines()
     assert line == "iserblk: /dev/nbd1: no process serves metrics there (Connection refused)"

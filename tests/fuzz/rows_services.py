@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from iserblk.cli.watch.page import chosen_untrusted
 from iserblk.cli.watch.terminal import keys_untrusted
 from iserblk.discovery import isns, slp
 from iserblk.discovery.isns import Attribute
@@ -9,7 +10,13 @@ from iserblk.iscsi.send_targets import Portal
 from iserblk.metrics.exposition import parse_untrusted
 from iserblk.metrics.merging import Merger
 from iserblk.metrics.scraping import body_untrusted
-from iserblk.metrics.serving import judge_untrusted, wants_sessions_untrusted
+from iserblk.metrics.serving import (
+    host_untrusted,
+    judge_untrusted,
+    names_untrusted,
+    path_untrusted,
+    wants_sessions_untrusted,
+)
 from iserblk.target.announcing.announced import Announced
 from iserblk.target.announcing.slp_agent import ServiceAgent
 from tests.discovery.test_isns import group, pdu
@@ -141,6 +148,8 @@ iserblk_target_lun_threads{lun="0",target="iqn.x:y"} 16.0
 def _request(head: bytes) -> None:
     judge_untrusted(head)
     wants_sessions_untrusted(head)
+    chosen_untrusted(path_untrusted(head)[1])
+    names_untrusted(host_untrusted(head), ())
 
 
 ROWS = (
@@ -181,6 +190,7 @@ ROWS = (
     ),
     decoder(
         "metrics request", _request, b"GET /metrics?sessions HTTP/1.1\r\n", b"HEAD / HTTP/1.0",
+        b"GET /?lun=0123456789abcdef HTTP/1.1\r\nHost: [::1]:13260\r\n\r\n",
         allowed=(),
     ),
 )  # fmt: skip

@@ -6,6 +6,7 @@ from __future__ import annotations
 import socket
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,9 +14,10 @@ import trio
 
 from iserblk.metrics import joining
 from iserblk.metrics.address import socket_of
-from iserblk.metrics.joining import Joined
+from iserblk.metrics.joining import NO_PROCESS, Joined
 from iserblk.metrics.places import OWN_BYTES, Place, Source, in_directory, named
 from tests.metrics.answerers import answering, free_port, served
+from tests.metrics.test_exposition import EXAMPLE
 from tests.metrics.test_merging import TEXT, samples
 
 # What is told once of each that is down.
@@ -299,3 +301,32 @@ async def test_the_log_tells_a_change_once(
     ]
     async with served(path):
         await joined.document()
+
+
+# --- decoded -------------------------------------------------------------------------------------
+
+
+async def test_answers_are_decoded(tmp_path: Path) -> None:
+    async with served(socket_of("/dev/nbd0", tmp_path)):
+        with socket.socket(socket.AF_UNIX) as dead:
+            dead.bind(str(socket_of("/dev/nbd1", tmp_path)))
+            async with answering(socket_of("/dev/nbd2", tmp_path), b"HTTP/1.0 200 OK\r\n\r\nno"):
+                found = await Joined(lambda: source_of(tmp_path)).answers()
+    by_place = {each.place.where: each for each in found}
+    assert by_place["/dev/nbd0"].reading == EXAMPLE
+    assert (by_place["/dev/nbd0"].why, by_place["/dev/nbd0"].at > 0) == ("", True)
+    assert by_place["/dev/nbd1"].reading is None
+    assert by_place["/dev/nbd1"].why.startswith(NO_PROCESS)
+    assert "not the metrics of iserblk" in by_place["/dev/nbd2"].why
+
+
+async def test_no_user_has_much_decoded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of another user: the first answers only; this user's own have no such limit."""
+    monkeypatch.setattr(joining, "OTHERS_READ_BYTES", len(TEXT) * 3 // 2)
+    async with served(socket_of("/dev/nbd0", tmp_path)), served(socket_of("/dev/nbd1", tmp_path)):
+        own = source_of(tmp_path)
+        assert all(each.reading for each in await Joined(lambda: own).answers())
+        others = [replace(each, own=False) for each in own]
+        found = await Joined(lambda: others).answers()
+    assert [each.reading is None for each in found].count(True) == 1
+    assert "too long" in "".join(each.why for each in found)

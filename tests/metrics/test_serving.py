@@ -21,7 +21,11 @@ from iserblk.metrics.reading import ProcessReading
 from iserblk.metrics.serving import (
     CLIENTS,
     Listener,
+    Page,
+    host_untrusted,
     judge_untrusted,
+    names_untrusted,
+    path_untrusted,
     serve,
     serve_document,
     wants_sessions_untrusted,
@@ -95,7 +99,7 @@ def test_closed_before_it_served(tmp_path: Path) -> None:
 
 async def test_a_request_in_pieces(address: Address) -> None:
     async with served(address):
-        answer = await said(address, b"GET /met", b"rics HTTP/1.1\r\nHost: x\r", b"\n\r\n")
+        answer = await said(address, b"GET /met", b"rics HTTP/1.1\r\nHost: localhost\r", b"\n\r\n")
     assert answer.startswith(b"HTTP/1.0 200 OK\r\nContent-Type: text/plain; version=0.0.4;")
     head, _, body = answer.partition(b"\r\n\r\n")
     assert f"Content-Length: {len(body)}".encode() in head
@@ -260,3 +264,110 @@ async def test_what_cannot_be_loaded_does_not_end_the_disks(
 
 
 # --- the client ----------------------------------------------------------------------------------
+
+
+# --- who asks ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("host", "ours"),
+    [
+        (None, True),  # no browser
+        ("localhost", True),
+        ("LOCALHOST:13260", True),
+        ("127.0.0.1:13260", True),
+        ("[::1]:13260", True),
+        ("192.0.2.1", True),
+        ("storage1:13260", True),
+        ("Storage1.", True),
+        ("evil.example", False),
+        ("storage1.evil.example", False),
+        ("localhost.evil.example:13260", False),
+        ("127.0.0.1.evil.example", False),
+        ("", False),
+        ("[evil.example]", False),
+        ("localhost\r\nHost: evil.example", False),
+    ],
+)
+async def test_a_loopback_port_answers_to_names_of_this_machine(
+    host: str | None, ours: bool
+) -> None:
+    """So no page of another site can have a browser ask, by a name that it gives this address."""
+    line = "" if host is None else f"Host: {host}\r\n"
+    request = f"GET /metrics HTTP/1.1\r\n{line}\r\n".encode()
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        listening.setblocking(False)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(serve_document, listening, document, None, None, ("storage1",))
+            answer = await said(listening.getsockname(), request)
+            nursery.cancel_scope.cancel()
+    assert answer.split()[1] == (b"200" if ours else b"421")
+    assert answer.endswith(b"a document") == ours
+
+
+async def test_a_unix_socket_is_asked_by_any_name(tmp_path: Path) -> None:
+    async with served(tmp_path / "socket"):
+        answer = await said(tmp_path / "socket", b"GET / HTTP/1.1\r\nHost: any.name\r\n\r\n")
+    assert answer.split()[1] == b"200"
+
+
+async def document() -> tuple[str, bytes]:
+    return "text/plain", b"a document"
+
+
+async def html(query: bytes) -> bytes:
+    return b"<p>" + query
+
+
+@pytest.mark.parametrize(
+    ("path", "host", "status", "body"),
+    [
+        ("/", "localhost", 200, b"<p>"),
+        ("/?lun=1", "localhost", 200, b"<p>lun=1"),
+        ("/metrics", "localhost", 200, b"a document"),
+        ("/metrics?sessions", "localhost", 200, b"a document"),
+        ("/metrics", "collectors.know.it", 200, b"a document"),
+        ("/", "evil.example", 421, b"421 Misdirected Request"),
+        ("/page", "localhost", 404, b"404 Not Found"),
+    ],
+)
+async def test_a_page(path: str, host: str, status: int, body: bytes) -> None:
+    """Where others may ask, too: collectors by any name, browsers by an address."""
+    with socket.create_server(("0.0.0.0", 0)) as listening:
+        listening.setblocking(False)
+        address = "127.0.0.1", listening.getsockname()[1]
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(
+                serve_document, listening, document, None, Page(html, "default-src 'none'")
+            )
+            request = f"GET {path} HTTP/1.1\r\nHost: {host}\r\n\r\n"
+            head, _, said_body = (await said(address, request.encode())).partition(b"\r\n\r\n")
+            nursery.cancel_scope.cancel()
+    assert head.split()[1] == str(status).encode()
+    assert said_body.startswith(body)
+    fields = dict(line.split(b": ", 1) for line in head.split(b"\r\n")[1:])
+    assert fields[b"X-Content-Type-Options"] == b"nosniff"
+    assert fields[b"Referrer-Policy"] == b"no-referrer"
+    assert fields[b"Cache-Control"] == b"no-store"
+    assert not {b"Access-Control-Allow-Origin", b"Set-Cookie"} & set(fields)
+    is_page = body.startswith(b"<")
+    assert (fields.get(b"Content-Security-Policy") == b"default-src 'none'") == is_page
+    assert (fields[b"Content-Type"] == b"text/html; charset=utf-8") == is_page
+
+
+async def test_a_page_is_only_read() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        listening.setblocking(False)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(serve_document, listening, document, None, Page(html, "x"))
+            for method in ("POST", "PUT", "DELETE", "OPTIONS"):
+                request = f"{method} / HTTP/1.1\r\nHost: localhost\r\n\r\n"
+                answer = await said(listening.getsockname(), request.encode())
+                assert answer.split()[1] == b"405"
+            nursery.cancel_scope.cancel()
+
+
+@given(st.binary())
+def test_any_head_has_a_host_or_none(head: bytes) -> None:
+    names_untrusted(host_untrusted(head), ())
+    path_untrusted(head)

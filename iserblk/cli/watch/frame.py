@@ -378,7 +378,7 @@ class _Picture:
 
     def paths(self, lun: LunHistory, width: int, most: int | None) -> list[Text]:
         """Title, and the tree, of at most ``most`` lines."""
-        branches = paths_of(lun.seen.lun, lun.away_s(self._now))
+        branches = paths_of(lun.seen.lun, lun.away_s(self._now), lun.state)
         found = [_rule("paths", width)]
         shown = branches if most is None or len(branches) <= most else branches[: most - 1]
         for index, each in enumerate(shown):

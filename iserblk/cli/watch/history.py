@@ -19,6 +19,7 @@ from iserblk.metrics.reading import LunReading, OperationReading, together
 
 SLOT_S = 5.0  # of a column of a heat map
 SLOTS = 120
+LONGEST_S = 30.0  # between two readings that make rates
 RECENT = 2  # slots from which present latencies are: the one that fills, and the one before
 MOST_EVENTS = 200
 
@@ -156,6 +157,9 @@ class LunHistory:
             return [("another process serves it now", False)]
         if seconds <= 0:
             return []
+        if seconds > LONGEST_S:  # nobody has looked: those are no rates of now
+            self.rates = Rates()
+            return changes(before.lun, seen.lun, None)
         then = before.lun.operations
         added = {name: each.since(then[name]) for name, each in seen.lun.operations.items()}
         self.rates = Rates(seconds, added)

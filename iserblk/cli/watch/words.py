@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from iserblk.cli.states import AWAY, CONNECTED, lun_state
+from iserblk.cli.states import AWAY, CONNECTED, DEAD, lun_state
 from iserblk.metrics.reading import ConnectionReading, LunReading, PathReading
 from iserblk.scsi import alua
 
@@ -76,9 +76,14 @@ class Branch:
     good: bool | None
 
 
-def paths_of(lun: LunReading, away_s: float | None) -> list[Branch]:
+def paths_of(lun: LunReading, away_s: float | None, process: str = "") -> list[Branch]:
     """The paths of a LUN as a tree: its session, the portals to which this may go, and the
-    connections that it has. ``away_s``: for how long there has been none."""
+    connections that it has. ``away_s``: for how long there has been none. ``process``: its state;
+    of one that does not answer only the portals are known."""
+    if process in DEAD:
+        ways = lun.paths or (PathReading(0, lun.portal),)
+        found = [Branch(0, f"session with {lun.target}", f"its process: {process}", False)]
+        return found + [Branch(1, each.portal, "not known", None) for each in ways]
     state = lun_state(lun)
     words = state
     if state == AWAY and away_s is not None:

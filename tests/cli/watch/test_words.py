@@ -63,6 +63,13 @@ def test_a_tree_of_one_portal() -> None:
     ]
 
 
+def test_a_tree_of_a_dead_process() -> None:
+    assert [(each.state, each.good) for each in paths_of(lun(), None, "killed")] == [
+        ("its process: killed", False),
+        ("not known", None),
+    ]
+
+
 def test_a_tree_of_several_portals_and_connections() -> None:
     paths = (
         PathReading(0, "iser://a:3260", failures=3),
