@@ -73,6 +73,7 @@ th{color:var(--faint);font-weight:600;font-size:13px}
 .name{text-align:left;overflow-wrap:anywhere}.small .name{white-space:nowrap}
 .word{text-align:left;white-space:nowrap}
 svg{display:block;width:100%;max-width:900px;height:auto}
+svg.key{display:inline-block;width:12px;height:12px;vertical-align:-1px}
 svg text{fill:var(--faint);font:11px system-ui,sans-serif}
 .s1{fill:var(--s1)}.s2{fill:var(--s2)}.s3{fill:var(--s3)}.s4{fill:var(--s4)}
 .away{fill:var(--bad)}.axis{fill:var(--line)}
@@ -124,14 +125,21 @@ POLICY = (
     "connect-src 'self'; img-src data:; base-uri 'none'; form-action 'none'; "
     "frame-ancestors 'none'"
 )
-_LEGEND = (
-    f'<p class="faint">A column is {SLOT_S:g} seconds, a row a range of latencies. The stronger '
-    "the colour, the larger the share of the requests of this time: "
-    + ", ".join(
-        f"<span>{f'from {share:.0%}' if share else f'below {SHADES[1]:.0%}'}</span>"
-        for share in SHADES
+
+
+def _key(shade: int, share: float) -> str:
+    words = f"from {share:.0%}" if share else f"below {SHADES[1]:.0%}"
+    return (
+        f'<svg class="key" viewBox="0 0 10 10" role="img" aria-label="shade {shade}">'
+        f'<rect class="s{shade}" width="10" height="10"/></svg> {words}'
     )
-    + ". A red line: no connection.</p>\n"
+
+
+_LEGEND = (
+    f'<p class="faint">A column is {SLOT_S:g} seconds, a row a range of latencies. Colours are the '
+    "share of the requests of this time: "
+    + ", ".join(_key(shade, share) for shade, share in enumerate(SHADES, 1))
+    + ". A red line below: no connection.</p>\n"
 )
 
 
