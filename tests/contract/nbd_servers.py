@@ -6,13 +6,13 @@ import json
 import os
 import signal
 import subprocess
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.support.forking import Forked
 from tests.support.nbdkit import need
 from tests.support.target import ROOT
 from tests.support.until import until_blocking
@@ -59,24 +59,31 @@ class Server:
             PYTHONPATH=str(ROOT),
             **({"FAKE_FAULTS": json.dumps(faults)} if faults else {}),
         )
+        self.process: subprocess.Popen[str] | Forked
         if kind == BY_NBDKIT:
             environment.pop("PYTHONPATH")  # the plugin finds its packages by itself
             command = ["nbdkit", "-f", "-U", str(self.socket), "-P", str(pidfile)]
             command += [*(["-r"] if read_only else []), *options]
             command += ["python", str(PLUGIN), *words]
+            self.process = subprocess.Popen(
+                command,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+                env=environment,
+                cwd=ROOT,
+            )
         else:
-            command = [sys.executable, "-m", "tests.contract.fake_server", URL]
-            command += ["--listen", listen] if listen else ["--socket", str(self.socket)]
+            command = [URL, *(["--listen", listen] if listen else ["--socket", str(self.socket)])]
             command += ["--read-only"] if read_only else []
-            command += [*options, *words]
-        self.process = subprocess.Popen(
-            command,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            env=environment,
-            cwd=ROOT,
-        )
+            self.process = Forked(
+                "tests.contract.fake_server",
+                [*command, *options, *words],
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                env=environment,
+                cwd=ROOT,
+            )
         assert self.process.stdout is not None
         if kind == BY_NBDKIT:
             until_blocking(lambda: pidfile.exists() or self.process.poll() is not None)

@@ -111,10 +111,10 @@ def test_the_default_export_has_a_name_and_a_description(start: Start) -> None:
     assert client.get_export_description() == "iserblk fake, iqn.2026-11.example:fake LUN 0"
 
 
-@pytest.mark.parametrize("name", ["lun7", "LUN0", "lun0 ", "лун", "x" * 4096])
-def test_an_unknown_export_is_refused(start: Start, name: str) -> None:
+def test_an_unknown_export_is_refused(start: Start) -> None:
     server = start()
-    assert refused(lambda: server.connect(name)) == errno.ENOENT
+    for name in ("lun7", "LUN0", "lun0 ", "лун", "x" * 4096):
+        assert refused(lambda: server.connect(name)) == errno.ENOENT  # noqa: B023
     assert server.connect("lun0").pread(1, 0) == b"\0"
 
 
@@ -177,18 +177,18 @@ def test_a_size_that_cannot_be_asked_for_is_the_last_one_known(start: Start) -> 
 
 
 @pytest.mark.parametrize("structured", [True, False])
-@pytest.mark.parametrize("offset", [0, 1, 511, 4096, 8 * MIB - 70_000])
-def test_what_was_written_is_read(start: Start, offset: int, structured: bool) -> None:
+def test_what_was_written_is_read(start: Start, structured: bool) -> None:
     server = start()
     client = server.client()
     client.set_request_structured_replies(structured)
     client.connect_unix(str(server.socket))
-    data = os.urandom(70_000)
-    client.pwrite(data, offset)
-    assert client.pread(len(data), offset) == data
-    for length in (1, 13, 512, 4097, 65_536, 65_537):
-        client.pwrite(data[:length], offset)
-        assert client.pread(length, offset) == data[:length]
+    for offset in (0, 1, 511, 4096, 8 * MIB - 70_000):
+        data = os.urandom(70_000)
+        client.pwrite(data, offset)
+        assert client.pread(len(data), offset) == data
+        for length in (1, 13, 512, 4097, 65_536, 65_537):
+            client.pwrite(data[:length], offset)
+            assert client.pread(length, offset) == data[:length]
 
 
 def test_requests_of_32_mib(start: Start) -> None:

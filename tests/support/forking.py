@@ -183,6 +183,11 @@ _BEHIND = {
     "fuse_mount": _FUSE,
     "tests.fuse_mount.fake_mount": _FUSE,
     "tests.nbd.kernel.faked": _ATTACH,
+    # (Not what opens disks: it opens fakes.)
+    "tests.contract.fake_server": [
+        *("tests.support.fake_disk", "iserblk.cli.main", "iserblk.cli.background"),
+        *("iserblk.cli.options", "iserblk.nbd.server", "iserblk.named.resolving"),
+    ],
     "tests.support.serve": ["tests.support.target_here", "tests.support.census"],
 }
 
