@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from iserblk.cli.states import AWAY, CONNECTED, DEAD, lun_state
 from iserblk.metrics.reading import ConnectionReading, LunReading, PathReading
@@ -92,11 +92,16 @@ def paths_of(lun: LunReading, away_s: float | None, process: str = "") -> list[B
         words = f"{state}, {lun.connections} of {lun.wanted} connections"
     found = [Branch(0, f"session with {lun.target}", words, state == CONNECTED)]
     ways = lun.paths or (PathReading(0, lun.portal, lun.connected),)
+    # Further connections may go to portals other than that of the session.
+    at = {each.portal.rpartition("/")[2]: each.index for each in reversed(ways)}
+    first = next((each.index for each in ways if each.in_use), ways[0].index)
     for way in ways:
-        provider = f" ({lun.provider})" if way.in_use or len(ways) == 1 else ""
-        found.append(Branch(1, f"{way.portal}{provider}", *_way_state(way, len(ways) > 1)))
-        if way.in_use or len(ways) == 1:
-            found += map(_connection, lun.per_connection)
+        here = [each for each in lun.per_connection if at.get(each.portal, first) == way.index]
+        leads = way.in_use or len(ways) == 1
+        provider = f" ({lun.provider})" if leads else ""
+        carries = replace(way, in_use=True) if here else way
+        found.append(Branch(1, f"{way.portal}{provider}", *_way_state(carries, len(ways) > 1)))
+        found += map(_connection, here)
     return found
 
 

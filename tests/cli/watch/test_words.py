@@ -63,6 +63,26 @@ def test_a_tree_of_one_portal() -> None:
     ]
 
 
+def test_connections_are_below_their_portals() -> None:
+    """Of a portal that failed for the session, and has a further connection now, too."""
+    paths = (PathReading(0, "iser://a:3260", True), PathReading(1, "iser://b:3260", failures=9),
+             PathReading(2, "iser://b:3260"))  # fmt: skip
+    several = tuple(
+        ConnectionReading(cid, portal, "tcp")
+        for cid, portal in enumerate(("a:3260", "b:3260", "x"))
+    )
+    reading = replace(lun(connections=3, wanted=3), paths=paths, per_connection=several)
+    found = paths_of(reading, None)
+    assert [(each.depth, each.words.partition(":")[0], each.state) for each in found[1:]] == [
+        (1, "iser", "in use"),
+        (2, "connection 0", "0 in flight"),
+        (2, "connection 2", "0 in flight"),
+        (1, "iser", "in use"),
+        (2, "connection 1", "0 in flight"),
+        (1, "iser", "ready"),
+    ]
+
+
 def test_a_tree_of_a_dead_process() -> None:
     assert [(each.state, each.good) for each in paths_of(lun(), None, "killed")] == [
         ("its process: killed", False),
