@@ -69,7 +69,8 @@ class Use:
     LUN is not known. ``size``, ``unflushed``: bytes; None: not known, or there is no LUN.
     ``since``: when the process began, in seconds since 1970; None: not known. ``pid``: 0: not
     known. ``uid``: of the user whose process it is; "" for a port. ``metrics``: where it serves
-    them. ``portal``: in use. ``sessions``: of a target.
+    them. ``portal``: in use. ``sessions``: of a target. ``away_since``: when the connection of the
+    LUN was lost, in seconds since 1970; None: there is one, or that is not known.
     """
 
     state: str
@@ -87,6 +88,7 @@ class Use:
     portal: str = ""
     session_count: int = 0
     sessions: tuple[SessionReading, ...] = ()
+    away_since: int | None = None
 
     @property
     def bad(self) -> bool:
@@ -193,6 +195,7 @@ def _uses(answer: Answer, found: Found | None) -> Iterator[Use]:
             lun.url,
             lun.size,
             lun.unflushed,
+            away_since=lun.away_since or None,
             portal=lun.portal,
             **rest,  # type: ignore[arg-type]
         )

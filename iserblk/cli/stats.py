@@ -245,6 +245,7 @@ def _json(row: Row) -> dict[str, object]:
         "lun": lun.lun,
         "size": lun.size,
         "connected": lun.connected,
+        "away_since": lun.away_since or None,
         "portal": lun.portal,
         "provider": lun.provider,
         "in_flight": lun.in_flight,

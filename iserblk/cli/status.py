@@ -161,8 +161,14 @@ def remedies(uses: Iterable[Use]) -> list[str]:
         kind = use.state, use.what, use.where if use.what in ("attach", "mount") else ""
         if kind in found or not (words := remedy_of(use)):
             continue
-        found[kind] = plain(f"{use.what} {use.where}: {use.state}: {words}")
+        found[kind] = plain(f"{use.what} {use.where}: {_state_words(use)}: {words}")
     return list(found.values())
+
+
+def _state_words(use: Use) -> str:
+    if use.away_since is None:
+        return use.state
+    return f"{use.state} since {since_words(use.away_since, time.time())}, and requests wait"
 
 
 def remedy_of(use: Use) -> str:
@@ -207,6 +213,7 @@ def use_json(use: Use, named: Sequence[NamedLun]) -> dict[str, object]:
         "size": use.size,
         "unflushed_bytes": use.unflushed,
         "since": use.since,
+        "away_since": use.away_since,
         "pid": use.pid or None,
         "uid": int(use.uid) if use.uid else None,
         "metrics": use.metrics or None,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from functools import partial
+from time import monotonic, time
 from typing import NamedTuple
 
 import trio
@@ -110,6 +111,7 @@ def _reading(core: DiskCore, ladder: Ladder, paths: Paths | None) -> LunReading:
         resets=ladder.resets,
         connections=session.count if connected else 0,
         wanted=session.wanted,
+        away_since=_away_since(session),
         recovered=session.recovered,
         reassigned=session.reassigned,
         snacks=session.losses.snacks,
@@ -119,6 +121,13 @@ def _reading(core: DiskCore, ladder: Ladder, paths: Paths | None) -> LunReading:
         unflushed=journal.size if journal is not None else 0,
         operations={name: of_row(row) for name, row in zip(OPERATIONS, rows, strict=True)},
     )
+
+
+def _away_since(session: Session) -> int:
+    """Seconds since 1970; 0: there is a connection, or there will be none."""
+    if session.suspended is None:
+        return 0
+    return int(time() - (monotonic() - session.suspended_at))
 
 
 def _connections(session: Session) -> tuple[ConnectionReading, ...]:

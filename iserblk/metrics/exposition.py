@@ -51,6 +51,11 @@ _BEGAN = "iserblk_start_time_seconds"
 _NUMBERS = (
     Number("size", "iserblk_size_bytes", "Size of the LUN."),
     Number("connected", "iserblk_connected", "1 while there is a connection to the target."),
+    Number(
+        "away_since",
+        "iserblk_disconnected_since_seconds",
+        "When the connection was lost, since 1970; 0: it is there.",
+    ),
     Number("in_flight", "iserblk_commands_in_flight", "SCSI commands sent, or waiting to be sent."),
     Number("unflushed", "iserblk_unflushed_bytes", "Bytes written and kept until a flush."),
     Number("retries", "iserblk_command_retries", "SCSI commands sent again.", counter=True),

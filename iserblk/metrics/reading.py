@@ -126,6 +126,7 @@ class LunReading:
     follows it are those of the session, which LUNs of the same target share. ``unflushed``: bytes
     in the journal.
 
+    ``away_since``: when the connection was lost, in seconds since 1970; 0: it is there.
     ``connections``: how many there are, of those ``wanted``. ``recovered``: how many were lost
     while others went on; ``reassigned``: tasks that another one took over then. ``snacks``: that
     asked for lost PDUs; ``damaged``: PDUs that were lost to their data digest.
@@ -149,6 +150,7 @@ class LunReading:
     resets: int = 0
     connections: int = 0
     wanted: int = 0
+    away_since: int = 0
     recovered: int = 0
     reassigned: int = 0
     snacks: int = 0

@@ -112,6 +112,17 @@ def test_what_to_do(use: Use, words: str) -> None:
     assert line.startswith(f"{use.what} {use.where}: {use.state}: ") and words in line
 
 
+def test_since_when_a_target_is_away() -> None:
+    since = int(time.time())
+    use = Use(AWAY, "attach", "/dev/nbd0", IQN, 0, URL, away_since=since)
+    (line,) = remedies([use])
+    then = since_words(since, time.time())
+    assert line == (
+        f"attach /dev/nbd0: not connected since {then}, and requests wait: `iserblk doctor {URL}`"
+        " looks for the reason"
+    )
+
+
 def test_nothing_to_do() -> None:
     assert remedies([LUN, TARGET, Use(DEGRADED, "nbd", "/s"), Use(WRONG, "nbd", "/s")]) == []
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import time
 from types import SimpleNamespace
 from typing import Any
+
+import pytest
 
 from iserblk.disk.lun.operations import DiskCore
 from iserblk.disk.metered import count
@@ -16,6 +19,7 @@ from iserblk.metrics.reading import PathReading
 from iserblk.scsi import alua
 from tests.disk import fake_target
 from tests.initiator import fake
+from tests.support import logs
 
 
 def core_of_a_session() -> tuple[DiskCore, Session]:
@@ -91,3 +95,15 @@ def test_the_ways_of_a_session_are_told() -> None:
     paths.ways.add([(first.address, "iser://c:3260")])
     assert [each.portal for each in look([measured]).luns[0].paths][2:] == ["iser://c:3260"]
     assert look([Measured(core, ladder_of(session))]).luns[0].paths == ()
+
+
+@pytest.mark.logs(logs.RECONNECTED)
+def test_since_when_the_target_is_away() -> None:
+    core, session = core_of_a_session()
+    fake.driver_of(session).reconnect = lambda: None
+    assert look([Measured(core, ladder_of(session))]).luns[0].away_since == 0
+    before = int(time.time())
+    session.queue.connection.datamover.inbox.append(ConnectionLost("gone"))  # type: ignore[attr-defined]
+    session.progress(time.monotonic())
+    (lun,) = look([Measured(core, ladder_of(session))]).luns
+    assert not lun.connected and before - 1 <= lun.away_since <= time.time()

@@ -59,6 +59,7 @@ LONG: Final = frozenset(
         opcodes.WRITE_SAME_16,
     )
 )
+WAITS_S: Final = 5.0  # without a connection, after which the log tells that requests wait
 SPARE_CONTROLS: Final = 4  # control slots that aborts leave free, for pings, resets and logout
 
 
@@ -136,6 +137,7 @@ class Ladder:
         # it is unanswered. Looking once a second costs the commands nothing.
         self._seen = [-1] * len(session.queue.tasks)
         self._since = [0.0] * len(session.queue.tasks)
+        self._told_absence = 0.0  # when that began of which the log has told that requests wait
         self.aborted = 0  # for statistics: commands that missed a limit
         self.resets = 0
 
@@ -176,6 +178,8 @@ class Ladder:
         self._renew(now)
         if session.suspended is None:
             session.ask_again(now)
+        else:
+            self._tell_of_waiting()
         session.recover(now)
         if session.parting is not None:
             session.parting.tick(now)
@@ -230,6 +234,27 @@ class Ladder:
         if self._held_back:
             self._held_back += seconds
         session.stalled(seconds, now)
+
+    def _tell_of_waiting(self) -> None:
+        """Once for each absence of the target, and not for each request. It goes on where an
+        attempt to connect again has found a reason of its own."""
+        session = self.session
+        away = monotonic() - session.suspended_at
+        if (
+            away < WAITS_S
+            or self._told_absence == session.suspended_at
+            or not any(task.state == QUEUED for task in session.queue.tasks)
+        ):
+            return
+        self._told_absence = session.suspended_at
+        limit = session.io_timeout
+        log.warning(
+            "%s: not connected for %.0f s: %s; requests wait, each for %s",
+            session.portal,
+            away,
+            session.suspended,
+            f"{limit:g} s at most (io-timeout)" if limit < math.inf else "as long as it takes",
+        )
 
     def _is_unanswered(self, task: TaskSlot, limit: float, now: float) -> bool:
         """Whether the target has left ``task``, which is in flight and has time left, unanswered

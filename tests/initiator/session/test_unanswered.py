@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from iserblk.errors import CommandTimeout, ConnectionLost
-from iserblk.initiator.session.deadlines import OVERTAKEN_S, STEP_S, Ladder
+from iserblk.initiator.session.deadlines import OVERTAKEN_S, STEP_S, WAITS_S, Ladder
 from iserblk.initiator.session.sending import Unanswered
 from iserblk.initiator.session.session import Session
 from iserblk.initiator.session.slots import ABORTING, ANYTHING, QUEUED, SENT, TAKEN, TaskSlot
@@ -271,6 +271,30 @@ def test_the_log_tells_once(caplog: pytest.LogCaptureFixture) -> None:
     assert texts[0].endswith("is unanswered for 30 s; sending ABORT TASK")
     assert "answers again" in texts[1] and texts[1].endswith("; 3 commands were aborted")
     assert bench.ladder.aborted == 3
+
+
+@pytest.mark.parametrize(("request_s", "limit"), [(180, "180 s at most"), (math.inf, "as long")])
+def test_the_log_tells_once_that_requests_wait(
+    request_s: float, limit: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """For each loss of the connection that lasts, and not for each request."""
+    bench = Bench(request_s=request_s)
+    driver_of(bench.session).reconnect = lambda: None
+    for told in ("6 s: no route", "5 s: gone"):  # the second time requests wait from its begin on
+        caplog.clear()
+        bench.dm.inbox.append(ConnectionLost("gone"))
+        bench.session.progress(bench.now)
+        bench.pass_time(WAITS_S)  # no request waits
+        bench.send()
+        bench.send()
+        bench.session.still_absent(ConnectionLost("no route"))
+        bench.pass_time(20)
+        texts = [each.getMessage() for each in caplog.records if "requests wait" in each.msg]
+        assert len(texts) == 1 and f"not connected for {told}; requests wait" in texts[0]
+        assert f"each for {limit}" in texts[0]
+        fresh, bench.dm = session()
+        bench.session.offer(fresh)
+        bench.session.progress(bench.now)
 
 
 # --- with a wire, and a disk: what happens to the buffer ------------------------------------------
