@@ -33,6 +33,8 @@ class Pidfile:
             raise BadArgument("--pidfile: the name is empty: name a file")
         self._said = path
         self._path = Path(os.path.abspath(path))
+        if self._path == Path("/"):
+            raise BadArgument(f"--pidfile {path}: a directory: name a file")
         self._part = self._path.with_name(self._path.name + _PART)
         self._held = -1
         self._at = self._part
@@ -127,6 +129,11 @@ class Pidfile:
 
     def _refusal(self, error: OSError) -> IserblkError:
         kind = PermissionDenied if isinstance(error, PermissionError) else BadArgument
+        with contextlib.suppress(OSError):
+            if not stat.S_ISREG(os.lstat(self._part).st_mode):  # the user has not named that
+                return BadArgument(
+                    f"--pidfile {self._said}: {self._part.name} is in the way: remove it"
+                )
         return kind(f"--pidfile {self._said}: {error.strerror or error}")
 
 

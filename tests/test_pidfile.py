@@ -181,3 +181,24 @@ def test_numbers_in_files(path: Path, text: str | None, pid: int) -> None:
     if text is not None:
         path.write_text(text)
     assert read_pid(path) == pid
+
+
+def test_a_directory_is_no_name_of_a_file(tmp_path: Path) -> None:
+    for place in ("/", "//", "/tmp/..", str(tmp_path)):
+        with pytest.raises(BadArgument, match="--pidfile /"), Pidfile(place):
+            pass
+
+
+def test_what_is_in_the_way_is_named(path: Path, tmp_path: Path) -> None:
+    """A file beside it, of which the user knows nothing. It is neither followed nor removed."""
+    part = tmp_path / "server.pid.new"
+    (tmp_path / "victim").write_text("content")
+    for make in (os.mkfifo, os.mkdir, lambda name: os.symlink(tmp_path / "victim", name)):
+        make(part)
+        with (
+            pytest.raises(BadArgument, match=r"server\.pid\.new is in the way"),
+            Pidfile(str(path)),
+        ):
+            pass
+        os.rmdir(part) if part.is_dir() and not part.is_symlink() else part.unlink()
+    assert (tmp_path / "victim").read_text() == "content"
