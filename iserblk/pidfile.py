@@ -33,7 +33,7 @@ class Pidfile:
             raise BadArgument("--pidfile: the name is empty: name a file")
         self._said = path
         self._path = Path(os.path.abspath(path))
-        if self._path == Path("/"):
+        if not self._path.name:  # / or //
             raise BadArgument(f"--pidfile {path}: a directory: name a file")
         self._part = self._path.with_name(self._path.name + _PART)
         self._held = -1
