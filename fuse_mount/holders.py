@@ -9,12 +9,11 @@ from __future__ import annotations
 
 import os
 import re
-import shlex
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from iserblk.printable import printable
+from iserblk.printable import printable, shell_word
 
 PROC = Path("/proc")
 
@@ -31,7 +30,7 @@ class Holder(NamedTuple):
         if not self.pid:
             return f"it is mounted at {printable(self.place)}, too: unmount that as well"
         there = "" if self.place == mountpoint else f", at {printable(self.place)}"
-        command = f"nsenter -t {self.pid} -m umount {printable(shlex.quote(self.place))}"
+        command = f"nsenter -t {self.pid} -m umount {shell_word(self.place)}"
         return (
             f"the mount namespace of process {self.pid} ({self.name}) has it mounted still{there}:"
             f" end that process, or run {command}"

@@ -16,6 +16,7 @@ MOST_TEXT = 4 << 20  # bytes
 PUNCH_HOLE = 0x02 | 0x01  # never without KEEP_SIZE
 ZERO_RANGE = 0x10 | 0x01  # with KEEP_SIZE
 
+_NO_ANSWER = (errno.ENOTCONN, errno.EIO, errno.ESTALE, errno.EHOSTDOWN, errno.ETIMEDOUT)
 _UNSUPPORTED = (errno.EOPNOTSUPP, errno.ENOSYS, errno.ENODEV)
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -71,6 +72,16 @@ def sync_directory(path: Path) -> None:
         os.fsync(fd)
     finally:
         os.close(fd)
+
+
+def is_there(path: str) -> bool:
+    """Whether a file has that name: also a link that leads nowhere, and what does not answer, as a
+    mount whose server was killed."""
+    try:
+        os.lstat(path)
+    except OSError as error:
+        return error.errno in _NO_ANSWER
+    return True
 
 
 def fallocate(fd: int, mode: int, offset: int, length: int) -> bool:

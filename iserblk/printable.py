@@ -8,6 +8,8 @@ has forgotten.
 from __future__ import annotations
 
 import logging
+import os
+import shlex
 
 
 def printable(text: str) -> str:
@@ -15,6 +17,22 @@ def printable(text: str) -> str:
     if text.isprintable():
         return text
     return "".join(each if each.isprintable() else repr(each)[1:-1] for each in text)
+
+
+def shell_word(text: str) -> str:
+    """``text`` as a word of a command that a person pastes into a shell. What does not print is
+    escaped as bash, zsh and busybox read it."""
+    if text.isprintable():
+        return shlex.quote(text)
+    return f"$'{''.join(map(_in_shell, text))}'"
+
+
+def _in_shell(character: str) -> str:
+    if character in "'\\":
+        return f"\\{character}"
+    if character.isprintable():
+        return character
+    return "".join(f"\\x{byte:02x}" for byte in os.fsencode(character))
 
 
 class PrintableFormatter(logging.Formatter):

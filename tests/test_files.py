@@ -148,3 +148,16 @@ def test_a_file_that_is_not_written_leaves_nothing(
     with pytest.raises(OSError, match="No space left"):
         write_whole(path, b"two", replace=True)
     assert [each.read_bytes() for each in tmp_path.iterdir()] == [b"one"]
+
+
+def test_what_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "link").symlink_to("nowhere")
+    assert files.is_there(str(tmp_path)) and files.is_there(str(tmp_path / "link"))
+    assert not files.is_there(str(tmp_path / "missing"))
+    assert not files.is_there(str(tmp_path / ("x" * 300)))
+
+    def no_answer(_path: str) -> None:
+        raise OSError(errno.ENOTCONN, "Transport endpoint is not connected")
+
+    monkeypatch.setattr(files.os, "lstat", no_answer)  # type: ignore[attr-defined]
+    assert files.is_there("mount")  # its server was killed

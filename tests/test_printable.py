@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import io
 import logging
+import os
+import subprocess
 
 import pytest
 
-from iserblk.printable import PrintableFormatter, printable
+from iserblk.printable import PrintableFormatter, printable, shell_word
 
 
 @pytest.mark.parametrize(
@@ -46,3 +48,14 @@ def test_a_traceback_keeps_its_lines() -> None:
     handler.handle(logging.LogRecord("x", logging.ERROR, "", 0, "a bug", (), told))
     lines = stream.getvalue().splitlines()
     assert lines[0] == "a bug" and lines[-1] == "ZeroDivisionError" and len(lines) > 3
+
+
+@pytest.mark.parametrize(
+    "name",
+    [b"plain", b"a blank", b"it's", b"\x1b[31m\n", b"\xff3", "ä'\\\x1bß".encode(), b"$(x)`y`\t"],
+)
+def test_a_word_of_a_command_can_be_pasted(name: bytes) -> None:
+    word = shell_word(os.fsdecode(name))
+    assert word.isprintable()
+    said = subprocess.run(["bash", "-c", f"printf %s {word}"], capture_output=True, check=True)
+    assert said.stdout == name

@@ -12,9 +12,9 @@ import logging
 import os
 import pwd
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
@@ -27,7 +27,7 @@ from iserblk.errors import (
     IserblkError,
     PermissionDenied,
 )
-from iserblk.metrics.address import directory, place_of, served
+from iserblk.metrics.address import directory, place_of, served, socket_of
 from iserblk.metrics.places import Place, directories, in_directory, of_others
 from iserblk.metrics.reading import ProcessReading
 from iserblk.metrics.records import Found, running
@@ -141,8 +141,10 @@ def look_around(*, sessions: bool = False) -> Here:
                     here.answers.append(answer)
     records = {(str(found.uid), found.record.pid): found for found in running()}
     for answer in here.answers:
-        pid = answer.reading.pid if answer.reading is not None else 0
-        here.uses += _uses(answer, records.pop((answer.place.uid, pid), None))
+        found = _record_of(answer, records.values())
+        if found is not None:
+            del records[str(found.uid), found.record.pid]
+        here.uses += _uses(answer, found)
     here.uses += [use for found in records.values() for use in _of_record(found)]
     known_places = {use.where for use in here.uses}
     here.uses += [use for use in _devices() if use.where not in known_places]
@@ -171,9 +173,31 @@ def _ask(place: Place, sessions: bool) -> Answer | Unseen | None:
 # --- what uses what ------------------------------------------------------------------------------
 
 
-def _uses(answer: Answer, found: Found | None) -> Iterator[Use]:
-    """``found``: the record of the process that has answered."""
+def _record_of(answer: Answer, records: Iterable[Found]) -> Found | None:
+    """That of the process which has answered, or which should: it runs, and has the socket."""
     place, reading = answer.place, answer.reading
+    for found in records:
+        if str(found.uid) != place.uid:
+            continue
+        if reading is not None:
+            if found.record.pid == reading.pid:
+                return found
+        elif (
+            answer.state in (SILENT, WRONG)
+            and isinstance(place.address, Path)
+            and socket_of(found.record.where, place.address.parent) == place.address
+        ):
+            return found
+    return None
+
+
+def _uses(answer: Answer, found: Found | None) -> Iterator[Use]:
+    """``found``: the record of the process that has answered, or should have."""
+    place, reading = answer.place, answer.reading
+    if reading is None and found is not None:
+        for use in _of_record(found):
+            yield replace(use, state=answer.state, metrics=str(place.address))
+        return
     if reading is None:
         yield _dead(answer)
         return

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
-
 import click
 
 from iserblk.cli.command import Command
@@ -11,6 +9,7 @@ from iserblk.cli.here import Use, look_around, luns_of, uses_of
 from iserblk.cli.units import state_of
 from iserblk.errors import Busy
 from iserblk.named.files import delete, load
+from iserblk.printable import shell_word
 
 
 @click.command("remove", cls=Command)
@@ -34,7 +33,7 @@ def command(name: str) -> None:
 
 def _first(use: Use) -> str:
     """What uses the LUN, and what is to be done first."""
-    where = shlex.quote(use.where)
+    where = shell_word(use.where)
     if use.what == "attach":
         return f"it is attached at {use.where}: first `iserblk detach {where}`"
     if use.what == "mount":

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shlex
 import shutil
 import sys
 import time
@@ -26,6 +25,7 @@ from iserblk.cli.output import print_json, size_words
 from iserblk.cli.states import AWAY, KILLED, SILENT
 from iserblk.cli.stats_rows import plain
 from iserblk.errors import PermissionDenied
+from iserblk.printable import shell_word
 
 _HEAD = ("STATE", "WHAT", "WHERE", "LUN", "SIZE", "UNFLUSHED", "SINCE")
 _FOLDED = (2, 3)  # columns of which a narrow terminal shows less
@@ -173,13 +173,13 @@ def _state_words(use: Use) -> str:
 
 def remedy_of(use: Use) -> str:
     """What to do about the state of ``use``; "": nothing, or it is not known."""
-    where = shlex.quote(use.where)
+    where = shell_word(use.where)
     if use.state == KILLED and use.what == "attach":
         return f"`iserblk attach --replace URL {where}` goes on, `iserblk detach {where}` ends it"
     if use.state == KILLED and use.what == "mount":
         return f"`iserblk umount {where}` cleans up"
     if use.state == KILLED:
-        return f"start it there again; or forget it: `rm {shlex.quote(use.metrics)}`"
+        return f"start it there again; or forget it: `rm {shell_word(use.metrics)}`"
     if use.state == AWAY:
         return f"`iserblk doctor {use.url}` looks for the reason" if use.url else ""
     if use.state == SILENT:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
-
 import click
 
 from fuse_mount.errors import UsageError
 from fuse_mount.mount import How, unmount, whole_path
 from iserblk.cli.command import UsageStatus
 from iserblk.cli.mount import own_place
+from iserblk.files import is_there
 from iserblk.named.files import may_be_name
 from iserblk.named.resolving import names_lun
 
@@ -26,7 +25,7 @@ def command(mountpoint: str, force: bool) -> None:
     """Flush and unmount MOUNTPOINT, or that of a named LUN; return when the process that served it
     has ended. If the target is away, this takes a minute at most; what was not flushed may then be
     lost, and the exit status is 1."""
-    if may_be_name(mountpoint) and not os.path.lexists(mountpoint):
+    if may_be_name(mountpoint) and not is_there(mountpoint):
         if not names_lun(mountpoint):
             whole_path(mountpoint)  # raises where the current directory is gone
             raise UsageError(

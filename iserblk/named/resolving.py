@@ -6,12 +6,12 @@ command's options override those of the file, and a URL's own keys override both
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from iserblk.errors import BadArgument, WriteProtected
+from iserblk.files import is_there
 from iserblk.named.files import Named, find, load, may_be_name
 from iserblk.options import OPTION_NAMES
 from iserblk.url import OF_ONE_SCHEME, Url, is_url, parse_url
@@ -44,7 +44,7 @@ def names_lun_not_file(word: str) -> bool:
     name, too: the wrong one of them might be overwritten."""
     if is_url(word) or not names_lun(word):
         return False
-    if os.path.lexists(word):
+    if is_there(word):
         raise BadArgument(
             f"{word}: there is a LUN of that name, and a file: write ./{word} for the file;"
             " for the LUN write its URL, or run the command in another directory"

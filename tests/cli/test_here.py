@@ -151,6 +151,30 @@ def test_a_process_that_does_not_answer(directory: Path, monkeypatch: pytest.Mon
     assert (use.where, use.state, use.what, use.bad) == ("/s", SILENT, "nbd", True)
 
 
+@pytest.mark.parametrize("place", ["/mnt/a", "/mnt/" + "long" * 30])
+def test_a_process_that_hangs_is_told_once(
+    directory: Path, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    """With what its record tells; that of another process is told beside it."""
+    monkeypatch.setattr(here, "ANSWER_S", 0.1)
+    with (
+        Recorded("mount", place) as recorded,
+        socket.socket(socket.AF_UNIX) as hangs,
+    ):
+        recorded.use([RecordedLun(URL, 4096, True)])
+        hangs.bind(str(socket_of(place, directory)))
+        hangs.listen()
+        (use,) = look_around().uses
+        assert (use.state, use.what, use.where, use.lun) == (SILENT, "mount", place, 0)
+        assert (use.pid, use.size, use.url) == (os.getpid(), 4096, URL)
+    with Recorded("nbd", "/run/other"), socket.socket(socket.AF_UNIX) as hangs:
+        socket_of(place, directory).unlink()
+        hangs.bind(str(socket_of(place, directory)))
+        hangs.listen()
+        found = {(use.state, use.where) for use in look_around().uses}
+        assert len(found) == 2 and (RUNNING, "/run/other") in found
+
+
 def test_another_program_answers(directory: Path) -> None:
     with socket.socket(socket.AF_UNIX) as wrong:
         wrong.bind(str(socket_of("127.0.0.1:1", directory)))
