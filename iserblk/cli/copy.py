@@ -31,6 +31,8 @@ from iserblk.errors import BadArgument, IserblkError
 
 log = logging.getLogger(__name__)
 
+_PART = "holds a part of the copy now"
+
 
 @click.command("copy", cls=Command)
 @click.argument("places", metavar="SRC… DST…", nargs=-1, required=True)
@@ -83,6 +85,11 @@ def command(
         totals, seconds = run(transfer)
     except IserblkError as error:
         error.args = ("; ".join([str(error), *left]),)
+        raise
+    except SystemExit:  # a signal: nothing is said of what is as it was before
+        for words in left:
+            if words.endswith(_PART):
+                log.error("interrupted: %s", words)
         raise
     size = totals.data + totals.zero
     told_aside = is_stream(destination)
@@ -182,7 +189,7 @@ def _leave(file: FileEnd) -> Iterator[str]:
         file.remove()
         yield f"{file.path} is removed again"
     elif file.regular:
-        yield f"{file.path} holds a part of the copy now"
+        yield f"{file.path} {_PART}"
 
 
 def _check_sizes(source: int, destination: int) -> None:

@@ -17,6 +17,7 @@ from tests.cli.runs import MIB, documented
 from tests.support.fuse import need_fuse, running_mount
 from tests.support.nbdkit import need, run
 from tests.support.target import IQN, running_target
+from tests.support.until import until_blocking
 
 
 def test_copy_there_and_back(url: str, tmp_path: Path) -> None:
@@ -90,6 +91,28 @@ def test_what_a_full_disk_has_left(url: str, tmp_path: Path, there_before: bool)
         assert words.endswith("holds a part of the copy now" if there_before else "removed again")
     finally:
         run("umount", tmp_path / "full")
+
+
+@pytest.mark.parametrize("there_before", [False, True])
+def test_what_a_signal_has_left(tmp_path: Path, there_before: bool) -> None:
+    """The same as a full disk; what is as it was before is not worth a word."""
+    file = tmp_path / "file"
+    if there_before:
+        file.write_bytes(b"x" * 4 * MIB)
+    with subprocess.Popen(
+        [*COMMAND, "copy", "-", str(file)],
+        stdin=subprocess.PIPE, stderr=subprocess.PIPE, text=False, env=environment(),
+    ) as process:  # fmt: skip
+        assert process.stdin is not None
+        process.stdin.write(b"\x11" * 2 * MIB)
+        process.stdin.flush()
+        until_blocking(lambda: file.exists() and file.read_bytes()[:MIB] == b"\x11" * MIB)
+        process.terminate()
+        _, said = process.communicate()
+    assert process.returncode == 143
+    words = f"iserblk: interrupted: {file} holds a part of the copy now\n"
+    assert said.decode() == (words if there_before else "")
+    assert file.exists() == there_before
 
 
 def test_a_link_that_leads_nowhere_gets_its_file(url: str, tmp_path: Path) -> None:
