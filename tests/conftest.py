@@ -32,6 +32,13 @@ else:
     hypothesis.settings.register_profile("ci", deadline=None, derandomize=True, print_blob=True)
     hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "default")
 
+# Where tests start processes, or wait: single modules take minutes. Where workers take modules one
+# after the other, these come first; else the last one would have the others wait.
+LONGEST = (
+    *("tests/scripts/test_scripts.py", "tests/integration", "tests/nbd/kernel", "tests/scripts"),
+    *("tests/faults", "tests/model", "tests/cli", "tests/bench"),
+)
+
 _rows = interop.Rows()
 _failures: list[tuple[str, str]] = []  # node, and why
 _status = int(pytest.ExitCode.INTERNAL_ERROR)
@@ -52,6 +59,8 @@ def pytest_configure(config: pytest.Config) -> None:
         "markers", "plain(reason): needs the data path as it is written (iserblk/forms.py)"
     )
     config.addinivalue_line("markers", "logs(pattern, ...): what it may log as a warning")
+    # pytest-xdist would begin with the modules that have most tests, which are the shortest ones.
+    config.option.loadscopereorder = False
     # A shell's background job ignores SIGINT, and so would every program that the tests interrupt.
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -63,6 +72,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         for item in items:
             if item.get_closest_marker("long"):
                 item.add_marker(skip)
+    if hasattr(config, "workerinput"):
+        items.sort(key=_turn)
     if not forms.why_plain:
         for item in items:
             mark = item.get_closest_marker("plain")
@@ -70,6 +81,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
                 item.add_marker(
                     pytest.mark.skip(reason=f"runs in the plain form only: {mark.args[0]}")
                 )
+
+
+def _turn(item: pytest.Item) -> int:
+    first = (turn for turn, place in enumerate(LONGEST) if item.nodeid.startswith(place))
+    return next(first, len(LONGEST))
 
 
 @pytest.hookimpl(wrapper=True)

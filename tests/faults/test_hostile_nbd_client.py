@@ -239,7 +239,9 @@ async def test_many_clients_with_requests_that_are_refused(place: Place) -> None
 
 
 @pytest.mark.timeout(PATIENCE_S)
-@pytest.mark.parametrize("length", [1, 4 * KIB, MIB, 32 * MIB])
+@pytest.mark.parametrize(
+    "length", [1, *(pytest.param(n, marks=pytest.mark.long) for n in (4 * KIB, MIB)), 32 * MIB]
+)
 async def test_a_flood_that_reads_no_reply(place: Place, length: int) -> None:
     """Of ten clients. Memory stays bounded; the bystander goes on while they are there."""
     memory = place.memory
