@@ -89,17 +89,34 @@ class Build(build_ext):
             made = pool.map(
                 lambda source: self._compile(ext, source, headers.digest()), sources, chunksize=1
             )
-        ext.depends += made  # else a library with other options, or sources, passes for current
-        ext.extra_objects = sorted(made)
+        ext.extra_objects = sorted(path for path, _ in made)
+        if any(anew for _, anew in made):  # setuptools compares times, in whole seconds
+            Path(self.get_ext_fullpath(ext.name)).unlink(missing_ok=True)
         ext.sources = []
         super().build_extension(ext)
 
-    def _compile(self, ext: Extension, source: str, headers: bytes) -> str:
-        """The object of a C file: what is there, if it was made of the same."""
+    def copy_extensions_to_source(self) -> None:
+        """The library last: as long as it is not there, the sources run, and not a part of them
+        beside compiled modules that know the layout of all."""
+        library = runpy.run_path("iserblk/forms.py")["LIBRARY"]
+        self.extensions.sort(key=lambda ext: ext.name == library)
+        super().copy_extensions_to_source()
+
+    def copy_file(self, infile: str, outfile: str, *words: object, **named: object) -> object:
+        """In one step: after an interruption, half a file would pass for current."""
+        part = f"{outfile}.new"
+        made = super().copy_file(infile, part, *words, **named)
+        os.replace(part, outfile)
+        return outfile, made[1]
+
+    def _compile(self, ext: Extension, source: str, headers: bytes) -> tuple[str, bool]:
+        """The object of a C file: what is there, if it was made of the same; and whether it was
+        made now."""
         state = hashlib.sha256(headers + Path(source).read_bytes()).hexdigest()
         (made,) = self.compiler.object_filenames([source], output_dir=self.build_temp)
         stamp = Path(made + ".sha256")
-        if not (os.path.exists(made) and stamp.exists() and stamp.read_text() == state):
+        anew = not (os.path.exists(made) and stamp.exists() and stamp.read_text() == state)
+        if anew:
             stamp.unlink(missing_ok=True)
             self.compiler.compile(
                 [source],
@@ -112,7 +129,7 @@ class Build(build_ext):
             )
             stamp.write_text(state)
         PROGRESS.compiled()
-        return str(made)
+        return str(made), anew
 
 
 def extensions() -> list[Extension]:

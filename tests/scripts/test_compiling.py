@@ -119,6 +119,41 @@ def test_a_failed_compilation_is_tried_again(tree: Tree) -> None:
     assert tree.build() == ["44", "other.o"]
 
 
+# Notes what comes into its place, and ends the process before the second.
+STOPS = """
+import os
+from pathlib import Path
+replace = os.replace
+def stopping(part, whole):
+    with open("placed", "a") as file:
+        print(os.path.basename(whole).partition(".")[0], file=file)
+    if Path("placed").read_text().count("\\n") == 2:
+        os._exit(9)
+    replace(part, whole)
+os.replace = stopping
+"""
+
+
+def test_what_is_interrupted_is_not_taken_for_whole(tree: Tree) -> None:
+    """The library comes last, and each file in one step."""
+    library = 'Extension("made__mypyc", ["library.c"]), Extension("made",'
+    tree.write("fake/mypyc/build.py", MYPYCIFY.replace('Extension("made",', library))
+    tree.write(
+        "library.c",
+        "#include <Python.h>\nPyMODINIT_FUNC PyInit_made__mypyc(void)"
+        ' { return PyModule_New("made__mypyc"); }\n',
+    )
+    tree.write("fake/sitecustomize.py", STOPS)
+    with pytest.raises(subprocess.CalledProcessError) as ended:
+        tree.build()
+    assert ended.value.returncode == 9
+    assert (tree.folder / "placed").read_text().split() == ["made", "made__mypyc"]
+    assert [path.name.partition(".")[0] for path in tree.folder.glob("*.so")] == ["made"]
+    tree.write("fake/sitecustomize.py", "")
+    assert tree.build() == ["42"]
+    assert len(list(tree.folder.glob("*.so"))) == 2
+
+
 def test_it_says_how_far_it_is(tree: Tree, tmp_path: Path) -> None:
     with (tmp_path / "said").open("w") as file:
         tree.said(file.fileno())
