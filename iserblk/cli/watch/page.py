@@ -47,6 +47,7 @@ _ROWS = 10
 MOST_LUNS = 500  # in the table
 _MOST_MAPS = 6  # LUNs that are shown whole on the first page
 _MOST_EVENTS = 30
+_MOST_BAD = 6  # lines about them, above the table
 _CELL_WIDTH, _CELL_HEIGHT, _LABEL_WIDTH, _TOP = 10, 12, 66, 8
 _CHOSEN = re.compile(rb"lun=([0-9a-f]{16})", re.ASCII)
 
@@ -61,7 +62,7 @@ _STYLE = """
 body{margin:0;background:var(--page);color:var(--text);font:15px/1.45 system-ui,sans-serif}
 main{max-width:1200px;margin:0 auto;padding:12px 16px 32px}
 h1{font-size:20px;margin:4px 0}h2{font-size:16px;margin:28px 0 6px;overflow-wrap:anywhere}
-a{color:var(--link)}p{margin:6px 0}.faint{color:var(--faint)}
+a{color:var(--link)}p{margin:6px 0;overflow-wrap:anywhere}.faint{color:var(--faint)}
 .good{color:var(--good)}.bad{color:var(--bad);font-weight:600}
 .sums{display:flex;flex-wrap:wrap;gap:8px;margin:12px 0;padding:0}
 .sums div{background:var(--card);border:1px solid var(--line);border-radius:6px;padding:6px 12px;
@@ -244,9 +245,9 @@ def _notes(history: History) -> str:
         f'<p><span class="bad">{_text(each.state)}</span> {_text(each.where)}</p>\n'
         for each in history.unknown
     ]
-    more = len(found) - 20
+    more = len(found) - _MOST_BAD
     if more > 0:
-        found = [*found[:20], f"<p>and {more} more: <code>iserblk status</code></p>\n"]
+        found = [*found[:_MOST_BAD], f"<p>and {more} more: <code>iserblk status</code></p>\n"]
     found += [f'<p class="faint">{_text(each)}</p>\n' for each in history.look.notes]
     return "".join(found)
 
