@@ -175,6 +175,9 @@ class _AsWritten:
     def find_spec(name: str, path: object = None, target: object = None) -> ModuleSpec | None:
         if not name.startswith("iserblk.") or not os.path.exists(source := source_of(name)):
             return None
+        compiled = source[:-3] + EXTENSION_SUFFIXES[0]
+        if name not in MODULES and not os.path.exists(compiled):
+            return None  # there is nothing to be preferred to: other finders may have it
         from importlib.util import spec_from_file_location  # noqa: PLC0415 (rarely needed)
 
         return spec_from_file_location(name, source)

@@ -72,9 +72,10 @@ _find_packages(sys._getframe().f_code.co_filename)
 try:
     from iserblk import __version__
     from iserblk.disk.blocking import ThreadDiskSet, open_disks
-    from iserblk.disk.ending import last_flush_failed
+    from iserblk.disk.ending import all_unflushed, last_flush_failed, not_flushed
     from iserblk.disk.multipath.addresses import settle
     from iserblk.disk.seam import BlockingDisk, Extent, FlushClient, LossCount
+    from iserblk.disk.wish import Wish
     from iserblk.errors import BadArgument, IserblkError, NotSupported
     from iserblk.limited_log import LineLimit
     from iserblk.named.resolving import urls_of
@@ -82,6 +83,7 @@ try:
     from iserblk.nbd.long_changes import LONG, LongChangesOfThreads
     from iserblk.options import Options
     from iserblk.url import is_url, parse_url
+    from iserblk.waiting.stopping import LOOK_S, is_stopping, own_unit
 except ImportError as missing:
     # SystemExit while nbdkit loads the script ends it with this one line and exit status 1.
     sys.exit(f"nbdkit: iserblk: {missing}; {_remedy(missing)}")
@@ -99,6 +101,8 @@ _NBD_ERRNOS |= {errno.ENOSPC, errno.EFBIG, errno.EOPNOTSUPP, errno.ESHUTDOWN}
 _PR_SET_PDEATHSIG = 1  # prctl(2): the signal that the child gets when its parent ends
 _M_TRIM_THRESHOLD = -1  # mallopt(3)
 
+WISH = "ending"  # in the directory of ISERBLK_OWED
+
 _log = logging.getLogger("iserblk.nbd")
 _urls: list[str] = []
 _options: dict[str, str] = {}
@@ -106,6 +110,8 @@ _long: dict[str, LongChangesOfThreads] = {}  # by the name of a LUN
 _opened: list[ThreadDiskSet] = []  # one element, from after_fork to cleanup
 _handles: set[Handle] = set()  # nbdkit does not close those that are open when it ends
 _only: list[OnlyClient] = []  # of a server of `iserblk attach`: one element
+_watches: list[EndWatch] = []  # one element, from after_fork to cleanup
+_parent: list[int] = []  # where `iserblk nbd` runs nbdkit: what it reads from
 
 
 # --- errors and logs ---------------------------------------------------------------------------
@@ -268,9 +274,10 @@ def after_fork() -> None:
         )
         _tell_parent(f"{kind.__name__} {error}")
         raise
+    (disks,) = _opened
     path = os.environ.get("ISERBLK_OWED", "")
+    _watches.append(EndWatch(disks, Wish(Path(path).with_name(WISH)) if path else None))
     if path:
-        (disks,) = _opened
         _only.append(OnlyClient(disks.disks[disks.default], Owed(Path(path))))
     _tell_parent("ready")
 
@@ -279,29 +286,88 @@ def _tell_parent(line: str) -> None:
     """Where `iserblk nbd` runs nbdkit, it waits for this line (see iserblk/nbd/nbdkit.py)."""
     number = os.environ.pop("ISERBLK_READY_FD", "")
     if number:
-        # Python's encoding inside of nbdkit may be ASCII.
-        with contextlib.suppress(OSError), os.fdopen(int(number), "wb") as parent:
-            parent.write(f"{' '.join(line.split())}\n".encode(errors="backslashreplace"))
+        _parent.append(int(number))
+    for parent in _parent:
+        with contextlib.suppress(OSError):
+            # Python's encoding inside of nbdkit may be ASCII.
+            os.write(parent, f"{' '.join(line.split())}\n".encode(errors="backslashreplace"))
 
 
 def cleanup() -> None:
     """Flush and log out: nbdkit ends. A client that went away may not have flushed."""
     for handle in [*_handles]:
         close(handle)
-    while _opened:
+    while _watches:
+        watch = _watches.pop()
+        watch.end()
         with contextlib.closing(_opened.pop()) as disks:
             for each in _only:
                 each.ended()
+            failed = False
             for name, disk in disks.disks.items():
                 # (For a LUN without a write cache, the disk sends no command.)
+                if disk.dirty and watch.by_force:
+                    _log.error("%s", not_flushed(name, disk))
+                    failed = True
+                    continue
                 if disk.dirty:
                     try:
                         disk.flush(disk.new_client())
                     except IserblkError as error:
                         _log.error("%s", last_flush_failed(name, disk, error))
+                        failed = True
                         continue
                 for each in _only:
                     each.changed()
+            if failed:
+                watch.leave(all_unflushed(disks.disks.values()))
+                _tell_parent("lost")
+
+
+class EndWatch:
+    """A thread that asks for the end of the use of ``disks``, while requests wait for a target that
+    is away: when nbdkit is told to end, which no callback hears of before its requests have ended;
+    when the device is being detached (``wish``), and when the machine shuts down. ``by_force``:
+    nothing is to be flushed."""
+
+    def __init__(self, disks: ThreadDiskSet, wish: Wish | None) -> None:
+        self.by_force = False
+        self._ending = disks.ending
+        self._wish = wish
+        self._unit = own_unit()
+        self._end = threading.Event()
+        if wish is not None:
+            wish.leave(None)  # of a server before this one
+        self._thread = threading.Thread(target=self._run, name="iserblk-end", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        sleep = ctypes.CDLL(None).nbdkit_nanosleep  # the Python of nbdkit 1.32 does not have it
+        while not self._end.wait(LOOK_S):
+            if not self._ending.waits():
+                continue
+            if sleep(1, 0):  # nbdkit is told to end
+                self._ending.ask()
+                return
+            self._look()
+
+    def _look(self) -> None:
+        wish = self._wish
+        if wish is not None and wish.by_force:
+            self._ending.give_up()
+        self._ending.ask((wish is not None and wish.made) or is_stopping({self._unit}))
+
+    def end(self) -> None:
+        """nbdkit ends, and its requests have ended."""
+        self._end.set()
+        self._thread.join()
+        self._ending.ask()
+        self.by_force = self._wish is not None and self._wish.by_force
+
+    def leave(self, unflushed: int | None) -> None:
+        """See Wish."""
+        if self._wish is not None:
+            self._wish.leave(unflushed)
 
 
 # --- exports and connections -------------------------------------------------------------------

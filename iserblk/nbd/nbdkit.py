@@ -77,9 +77,9 @@ def serve(
     logs: bool = False,
 ) -> int:
     """Run nbdkit with the options ``words`` until it ends, by itself or by a signal; returns the
-    exit status. ``ready`` is called once the plugin has logged in, and clients are served.
-    ``logs``: what nbdkit says goes to our log, and not as it is to stderr. Raises IserblkError if
-    nbdkit fails, or the plugin cannot log in."""
+    exit status: 1 where data may be lost, which was said then. ``ready`` is called once the plugin
+    has logged in, and clients are served. ``logs``: what nbdkit says goes to our log, and not as it
+    is to stderr. Raises IserblkError if nbdkit fails, or the plugin cannot log in."""
     with handed_on(urls, options) as handed:
         plugin = ["python", str(PLUGIN), *(f"uri={url}" for url in handed.urls)]
         plugin += [f"{name}={value}" for name, value in handed.options.items()]
@@ -129,6 +129,9 @@ def _run(
         finally:
             _end(child)
             said.end()
+        lost = started and b"lost" in heard.read()
+    if lost or told.impatient:
+        return IserblkError.exit_status  # the plugin, or ``end``, has said what may be lost
     if told.first:
         return 128 + told.first
     if child.returncode and not started:

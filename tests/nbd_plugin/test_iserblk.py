@@ -194,3 +194,37 @@ def test_connections_of_one_device_are_one_client(
     one.pwrite(b"x", 0)
     assert "lun0: the last flush failed, data may be lost: lun0: writes were lost" in server.end()
     assert owed.exists()
+
+
+def test_told_to_end_it_has_no_patience_with_a_target_that_is_away(
+    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """nbdkit waits for the requests that it has, and tells its plugin nothing: that looks."""
+    hold = tmp_path / "hold"
+    hold.touch()
+    monkeypatch.setenv("FAKE_HOLD", str(hold))
+    monkeypatch.setenv("FAKE_AWAY", "1")
+    server = start()
+    client = server.connect()
+    client.pwrite(b"x", 0)
+    client.aio_flush()
+    until_blocking(lambda: "a flush waits" in server.log())
+    # It looks, and nothing is wished for yet.
+    until_blocking(lambda: "the end is not wanted" in server.log())
+    assert "the end is wanted" not in server.log()
+    server.process.terminate()
+    until_blocking(lambda: "the end is wanted" in server.log())
+    hold.unlink()
+    server.end()
+
+
+def test_while_its_device_is_being_detached_it_has_no_patience(
+    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FAKE_AWAY", "1")
+    monkeypatch.setenv("ISERBLK_OWED", str(tmp_path / "owed"))
+    server = start()
+    until_blocking(lambda: "the end is not wanted" in server.log())
+    (tmp_path / "ending").touch()
+    until_blocking(lambda: "the end is wanted" in server.log())
+    server.end()

@@ -9,6 +9,7 @@ environment, because nbdkit and a daemonised mount run in other processes:
     FAKE_CLOSE_S how long the logout of a mount takes, and a line "closing" before it
     FAKE_LOCALS  reads and writes leave a note in thread-local storage, and log what they found
     FAKE_LOG     file that gets one line per call; reads and writes only where there are faults
+    FAKE_AWAY    requests are said to wait for their target; what is asked for then is logged
     FAKE_HOLD    file: flushes wait while it is there, and log that they do
     FAKE_LOSE    file: when a request finds it, it goes, and writes of that disk are lost
     FAKE_SIZE    file with the size that the disks have grown to, when they are asked for it
@@ -106,6 +107,17 @@ async def _not_held() -> None:
     await trio.lowlevel.checkpoint()
     for _ in looks_at_hold():
         await trio.sleep(_LOOK_S)
+
+
+class FakeEnding(EndOfUse):
+    """Of targets that are away, with FAKE_AWAY: notes what is asked for."""
+
+    def waits(self) -> bool:
+        return "FAKE_AWAY" in os.environ
+
+    def ask(self, wanted: bool = True) -> None:
+        if "FAKE_AWAY" in os.environ:
+            note("the end is wanted" if wanted else "the end is not wanted")
 
 
 class FakeDisk:
@@ -277,7 +289,7 @@ class BlockingSet:
     def __init__(self, disks: list[FakeDisk]) -> None:
         self.disks = {disk.info.name: BlockingFake(disk) for disk in disks}
         self.default = next(iter(self.disks))
-        self.ending = EndOfUse()
+        self.ending = FakeEnding()
         self._end = threading.Event()
         self._thread = threading.Thread(target=self._end.wait)
         self._thread.start()
@@ -400,7 +412,7 @@ class AsyncSet:
     def __init__(self, disks: list[FakeDisk]) -> None:
         self.disks = {disk.info.name: AsyncFake(disk) for disk in disks}
         self.default = next(iter(self.disks))
-        self.ending = EndOfUse()
+        self.ending = FakeEnding()
 
 
 @asynccontextmanager

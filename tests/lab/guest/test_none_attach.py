@@ -224,6 +224,62 @@ def test_detach_from_a_target_that_hangs(mortal: TargetProcess) -> None:
     nothing_left()
 
 
+@contextmanager
+def absent(mortal: TargetProcess, place: Path) -> Iterator[subprocess.Popen[str]]:
+    """A mounted ext4, whose target is away, and whose requests would wait for ever; with what
+    unmounts it, and waits for them."""
+    run("mkfs.ext4", "-q", "-E", "lazy_itable_init=0,lazy_journal_init=0", DEVICE)
+    place.mkdir()
+    run("mount", DEVICE, place)
+    (place / "flushed").write_bytes(b"x" * MIB)
+    run("sync", "-f", place)
+    (place / "unflushed").write_bytes(b"x" * MIB)
+    mortal.kill()
+    unmounts = subprocess.Popen(["umount", place], stderr=subprocess.PIPE, text=True)
+    try:
+        yield unmounts
+    finally:
+        iserblk("detach", "--force", DEVICE)
+        unmounts.communicate(timeout=SLOW_S)
+
+
+def is_waiting(process: subprocess.Popen[str]) -> bool:
+    """In the kernel, and no signal ends that."""
+    return Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[0] == "D"
+
+
+def test_by_force_an_unmount_ends_whose_target_is_away(
+    mortal: TargetProcess, tmp_path: Path
+) -> None:
+    good("attach", f"{mortal.url}/0", DEVICE, "--io-timeout", "forever")
+    with absent(mortal, tmp_path / "place") as unmounts:
+        until_blocking(lambda: is_waiting(unmounts))
+        done = iserblk("detach", "--force", DEVICE)
+        assert unmounts.wait(timeout=SLOW_S) is not None
+        assert done.returncode in (1, 28), done.stderr  # it may have been unmounted just then
+        assert "may be lost" in done.stderr or "all its requests fail" in done.stderr
+    until_blocking(lambda: not connected())
+    iserblk("detach", DEVICE)  # perhaps there is nothing to be cleaned up
+    nothing_left()
+
+
+def test_an_unmount_ends_when_its_unit_is_told_to_end(
+    mortal: TargetProcess, tmp_path: Path
+) -> None:
+    """What waits in the kernel fails within a minute, though requests may wait for ever."""
+    words = ("attach", "-f", f"{mortal.url}/0", DEVICE, "--io-timeout", "forever")
+    with in_the_background(*words) as attach:
+        assert attach.stdout is not None and attach.stderr is not None
+        attach.stdout.readline()
+        with absent(mortal, tmp_path / "place") as unmounts:
+            until_blocking(lambda: is_waiting(unmounts))
+            attach.terminate()
+            assert unmounts.wait(timeout=SLOW_S) is not None
+            assert attach.wait(timeout=SLOW_S) in (0, 1)
+            assert not connected()
+    nothing_left()
+
+
 @pytest.mark.parametrize(
     "words", [[], pytest.param(["--nbdkit"], marks=pytest.mark.long)], ids=["own", "nbdkit"]
 )
