@@ -196,8 +196,8 @@ class _Site:
             and ipaddress.ip_address(listening.getsockname()[0].partition("%")[0]).is_loopback
         )
 
-    def judge_untrusted(self, head: bytes) -> tuple[str, bool]:
-        """As the function."""
+    def judge(self, head: bytes) -> tuple[str, bool]:
+        """As ``judge_untrusted``, for these documents."""
         status, with_body = judge_untrusted(head)
         guarded = self._loopback or (self._tcp and self._is_page(head))
         if status == _OK and guarded and not names_untrusted(host_untrusted(head), self._names):
@@ -274,7 +274,7 @@ async def _attend(
                 request = await _receive(client)
             if request is None:
                 return  # too slow, too long, or gone
-            status, with_body = site.judge_untrusted(request)
+            status, with_body = site.judge(request)
             fields = f"Content-Type: {_PLAIN}\r\n"
             body = f"{status}; {_REMEDIES.get(status, 'ask for GET /metrics')}\n".encode()
             if status == _OK:

@@ -151,7 +151,7 @@ def page(history: History, query: bytes = b"", host: str = "") -> bytes:
     luns = in_order(history, SORT)
     only = [each for each in luns if id_of(each.seen.key) == chosen]
     body = _lun_page(history, only[0]) if only else _overview(history, luns, bool(chosen))
-    title = f"iserblk on {_text(host)}" if host else "iserblk"
+    title = f"iserblk: {_text(host)}" if host else "iserblk"
     look = history.look
     when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(look.when))
     return (

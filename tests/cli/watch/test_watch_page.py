@@ -106,7 +106,7 @@ def test_it_is_read_without_scripts() -> None:
     text = Parsed(document("")).text
     for words in ("/dev/nbd0", "not connected", "degraded", "killed", "connection lost",
                   "failed over to", "iqn.2026-11.example:array/0", "p99", "5m00s ago", "in use",
-                  "iserblk on storage1"):  # fmt: skip
+                  "iserblk: storage1"):  # fmt: skip
         assert words in text, words
     refresh = re.search(rb'<noscript><meta http-equiv="refresh" content="\d+"></noscript>',
                         document(""))  # fmt: skip
