@@ -133,24 +133,25 @@ class LunHistory:
     """One LUN. ``seen``: the last reading. ``state``: as ``iserblk status`` calls it. ``rates``:
     since the reading before. ``slots``: the last is the one that fills."""
 
-    def __init__(self, seen: Seen) -> None:
+    def __init__(self, seen: Seen, when: float) -> None:
+        """``when``: seconds since 1970, as everywhere here."""
         self.seen = seen
         self.state = lun_state(seen.lun)
         self.rates = Rates()
         self.slots: deque[Slot] = deque(maxlen=SLOTS)
-        self._away_since: float | None = None
-        self._note_state()
+        self._away_since: float | None = None  # monotonic seconds
+        self._note_state(when)
 
     @property
     def bad(self) -> bool:
         return self.state in BAD
 
-    def add(self, seen: Seen) -> list[tuple[str, bool]]:
+    def add(self, seen: Seen, when: float) -> list[tuple[str, bool]]:
         """Take the next reading. Returns what has happened since, as ``changes`` does."""
         before, self.seen = self.seen, seen
         self.state = lun_state(seen.lun)
         away_since = self._away_since
-        self._note_state()
+        self._note_state(when)
         seconds = seen.at - before.at
         if seen.pid != before.pid:
             self.rates = Rates()
@@ -173,13 +174,15 @@ class LunHistory:
         self.rates = Rates()
         return fresh
 
-    def _note_state(self) -> None:
+    def _note_state(self, when: float) -> None:
         lun, at = self.seen.lun, self.seen.at
         if lun.connected:
             self._away_since = None
         else:
             self._slot().away = True
-            if self._away_since is None:
+            if lun.away_since:
+                self._away_since = at - max(0.0, when - lun.away_since)
+            elif self._away_since is None:  # a process of an older version
                 self._away_since = at
 
     def _slot(self) -> Slot:
@@ -189,7 +192,7 @@ class LunHistory:
         return self.slots[-1]
 
     def away_s(self, now: float) -> float | None:
-        """For how long there has been no connection, as far as it was seen; None: there is one."""
+        """For how long there has been no connection; None: there is one."""
         return None if self._away_since is None else max(0.0, now - self._away_since)
 
     def columns(self, count: int, now: float) -> list[Slot]:
@@ -245,7 +248,7 @@ class History:
         for seen in look.luns:
             known = self.luns.get(seen.key)
             if known is None:
-                known = LunHistory(seen)
+                known = LunHistory(seen, look.when)
                 if not first:
                     self._tell(known, "in use", False)
                 if known.bad:
@@ -253,7 +256,7 @@ class History:
             else:
                 if known.state in DEAD:
                     self._tell(known, "answers again", False)
-                for words, bad in known.add(seen):
+                for words, bad in known.add(seen, look.when):
                     self._tell(known, words, bad)
             here[seen.key] = known
         for key, known in self.luns.items():

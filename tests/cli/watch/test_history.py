@@ -117,6 +117,16 @@ def test_a_luns_life() -> None:
     assert not history.luns
 
 
+def test_a_connection_that_was_lost_before_anybody_looked() -> None:
+    history = History()
+    away = replace(lun(), connected=False, connections=0, away_since=900)
+    history.add(look(2.0, seen(2.0, away)))  # at 1002
+    (only,) = history.luns.values()
+    assert only.away_s(3.0) == 103.0
+    history.add(look(4.0, seen(4.0, replace(lun(), reconnects=1))))
+    assert words(history)[-1] == "/dev/nbd0: reconnected after 104 s"
+
+
 def test_a_process_that_falls_silent() -> None:
     """Its LUNs stay, with what was known of them."""
     history = History()
