@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from iserblk.disk.ending import LONGEST_S
+from iserblk.initiator.session.ending import AWAY_S
 from tests.cli.commands import environment
 from tests.support.fuse import need_fuse
 from tests.support.nbdkit import need
@@ -139,6 +141,14 @@ def test_units_of_luns_are_hardened(name: str, root: Path) -> None:
     if "unrecognized option" in done.stderr:
         pytest.skip("requires systemd-analyze security --offline: systemd 250 or later")
     assert done.returncode == 0, done.stdout
+
+
+@pytest.mark.parametrize("name", [*UNITS[:2], "iserblk-nbd@.service"])
+def test_a_unit_gives_its_command_the_time_that_it_takes(name: str, root: Path) -> None:
+    """For a target that answers, but is slow; one that is away is given up long before."""
+    unit = Unit(root / "etc/systemd/system" / name, {})
+    assert LONGEST_S + 30 <= int(unit.setting("TimeoutStopSec"))
+    assert AWAY_S + 30 < 90  # systemd's own limit, for mounts of /etc/fstab
 
 
 def test_the_module_is_loaded_for_the_attach_unit(root: Path) -> None:
