@@ -136,16 +136,21 @@ def test_a_target_that_is_back_is_used(away: Away) -> None:
 
 
 def test_a_slow_target_keeps_its_time(clock: Clock) -> None:
-    """It answers, but not this command: that has its deadline."""
-    made, dm = session()
+    """It answers, but not this command: that has its deadline. So has a command that waits for
+    room at the target."""
+    made, dm = session(window=1)
     driver_of(made).reconnect = lambda: None
     ladder = Ladder(made)
-    slot = command(made, CountingWaiter())
-    slot.deadline = clock.now + DAY_S
+    slots = [command(made, CountingWaiter()) for _ in range(2)]
+    for slot in slots:
+        slot.deadline = clock.now + DAY_S
     made.ending.ask(1.0)
-    made.queue.connection.last_heard = clock.now = 1000.0
-    ladder.tick(1000.0)
-    assert slot.state == SENT and not made.gives_up and not dm.disconnected
+    made.queue.connection.last_heard = 1000.0
+    for now in (1000.0, 1000.0 + AWAY_S):
+        clock.now = now
+        ladder.tick(now)
+    assert [slot.state for slot in slots] == [SENT, QUEUED]
+    assert not made.gives_up and not dm.disconnected
 
 
 def test_silence_before_the_loss_counts(clock: Clock) -> None:
