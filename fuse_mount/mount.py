@@ -386,7 +386,10 @@ async def _serve(
                         await pyfuse3.main(_MIN_TASKS, _MAX_TASKS)
                         watching.cancel_scope.cancel()
                     ending.ask()
-                    failed += await files.flush_all()
+                    with trio.move_on_after(LONGEST_S) as limit:
+                        failed += await files.flush_all()
+                    if limit.cancelled_caught:
+                        failed += files.not_flushed()
                     unflushed = files.unflushed
             finally:
                 closed = True

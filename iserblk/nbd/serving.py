@@ -201,10 +201,13 @@ def serve(
                         offering.cancel_scope.cancel()
                 if client is not None:
                     client.ended()
-                async with trio.open_nursery() as flushes:  # targets that are away: all at once
-                    for name, disk in served.items():
-                        if disk.dirty:  # one without a write cache is sent nothing
-                            flushes.start_soon(flush, name, disk)
+                with trio.move_on_after(LONGEST_S) as limit:
+                    async with trio.open_nursery() as flushes:  # targets that are away: all at once
+                        for name, disk in served.items():
+                            if disk.dirty:  # one without a write cache is sent nothing
+                                flushes.start_soon(flush, name, disk)
+                if limit.cancelled_caught:
+                    failed[:] = [not_flushed(*each) for each in served.items() if each[1].dirty]
                 unflushed[:] = [all_unflushed(served.values())]
                 if client is not None and not failed:
                     client.is_flushed()

@@ -2,9 +2,21 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 from iserblk.disk.wish import Wish
+from tests.support.target import ROOT
+
+_WISHES = """
+import sys, pathlib
+from iserblk.disk.wish import Wish
+wish = Wish(pathlib.Path(sys.argv[1]))
+wish.make(by_force=True)
+print("made", flush=True)
+sys.stdin.read()
+"""
 
 
 def test_a_wish_is_made_and_withdrawn(tmp_path: Path) -> None:
@@ -17,6 +29,28 @@ def test_a_wish_is_made_and_withdrawn(tmp_path: Path) -> None:
     wish.withdraw()
     wish.withdraw()
     assert not wish.made
+    (tmp_path / "ending").touch()  # not locked
+    assert not wish.made
+
+
+def test_a_wish_ends_with_the_process_that_has_it(tmp_path: Path) -> None:
+    """However it ends: else requests would never wait again as long as they may."""
+    with subprocess.Popen(
+        [sys.executable, "-c", _WISHES, tmp_path / "ending"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        cwd=ROOT,
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"made\n"
+        wish = Wish(tmp_path / "ending")
+        assert wish.made and wish.by_force
+        process.kill()
+        process.wait()
+    assert (tmp_path / "ending").exists()
+    assert not wish.made and not wish.by_force
+    wish.make()
+    assert wish.made and not wish.by_force
 
 
 def test_what_a_server_leaves(tmp_path: Path) -> None:

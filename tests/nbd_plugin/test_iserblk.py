@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+from iserblk.disk.wish import Wish
 from tests.contract.nbd_servers import BY_NBDKIT, PLUGIN, URL, Server, Start, Starter, libnbd
 from tests.support.until import until_blocking
 
@@ -225,6 +226,7 @@ def test_while_its_device_is_being_detached_it_has_no_patience(
     monkeypatch.setenv("ISERBLK_OWED", str(tmp_path / "owed"))
     server = start()
     until_blocking(lambda: "the end is not wanted" in server.log())
-    (tmp_path / "ending").touch()
+    wish = Wish(tmp_path / "ending")
+    wish.make()
     until_blocking(lambda: "the end is wanted" in server.log())
     server.end()
