@@ -25,6 +25,7 @@ from iserblk.metrics.target_reading import TargetReading
 from tests.cli.commands import COMMAND, bad, environment, serving
 from tests.metrics.test_merging import samples
 from tests.support.nbdkit import need
+from tests.support.ports import free_port
 from tests.support.target import END_S, ROOT, TargetProcess, running_target
 from tests.support.unit import Unit
 from tests.support.watched import lun
@@ -71,9 +72,7 @@ def test_what_a_page_shows_of_answers() -> None:
 
 def test_all_luns_of_a_machine(target: TargetProcess, tmp_path: Path) -> None:
     """Two processes, one of them with two LUNs; one that is dead; and one at a port."""
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        port = sock.getsockname()[1]
+    port = free_port()
     first, second = socket_of("/dev/nbd0", tmp_path), socket_of("/mnt/luns", tmp_path)
     with (
         serving("exporter", "--listen", "127.0.0.1:0", "--directory", tmp_path,

@@ -18,7 +18,7 @@ from iserblk.metrics.serving import CLIENTS
 from iserblk.scsi import luns
 from tests.cli.commands import Server, bad, good, good_json, iserblk, serving
 from tests.iscsi import logins
-from tests.metrics.answerers import free_port
+from tests.support.ports import free_port
 from tests.support.target import IQN
 from tests.support.until import until_blocking
 

@@ -21,7 +21,7 @@ def start_target(tmp_path: Path) -> Iterator[StartTarget]:
 
         def start(
             *specs: str,
-            listen: str = "127.0.0.1:0",
+            listen: str = "",
             iqn: str = IQN,
             header: int = 28,
             profile: str = "",

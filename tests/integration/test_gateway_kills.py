@@ -3,7 +3,6 @@ while clients write and compare."""
 
 from __future__ import annotations
 
-import socket
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,18 +15,13 @@ from tests.support import logs
 from tests.support.endurance import Clients, disk_and_session
 from tests.support.faults.proxy import FaultProxy
 from tests.support.gateway import GATE, MortalGateway
+from tests.support.ports import free_port
 from tests.support.target import ROOT
 from tests.support.tgtd import MortalTgtd
 
 MIB = 1 << 20
 CLIENTS = 4
 in_thread = trio.to_thread.run_sync
-
-
-def free_port() -> int:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return int(sock.getsockname()[1])
 
 
 @pytest.fixture

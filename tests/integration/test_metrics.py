@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import threading
 from pathlib import Path
 
@@ -22,6 +21,7 @@ from tests.support.census import census
 from tests.support.faces import FACES, one_disk, opened, read, write
 from tests.support.nbdkit import need, run, running_nbdkit
 from tests.support.ported import both, two_portals
+from tests.support.ports import free_port
 
 pytestmark = pytest.mark.logs(logs.ANOTHER_PORTAL, logs.RECONNECTED)
 
@@ -180,9 +180,7 @@ async def test_each_url_has_its_place(start_target: StartTarget, tmp_path: Path,
 @face
 async def test_at_a_port(start_target: StartTarget, face: str) -> None:
     target = start_target("lun:size=16M")
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        port: int = sock.getsockname()[1]
+    port = free_port()
     async with one_disk(face, f"{target.url}/0", {"metrics": f"127.0.0.1:{port}"}):
         assert len(await scraped(("127.0.0.1", port))) == 1
 

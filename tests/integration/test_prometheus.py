@@ -16,10 +16,10 @@ from iserblk.disk.blocking import open_disks
 from iserblk.metrics.address import socket_of
 from iserblk.metrics.exposition import expose
 from tests.cli.commands import serving
-from tests.metrics.answerers import free_port
 from tests.metrics.test_exposition import EXAMPLE
 from tests.support import logs
 from tests.support.interop import Record
+from tests.support.ports import free_port
 from tests.support.prometheus import programs, promtool, running_prometheus
 from tests.support.target import ROOT, running_target
 from tests.support.until import until_blocking

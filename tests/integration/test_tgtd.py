@@ -42,6 +42,7 @@ from tests.support.blockwork import everything
 from tests.support.endurance import disk_and_session
 from tests.support.faces import FACES, one_disk, read, write
 from tests.support.interop import Record
+from tests.support.ports import free_port
 from tests.support.sessions import Host
 from tests.support.target import ROOT
 from tests.support.until import until_blocking
@@ -61,9 +62,7 @@ class Tgtd:
     authentication; ``url``: of the target without authentication."""
 
     def __init__(self, programs: Path, place: Path) -> None:
-        with socket.socket() as sock:
-            sock.bind(("127.0.0.1", 0))
-            port = sock.getsockname()[1]
+        port = free_port()
         self._programs = programs
         self.log = place / "log"
         # Its own control socket: the usual place may belong to another tgtd.

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import socket
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,6 +12,7 @@ import trio
 
 from tests.support import greeting, logs, lost_cache
 from tests.support.interop import Record
+from tests.support.ports import free_port
 from tests.support.target import ROOT
 from tests.support.tgtd import MortalTgtd
 
@@ -29,9 +29,7 @@ def tgtd(tmp_path: Path) -> Iterator[MortalTgtd]:
     )
     if found.returncode:
         pytest.skip(f"requires tgtd: {found.stderr.strip().splitlines()[-1]}")
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        port = sock.getsockname()[1]
+    port = free_port()
     made = MortalTgtd(Path(found.stdout.strip()) / "usr/sbin", "127.0.0.1", port, tmp_path, SIZE)
     try:
         yield made

@@ -3,7 +3,6 @@ another volume behind it. Needs ``scripts/peers tgt``."""
 
 from __future__ import annotations
 
-import socket
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,6 +14,7 @@ import trio
 from iserblk.errors import BadArgument, LunChanged, NoSuchLun
 from tests.support import logs
 from tests.support.faces import FACES, InThreads, one_disk, opened, read, write
+from tests.support.ports import free_port
 from tests.support.target import ROOT
 from tests.support.tgtd import IQN, MortalTgtd
 from tests.support.until import until
@@ -33,9 +33,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
     )
     if found.returncode:
         pytest.skip(f"requires tgtd: {found.stderr.strip().splitlines()[-1]}")
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        port = sock.getsockname()[1]
+    port = free_port()
     running: list[MortalTgtd] = []
 
     def started(address: str, iqn: str = IQN, also: tuple[str, ...] = ()) -> MortalTgtd:

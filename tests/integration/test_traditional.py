@@ -13,6 +13,7 @@ from iserblk.errors import CommandTimeout, TargetNotFound, TransportError
 from tests.integration.conftest import StartTarget
 from tests.support import logs
 from tests.support.faces import FACES, one_disk, read, write
+from tests.support.ports import free_port
 from tests.support.target import IQN, TargetProcess, running_target
 
 pytestmark = pytest.mark.logs(logs.RECONNECTED)
@@ -81,9 +82,7 @@ async def test_the_target_goes_away(start_target: StartTarget) -> None:
 
 async def test_nobody_listens() -> None:
     """A port where no process listens: the error names the portal and what to check."""
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        port = sock.getsockname()[1]
+    port = free_port()
     with pytest.raises(TransportError, match="is the target listening there"):
         async with one_disk("async", f"iscsi://127.0.0.1:{port}/{IQN}/0"):
             pass

@@ -16,13 +16,6 @@ from iserblk.metrics.serving import Listener, serve
 from tests.metrics.test_exposition import EXAMPLE
 
 
-def free_port() -> int:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        port: int = sock.getsockname()[1]
-        return port
-
-
 @asynccontextmanager
 async def served(address: Address) -> AsyncIterator[None]:
     listener = Listener(address)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from iserblk.metrics.address import Address
-from tests.metrics.answerers import free_port
+from tests.support.ports import free_port
 
 
 @pytest.fixture(params=["unix", "tcp"])

@@ -16,9 +16,10 @@ from iserblk.metrics import joining
 from iserblk.metrics.address import socket_of
 from iserblk.metrics.joining import NO_PROCESS, Joined
 from iserblk.metrics.places import OWN_BYTES, Place, Source, in_directory, named
-from tests.metrics.answerers import answering, free_port, served
+from tests.metrics.answerers import answering, served
 from tests.metrics.test_exposition import EXAMPLE
 from tests.metrics.test_merging import TEXT, samples
+from tests.support.ports import free_port
 
 # What is told once of each that is down.
 pytestmark = pytest.mark.logs(

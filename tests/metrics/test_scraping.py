@@ -11,8 +11,9 @@ import trio
 
 from iserblk.errors import BadArgument, ConnectFailed, ConnectTimeout, RemoteProtocolError
 from iserblk.metrics import scraping
-from tests.metrics.answerers import answering, free_port, scraped, served
+from tests.metrics.answerers import answering, scraped, served
 from tests.metrics.test_exposition import EXAMPLE
+from tests.support.ports import free_port
 
 
 @pytest.mark.parametrize(

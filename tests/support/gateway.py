@@ -14,6 +14,7 @@ from iserblk.gateway.opening import open_gateways
 from iserblk.gateway.store import DiskStore
 from iserblk.target.scsi.device import LogicalUnit
 from tests.cli.commands import Server
+from tests.support.ports import free_port
 from tests.support.target_here import serve
 
 GATE = "iqn.2026-11.example:gate"
@@ -49,10 +50,10 @@ class MortalGateway:
     a URL. ``listen``: HOST:PORT."""
 
     def __init__(
-        self, behind: str, log: Path, *options: str, listen: str = "127.0.0.1:0", iqn: str = GATE
+        self, behind: str, log: Path, *options: str, listen: str = "", iqn: str = GATE
     ) -> None:
         self._words = ("target", "--iqn", iqn, "--lun", behind, *options, "--listen")
-        self._listen = listen
+        self._listen = listen or f"127.0.0.1:{free_port()}"
         self.log = log
         self.start()
 

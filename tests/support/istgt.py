@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.ports import free_port
 from tests.support.target import END_S, ROOT
 from tests.support.until import until_blocking
 
@@ -80,9 +81,7 @@ class Istgt:
     def __init__(self, program: Path, place: Path, size: int) -> None:
         self._program = program
         self._place = place
-        with socket.socket() as sock:
-            sock.bind(("127.0.0.1", 0))
-            self._port = sock.getsockname()[1]
+        self._port = free_port()
         text = _CONFIGURATION.format(base=BASE, place=place, port=self._port)
         for number, (asks, method) in enumerate(ASKS.items(), 1):
             with self.disk(asks).open("wb") as file:

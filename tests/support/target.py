@@ -11,13 +11,15 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from tests.support.forking import ROOT, Forked
+from tests.support.ports import free_port
 
 IQN = "iqn.2026-11.example:disk"
 END_S = 30.0
 
 
 class TargetProcess:
-    """The target as its own process, on a free port of the loopback interface.
+    """The target as its own process, on a port of the loopback interface where a successor can
+    come (tests/support/ports.py).
 
     ``url`` has no LUN. ``log``: the file that its stderr goes to.
     """
@@ -26,7 +28,7 @@ class TargetProcess:
         self,
         specs: list[str],
         log: Path,
-        listen: str = "127.0.0.1:0",
+        listen: str = "",
         iqn: str = IQN,
         environment: Mapping[str, str] | None = None,
     ) -> None:
@@ -34,7 +36,7 @@ class TargetProcess:
         with log.open("ab") as stderr:
             self.process = Forked(
                 "tests.support.serve",
-                [listen, iqn, *specs],
+                [listen or f"127.0.0.1:{free_port()}", iqn, *specs],
                 cwd=ROOT,
                 stdout=subprocess.PIPE,
                 stderr=stderr,
@@ -103,7 +105,7 @@ class TargetProcess:
 def running_target(
     specs: list[str],
     log: Path,
-    listen: str = "127.0.0.1:0",
+    listen: str = "",
     iqn: str = IQN,
     environment: Mapping[str, str] | None = None,
 ) -> Iterator[TargetProcess]:
