@@ -64,7 +64,7 @@ def command(interval: float, sort: str) -> None:
 
 
 def _print_one(named: Sequence[NamedLun], interval: float, view: View) -> None:
-    from iserblk.cli.watch.frame import frame, text_of  # noqa: PLC0415
+    from iserblk.cli.watch.frame import LEAST_WIDTH, frame, text_of  # noqa: PLC0415
 
     history = History()
     here = look_around()
@@ -73,7 +73,7 @@ def _print_one(named: Sequence[NamedLun], interval: float, view: View) -> None:
         time.sleep(interval)
         here = look_around()
         history.add(look_of(here, named))
-    width = shutil.get_terminal_size((_WIDTH, 0)).columns
+    width = max(LEAST_WIDTH, shutil.get_terminal_size((_WIDTH, 0)).columns)
     found = bool(here.uses)
     if found or not here.unseen:
         click.echo(text_of(frame(history, view, width, host=socket.gethostname())), nl=False)

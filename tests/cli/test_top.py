@@ -146,6 +146,15 @@ def test_one_picture(looks: list[Here], capsys: pytest.CaptureFixture[str]) -> N
     assert max(map(len, shown.splitlines())) <= 100
 
 
+def test_a_narrow_picture_has_the_least_width(
+    looks: list[Here], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "20")
+    looks += [here(1.0), here(2.0)]
+    _, shown, _ = said(capsys, "top", "--interval", "0.1")
+    assert "too small" not in shown and "/dev/nbd0" in shown
+
+
 def test_nothing_to_show(looks: list[Here], capsys: pytest.CaptureFixture[str]) -> None:
     looks.append(Here())
     status, shown, complaints = said(capsys, "top")

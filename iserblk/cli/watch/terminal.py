@@ -84,6 +84,7 @@ class Screen:
         self._heard, self._waker = -1, -1
         self._handlers: list[tuple[int, object]] = []
         self._stopping = False
+        self._deaf = False
 
     def __enter__(self) -> Screen:
         self._heard, self._waker = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
@@ -137,7 +138,7 @@ class Screen:
         if until():
             return []
         stdin = self._stdin
-        heard = [self._heard] if stdin is None else [self._heard, stdin]
+        heard = [self._heard] if stdin is None or self._deaf else [self._heard, stdin]
         ready, _, _ = select.select(heard, [], [])
         if self._heard in ready:
             os.read(self._heard, 4096)
@@ -145,7 +146,7 @@ class Screen:
             return []
         data = os.read(stdin, 1024)
         if not data:
-            self._stdin = None  # the terminal has gone
+            self._deaf = True  # the terminal has gone
         while data.endswith(b"\x1b") or re.search(rb"\x1b[\[O][0-9;]*$", data):
             if not select.select([stdin], [], [], _REST_S)[0]:
                 break
@@ -174,9 +175,10 @@ class Screen:
         self._write(_ENTER)
 
     def _close(self) -> None:
-        try:
+        # A terminal that has gone needs nothing any more.
+        with contextlib.suppress(OSError):
             self._write(_LEAVE)
-        finally:
+        with contextlib.suppress(termios.error):
             if self._stdin is not None and self._settings is not None:
                 termios.tcsetattr(self._stdin, termios.TCSADRAIN, self._settings)  # type: ignore[arg-type]
 

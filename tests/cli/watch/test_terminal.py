@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import signal
@@ -68,7 +69,8 @@ def terminal(monkeypatch: pytest.MonkeyPatch) -> Iterator[Terminal]:
         found = Terminal(other, stdin, stdout)
         found.resize(30, 3)
         yield found
-    os.close(other)
+    if found.fd >= 0:
+        os.close(found.fd)
 
 
 def written(terminal: Terminal) -> str:
@@ -177,3 +179,14 @@ def test_without_keys(terminal: Terminal, tmp_path: Path) -> None:
     with (tmp_path / "file").open("w+") as stdin, Screen(stdin, terminal.stdout) as screen:
         screen.wake()
         assert screen.keys(never) == []
+
+
+def test_the_terminal_goes(terminal: Terminal) -> None:
+    """As at the end of a connection: what is left to do is to end."""
+    with terminal.screen() as screen:
+        os.close(terminal.fd)
+        terminal.fd = -1
+        with contextlib.suppress(OSError):
+            screen.keys(never)
+    with contextlib.suppress(OSError):
+        terminal.stdout.close()  # what could not be written is left
