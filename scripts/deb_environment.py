@@ -31,7 +31,7 @@ import shutil
 import subprocess
 import sys
 import sysconfig
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from importlib.metadata import Distribution
 from pathlib import Path
 from typing import Any
@@ -199,9 +199,12 @@ def licence_of(distribution: Distribution) -> str:
     return ", ".join(names) or "see its metadata"
 
 
-def bill(bundled: list[Distribution], archives: Path) -> dict[str, Any]:
+def bill(
+    bundled: list[Distribution], archives: Path, tools: Mapping[str, str] | None = None
+) -> dict[str, Any]:
     """The bill of materials of iserblk, the first, and what is bundled with it. ``archives``: the
-    directory with the files that these were taken from. Raises SystemExit: one has none there."""
+    directory with the files that these were taken from. ``tools``: versions of mypy and Cython, of
+    which compiled modules have parts in them. Raises SystemExit: one has no file there."""
     ours, *others = bundled
     files = {}
     for path in archives.iterdir():
@@ -223,7 +226,9 @@ def bill(bundled: list[Distribution], archives: Path) -> dict[str, Any]:
         needs[refs.get(canonical(each.metadata["Name"]), main["bom-ref"])] = [
             refs[name] for name, _, marker in wanted if name in refs and _holds(marker)
         ]
-    return sbom.document(main, parts.values(), needs)
+    inside = sbom.compiled_in(tools or {})
+    needs[main["bom-ref"]] += [part["bom-ref"] for part in inside]
+    return sbom.document(main, [*parts.values(), *inside], needs)
 
 
 def copy(distribution: Distribution, purelib: Path) -> None:
@@ -262,7 +267,8 @@ def install(output: Path) -> None:
         "Packages of Python in /usr/lib/iserblk, with their licences; the texts are beside them:\n"
         + "".join(f"{line}\n" for line in sorted(lines[1:], key=str.lower))
     )
-    made = bill(bundled, output / "archives")
+    tools = {name: version_of(PINS / "build.txt", canonical(name)) for name in ("mypy", "Cython")}
+    made = bill(bundled, output / "archives", tools)
     if faults := sbom.differences(made, inner):
         raise SystemExit(f"deb_environment: the bill of materials is wrong: {'; '.join(faults)}")
     (output / "sbom.cdx.json").write_text(sbom.text(made))
@@ -294,6 +300,11 @@ def pins(path: Path) -> dict[str, str]:
             raise SystemExit(f"deb_environment: {path.name}: {name} has no hash")
         found[name] = lines.rstrip("\\\n") + "\n"
     return found
+
+
+def version_of(path: Path, name: str) -> str:
+    """The version to which ``name`` is pinned in a file."""
+    return pins(path)[name].split()[0].partition("==")[2]
 
 
 class Index:

@@ -3,8 +3,9 @@
     scripts/sbom.py wheel FILE.whl [--libisal VERSION]
     scripts/sbom.py image ROOT.tar
 
-Prints the document. ``wheel``: libraries that auditwheel has put in. ``image``: the Debian packages
-of its root, and what the bill of iserblk's own package in there lists. scripts/deb_environment.py
+Prints the document. ``wheel``: libraries that auditwheel has put in, and what is compiled in.
+``image``: the Debian packages of its root, and what the bill of iserblk's own package in there
+lists. scripts/deb_environment.py
 makes the bill of the package itself. With SOURCE_DATE_EPOCH set, the same things make the same
 document. Needs only the standard library.
 """
@@ -31,6 +32,7 @@ SPEC = "1.6"
 PLACE = "usr/share/iserblk/sbom.cdx.json"  # in the package
 _STATUS = "var/lib/dpkg/status"
 _RELEASE = "usr/lib/os-release"
+_TOOLS = {"mypy": "MIT", "Cython": "Apache-2.0"}
 _LIBISAL = re.compile(r"[^/]+\.libs/libisal-[^/]+")
 # No part of a document: what it says is the same without.
 _NAMESPACE = uuid.UUID("6f1b0f0e-6a0c-5c58-9d5e-5c3c1c9f3a4e")
@@ -45,8 +47,11 @@ def component(
     sha256: str = "",
     licence: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """One component. ``sha256``: of the file it was taken from; ``licence``: by ``licence``."""
-    made: dict[str, Any] = {"type": kind, "name": name, "version": version}
+    """One component. ``version``: "": not known. ``sha256``: of the file it was taken from;
+    ``licence``: by ``licence``."""
+    made: dict[str, Any] = {"type": kind, "name": name}
+    if version:
+        made["version"] = version
     made["bom-ref"] = purl or f"{name}@{version}"
     if purl:
         made["purl"] = purl
@@ -90,6 +95,17 @@ def of_python(metadata: Metadata, sha256: str) -> dict[str, Any]:
     )  # fmt: skip
 
 
+def compiled_in(versions: Mapping[str, str]) -> list[dict[str, Any]]:
+    """What compiled modules have in them of the tools that have written their C files: mypyc's
+    runtime, which is in the package mypy, and Cython's. ``versions``: of mypy and Cython; "": not
+    known."""
+    made = []
+    for name, version in versions.items():
+        purl = f"pkg:pypi/{_canonical(name)}" + (f"@{quote(version)}" if version else "")
+        made.append(component(name, version, purl=purl, licence={"expression": _TOOLS[name]}))
+    return made
+
+
 def ourselves(version: str, kind: str = "application") -> dict[str, Any]:
     return component(
         "iserblk", version, kind=kind, purl=f"pkg:generic/iserblk@{quote(version)}",
@@ -131,8 +147,12 @@ def text(made: dict[str, Any]) -> str:
 
 def differences(made: Mapping[str, Any], place: Path) -> list[str]:
     """Where a package's bill is not what is installed in ``place`` (site-packages). iserblk is what
-    the bill is about, and no component of it."""
-    listed = {(_canonical(part["name"]), part["version"]) for part in made["components"]}
+    the bill is about, and no component of it; what is compiled in has no file there, nor a hash."""
+    listed = {
+        (_canonical(part["name"]), part["version"])
+        for part in made["components"]
+        if "hashes" in part
+    }
     listed.add(("iserblk", made["metadata"]["component"]["version"]))
     there = set()
     for info in place.glob("*.dist-info"):
@@ -163,6 +183,13 @@ def of_wheel(wheel: Path, libisal: str) -> dict[str, Any]:
             for name in archive.namelist()
             if _LIBISAL.fullmatch(name)
         ]  # fmt: skip
+        parts += compiled_in(
+            {
+                tool: ""
+                for tool, place in (("mypy", "iserblk__mypyc."), ("Cython", "iserblk/sockets/_sys"))
+                if any(name.startswith(place) for name in archive.namelist())
+            }
+        )
     about = ourselves(wheel.name.split("-")[1], "library")
     about["hashes"] = [
         {"alg": "SHA-256", "content": hashlib.sha256(wheel.read_bytes()).hexdigest()}

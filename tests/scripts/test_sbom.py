@@ -84,6 +84,21 @@ def test_what_is_bundled(bundled: tuple[dict[str, Any], Path]) -> None:
     assert sbom.differences(made, place) == []
 
 
+def test_what_is_compiled_in(tmp_path: Path) -> None:
+    """It has no file of its own among those that are installed."""
+    place, archives = tmp_path / "site-packages", tmp_path / "archives"
+    archives.mkdir()
+    pins = deb_environment.PINS / "build.txt"
+    tools = {name: deb_environment.version_of(pins, name.lower()) for name in ("mypy", "Cython")}
+    made = deb_environment.bill([distribution(place, "iserblk")], archives, tools)
+    need_valid(made)
+    refs = [f"pkg:pypi/{name.lower()}@{version}" for name, version in sorted(tools.items())]
+    assert [part["purl"] for part in made["components"]] == refs
+    assert all(version[0].isdigit() for version in tools.values())
+    assert made["dependencies"] == [{"ref": "pkg:generic/iserblk@1", "dependsOn": refs}]
+    assert sbom.differences(made, place) == []
+
+
 def test_a_bill_has_all_that_is_there_and_no_more(bundled: tuple[dict[str, Any], Path]) -> None:
     made, place = bundled
     distribution(place, "e", version="5")
@@ -135,11 +150,14 @@ def test_of_a_wheel(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     wheel = tmp_path / "iserblk-0.1.0-cp311-cp311-linux_x86_64.whl"
     with zipfile.ZipFile(wheel, "w") as archive:
         archive.writestr("iserblk/_crc.so", "ours")
+        archive.writestr("iserblk__mypyc.cpython-311-x86_64-linux-gnu.so", "ours")
+        archive.writestr("iserblk/sockets/_syscalls.cpython-311-x86_64-linux-gnu.so", "ours")
         archive.writestr("iserblk.libs/libisal-0123abcd.so.2.0.30", "theirs")
     sbom.main(["wheel", str(wheel), "--libisal", "2.30.0"])
     made = json.loads(capsys.readouterr().out)
     need_valid(made)
-    (part,) = made["components"]
+    part, *tools = made["components"]
+    assert [each["purl"] for each in tools] == ["pkg:pypi/cython", "pkg:pypi/mypy"]
     assert part["purl"] == "pkg:generic/isa-l@2.30.0"
     assert part["hashes"][0]["content"] == hashlib.sha256(b"theirs").hexdigest()
     assert made["metadata"]["component"]["version"] == "0.1.0"
