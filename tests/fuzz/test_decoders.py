@@ -83,6 +83,7 @@ OURS = {
     "initiator/session/deadlines.py:Ladder._end_reset": "a task management request of ours",
     "initiator/session/sending.py:SendQueue.number_of": "a PDU of ours",
     "initiator/session/sending.py:SendQueue.plug_gap": "a ping of ours",
+    "metrics/records.py:_is_held": "the kernel's answer",
     "nbd/kernel/netlink.py:exchange": "the kernel's answer",
     "nbd/kernel/netlink.py:family_number": "the kernel's answer",
     "nbd/server.py:_origin": "credentials of the kernel",
