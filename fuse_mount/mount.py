@@ -143,7 +143,7 @@ class How(enum.Enum):
 
     FLUSHED = ""
     FORCE = "--force"  # not flushed before, and requests under way fail
-    AT_ONCE = "--force --lazy"  # the same; the server gives up its targets, whatever uses the files
+    AT_ONCE = "at once"  # both, and the server gives its targets up, whatever uses the files
     LAZY = "--lazy"  # when nothing uses the files any more; nothing is waited for
 
 
@@ -589,7 +589,8 @@ def _unmount_command(mountpoint: str, how: How) -> list[str]:
             mountpoint,
         ]
     # Without its helper, which may be what called us.
-    return ["umount", "--internal-only", *how.value.split(), mountpoint]
+    words = [How.FORCE.value, How.LAZY.value] if how is How.AT_ONCE else [how.value]
+    return ["umount", "--internal-only", *filter(None, words), mountpoint]
 
 
 # --- errors and the background -----------------------------------------------------------------
