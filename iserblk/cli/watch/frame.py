@@ -172,7 +172,7 @@ def _beside(left: Sequence[Text], right: Sequence[Text], left_width: int) -> lis
 
 def _rule(words: str, width: int, more: str = "") -> Text:
     """A title with a line behind it; ``more``: behind the title."""
-    line = Text("─ ", style=_FAINT)
+    line = Text.assemble(("─ ", _FAINT))
     line.append(plain(words), style=_HEAD)
     if more:
         line.append(f"  {more}", style="")
@@ -261,7 +261,7 @@ class _Picture:
         """``shown``: so many LUNs are in the table."""
         look = self._history.look
         bad = sum(each.bad for each in self._luns) + len(self._history.unknown)
-        line = Text("iserblk top", style=_HEAD)
+        line = Text.assemble(("iserblk top", _HEAD))
         if self._host:
             line.append(f"  {plain(self._host)}", style="")
         line.append(time.strftime("  %H:%M:%S", time.localtime(look.when)), style="")
@@ -352,18 +352,21 @@ class _Picture:
             f"p{percent:g} {latency_words(recent.percentile_us(percent))}"
             for percent in (50, 90, 99, 99.9)
         )
-        title = _rule(f"latency of {self._history.where(lun)}", width, f"1 min: {figures}")
+        where = plain(self._history.where(lun))
+        room = width - cell_len(figures) - len("─ latency of   1 min: ") - 3
+        name = where if cell_len(where) <= room else _cell(where, max(8, room))
+        title = _rule(f"latency of {name}", width, f"1 min: {figures}")
         chart = heat_map(lun, self._now, columns, rows)
         found = [title]
         for bound, row in zip(chart.bounds, chart.rows, strict=True):
-            line = Text(f"{bound_words(bound):>{_LABEL - 1}} │", style=_FAINT)
+            line = Text.assemble((f"{bound_words(bound):>{_LABEL - 1}} │", _FAINT))
             for shade in row:
                 line.append(_SHADED[shade], style=_SHADE_STYLES[shade])
             found.append(line)
         while len(found) <= min(rows, _ROWS):
             words = " no requests" if len(found) == 1 and not chart.rows else ""
             found.insert(1, Text(f"{'':{_LABEL}}│{words}", style=_FAINT))
-        axis = Text(f"{'':{_LABEL}}└", style=_FAINT)
+        axis = Text.assemble((f"{'':{_LABEL}}└", _FAINT))
         for away in chart.away:
             axis.append("×" if away else "─", style=_BAD if away else _FAINT)
         span = f"-{duration_words(columns * SLOT_S)}"
@@ -382,7 +385,7 @@ class _Picture:
         found = [_rule("paths", width)]
         shown = branches if most is None or len(branches) <= most else branches[: most - 1]
         for index, each in enumerate(shown):
-            line = Text(_lines_before(branches, index), style=_FAINT)
+            line = Text.assemble((_lines_before(branches, index), _FAINT))
             room = width - line.cell_len - cell_len(each.state) - 2
             words = plain(each.words)
             line.append(words if cell_len(words) <= room else _cell(words, max(8, room)), style="")
@@ -416,7 +419,7 @@ class _Picture:
     def help(self) -> list[Text]:
         lines = [Text("iserblk top: keys, and what is shown", style=_HEAD), Text()]
         for name, words in _HELP:
-            line = Text(_cell(name, 16), style=_HEAD)
+            line = Text.assemble((_cell(name, 16), _HEAD))
             line.append(words, style="")
             lines.append(line)
         return lines
@@ -467,7 +470,7 @@ class _Picture:
         lun = self._luns[self._at]
         seen, reading = lun.seen, lun.seen.lun
         width = self._width
-        title = Text(plain(self._history.where(lun)), style=_HEAD)
+        title = Text.assemble((plain(self._history.where(lun)), _HEAD))
         title.append(f"  {lun.state}", style=_BAD if lun.bad else _GOOD)
         title.append(f"  {plain(seen.title)}", style="")
         about = (
@@ -570,7 +573,7 @@ def _lines_before(branches: Sequence[Branch], index: int) -> str:
 
 
 def _event_line(event: Event, with_place: bool) -> Text:
-    line = Text(time.strftime("%H:%M:%S ", time.localtime(event.when)), style=_FAINT)
+    line = Text.assemble((time.strftime("%H:%M:%S ", time.localtime(event.when)), _FAINT))
     if with_place:
         line.append(f"{plain(event.where)} ", style="")
     line.append(plain(event.words), style=_BAD if event.bad else "")

@@ -164,3 +164,16 @@ def test_lines_are_not_spoilt_by_being_drawn() -> None:
     text_of(lines)
     assert lines == before
     assert isinstance(lines[0], Text)
+
+
+@pytest.mark.parametrize("view", [View(), View(page=True), View(help=True)], ids=str)
+def test_a_style_is_of_its_words(view: View) -> None:
+    """And not of all that follows in the line: what is faint is so on purpose."""
+    for line in frame(history(), replace(view), 120, 40):
+        assert line.style in ("", "reverse", "bold underline") or not line.spans, line.plain
+
+
+def test_figures_are_not_cut_off_by_a_long_name() -> None:
+    (long,) = [each for each in history().luns.values() if "images" in each.seen.where]
+    text = drawn(View(chosen=long.seen.key), 80, 24)
+    assert re.search(r"latency of .*others.* p99\.9 [\d.]+ms ", text)
