@@ -267,7 +267,9 @@ class Ladder:
             return False
         if task.once and task.deadline < math.inf:
             return False
-        return now - self._since[index] >= (2 * limit if task.cdb[0] in LONG else limit)
+        if task.cdb[0] in LONG and not self.session.ending.asked:
+            limit *= 2
+        return now - self._since[index] >= limit
 
     def _patience(self, task: TaskSlot) -> float:
         """When ``task``, which is queued, is given up. A command that is submitted when the target
@@ -301,7 +303,9 @@ class Ladder:
         kind, what = DEADLINE, "exceeded its deadline"
         if unanswered:
             what = f"is unanswered for {unanswered:.0f} s"
-            if not task.once:
+            # Where the end of the session's use was asked for, this is the end of its request: a
+            # target that is there, and forgets commands, would keep it up for ever.
+            if not task.once and not self.session.ending.asked:
                 kind = UNANSWERED
                 self.session.note_unanswered(task)
         self._tell(

@@ -152,6 +152,18 @@ def test_what_takes_long_has_twice_as_much(cdb0: int) -> None:
     assert len(bench.requests()) == 1
 
 
+@pytest.mark.parametrize("cdb0", [opcodes.WRITE_16, opcodes.SYNCHRONIZE_CACHE_16])
+def test_the_end_of_the_use_is_not_kept_up_for_ever(cdb0: int) -> None:
+    """Where it was asked for, a command is sent no more when its limit is over."""
+    bench = Bench(request_s=math.inf)
+    slot = bench.send(cdb0)
+    bench.pass_time(1)
+    bench.session.ending.ask(bench.now)
+    bench.pass_time(LIMIT_S)
+    bench.answer()
+    assert isinstance(slot.error, CommandTimeout) and not isinstance(slot.error, Unanswered)
+
+
 @pytest.mark.parametrize("deadline", [REQUEST_S, math.inf])
 def test_what_must_not_be_carried_out_twice(deadline: float) -> None:
     """It has all the time that its caller gives it; and where that is for ever, it ends as it would
