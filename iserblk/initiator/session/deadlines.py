@@ -59,6 +59,7 @@ LONG: Final = frozenset(
         opcodes.WRITE_SAME_16,
     )
 )
+MOST_GROWTH: Final = 8.0  # of the limit for a command
 WAITS_S: Final = 5.0  # without a connection, after which the log tells that requests wait
 SPARE_CONTROLS: Final = 4  # control slots that aborts leave free, for pings, resets and logout
 
@@ -137,6 +138,9 @@ class Ladder:
         # it is unanswered. Looking once a second costs the commands nothing.
         self._seen = [-1] * len(session.queue.tasks)
         self._since = [0.0] * len(session.queue.tasks)
+        # By how much the limit is longer now, where requests have none; and when it has grown.
+        self._growth = 1.0
+        self._grown_at = 0.0
         self._told_absence = 0.0  # when that began of which the log has told that requests wait
         self.aborted = 0  # for statistics: commands that missed a limit
         self.resets = 0
@@ -145,8 +149,8 @@ class Ladder:
         session = self.session
         if session.error is not None:
             return
-        limit = session.command_timeout
-        limits = limit < session.io_timeout
+        limits = session.command_timeout < session.io_timeout
+        limit = self._limit(now) if limits else 0.0
         for task in session.queue.tasks:
             if task.state == SENT and now >= task.deadline:
                 if not task.connection.lost:  # else its recovery comes first
@@ -256,6 +260,23 @@ class Ladder:
             f"{limit:g} s at most (io-timeout)" if limit < math.inf else "as long as it takes",
         )
 
+    def _limit(self, now: float) -> float:
+        """How long a command may be unanswered now. Where nothing else ends a request, a target
+        that needs longer would never finish one: so the limit doubles each time, and is what it was
+        when no command has missed it for a while."""
+        limit = self.session.command_timeout * self._growth
+        if self._growth > 1.0 and now >= self._grown_at + 2 * limit:
+            self._growth = 1.0
+            return self.session.command_timeout
+        return limit
+
+    def _grow(self, now: float) -> None:
+        if self.session.io_timeout < math.inf:
+            return
+        if now >= self._grown_at + self.session.command_timeout * self._growth:
+            self._growth = min(2 * self._growth, MOST_GROWTH)
+            self._grown_at = now  # for all that miss it together
+
     def _is_unanswered(self, task: TaskSlot, limit: float, now: float) -> bool:
         """Whether the target has left ``task``, which is in flight and has time left, unanswered
         for too long. A command that must not be carried out twice has all the time that its caller
@@ -308,6 +329,7 @@ class Ladder:
             if not task.once and not self.session.ending.asked:
                 kind = UNANSWERED
                 self.session.note_unanswered(task)
+                self._grow(now)
         self._tell(
             f"command {task.cdb[0]:#x} (task {task.itt:#x}) {what}; sending ABORT TASK",
             kind,
@@ -506,12 +528,12 @@ class Ladder:
             late = now < task.deadline
             return CommandTimeout(
                 f"{session.portal}: command {task.cdb[0]:#04x} "
-                + ("is given up" if late else f"did not end within {session.patience:g} s")
+                + ("is given up" if late else f"did not end within {session.time_words}")
                 + f": not connected for {now - session.suspended_at:.0f} s: {session.suspended}"
             )
         return CommandTimeout(
             f"{self.session.portal}: command {task.cdb[0]:#04x} did not end within "
-            f"{session.patience:g} s and was aborted; is the target slow? raise io-timeout"
+            f"{session.time_words} and was aborted; is the target slow? raise io-timeout"
         )
 
     def _keep_alive(self, connection: Connection, now: float) -> None:

@@ -29,6 +29,7 @@ command, or is not enough (``disconnect``), the session is suspended as above.
 from __future__ import annotations
 
 import logging
+import math
 from collections import deque
 from collections.abc import Awaitable, Callable
 from time import monotonic
@@ -402,6 +403,11 @@ class Session:
         request waits: then it is the limit for one command, and opening, or the attempt to connect
         again, fails."""
         return self.io_timeout if self.can_reconnect else min(self.io_timeout, self.command_timeout)
+
+    @property
+    def time_words(self) -> str:
+        """How long a command that was aborted for good has had, for messages."""
+        return f"{self.patience if self.patience < math.inf else self.command_timeout:g} s"
 
     @property
     def offered(self) -> bool:
@@ -949,8 +955,8 @@ class Session:
         if self.is_unanswered(slot):
             return self.unanswered(slot, "nor was its abort")
         late = CommandTimeout(
-            f"{self.portal}: command {slot.cdb[0]:#04x} did not end within {self.patience:g} s, "
-            "nor was its abort answered; is the target slow? raise io-timeout"
+            f"{self.portal}: command {slot.cdb[0]:#04x} did not end within {self.time_words}, nor "
+            "was its abort answered; is the target slow? raise io-timeout"
         )
         late.logged = True
         return late

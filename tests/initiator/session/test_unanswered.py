@@ -152,6 +152,26 @@ def test_what_takes_long_has_twice_as_much(cdb0: int) -> None:
     assert len(bench.requests()) == 1
 
 
+def test_a_target_that_needs_longer_has_it_where_requests_have_no_limit() -> None:
+    """Else it would never finish one. When all is well again, so is the limit."""
+    bench = Bench(request_s=math.inf)
+    for limit in (30, 60, 120, 240, 240):
+        slots = [bench.send(), bench.send()]
+        bench.pass_time(limit)
+        assert all(slot.state == SENT for slot in slots)
+        bench.pass_time(1)
+        assert all(slot.state == ABORTING for slot in slots)
+        for slot in slots:
+            bench.dm.inbox.append(response(slot.itt))
+        bench.session.progress(bench.now)
+        for slot in slots:
+            bench.session.queue.release(slot)
+    bench.pass_time(480)
+    slot = bench.send()
+    bench.pass_time(LIMIT_S + 1)
+    assert slot.state == ABORTING
+
+
 @pytest.mark.parametrize("cdb0", [opcodes.WRITE_16, opcodes.SYNCHRONIZE_CACHE_16])
 def test_the_end_of_the_use_is_not_kept_up_for_ever(cdb0: int) -> None:
     """Where it was asked for, a command is sent no more when its limit is over."""
