@@ -195,11 +195,10 @@ def test_killed_processes_do_not_fill_the_directory(
 ) -> None:
     """Each at a place of its own. What can be cleaned up still is told of the longest; a process
     that serves is never forgotten."""
-    run, mounted = tmp_path / "r", tmp_path / "m"
-    mounted.mkdir()
+    run, mounted = tmp_path / "r", "/"  # its socket's whole path must not become too long
     run.mkdir()
-    monkeypatch.chdir(run)  # for sockets whose whole path is too long
-    places = [str(mounted), *(f"127.0.0.1:{port}" for port in range(20_000, 20_400))]
+    monkeypatch.chdir(run)
+    places = [mounted, *(f"127.0.0.1:{port}" for port in range(20_000, 20_400))]
     with socket.socket(socket.AF_UNIX) as serving:
         for number, place in enumerate(places):
             path = socket_of(place, Path())
