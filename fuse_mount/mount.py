@@ -188,7 +188,7 @@ def unmount(mountpoint: str, how: How = How.FLUSHED, waits: bool = False) -> Non
         return
     left = _wait_for_server(mountpoint, number, waits)
     if lost or left is not None:
-        what = "data" if left is None else f"{left} bytes"
+        what = f"{left} bytes" if left else "data"
         why = "it was not flushed" if how is How.AT_ONCE else "its last flush has failed"
         why = "the target is away" if lost else why
         raise DataAtRisk(

@@ -337,7 +337,7 @@ class EndWatch:
         self._unit = own_unit()
         self._end = threading.Event()
         if wish is not None:
-            wish.leave(None)  # of a server before this one
+            wish.begin()  # of a server before this one
         self._thread = threading.Thread(target=self._run, name="iserblk-end", daemon=True)
         self._thread.start()
 

@@ -46,7 +46,7 @@ class Wish:
     def forget(self) -> None:
         """Remove what a server, or a command, has left that was killed."""
         self.withdraw()
-        self.leave(None)
+        self.begin()
 
     @property
     def made(self) -> bool:
@@ -69,18 +69,21 @@ class Wish:
                 os.close(file)
         return None
 
-    def leave(self, count: int | None) -> None:
-        """By a server, at its end: so many bytes are not flushed; None: all are, or it is not
-        known."""
+    def begin(self) -> None:
+        """By a server, at its beginning: nothing is left."""
         with contextlib.suppress(OSError):
             self._unflushed.unlink()
-        if count is not None:
-            with contextlib.suppress(OSError):
-                os.close(_create(self._unflushed, f"{count}\n"))
+
+    def leave(self, count: int | None) -> None:
+        """By a server, at its end: its last flush has failed, and so many bytes are not flushed;
+        None: that is not known."""
+        self.begin()
+        with contextlib.suppress(OSError):
+            os.close(_create(self._unflushed, f"{count or 0}\n"))
 
     @property
     def left(self) -> int | None:
-        """What the server has left."""
+        """What the server has left; 0: how much is not known; None: nothing."""
         try:
             return int(files.read_text(self._unflushed))
         except (OSError, ValueError):

@@ -59,6 +59,8 @@ def test_what_a_server_leaves(tmp_path: Path) -> None:
     wish.leave(4096)
     assert wish.left == 4096 and not wish.made
     wish.leave(None)
+    assert wish.left == 0
+    wish.begin()
     assert wish.left is None
     wish.make()
     wish.leave(1)

@@ -142,7 +142,7 @@ def _serve(home: Home, how: str, report: _Report, words: Sequence[str]) -> None:
         except IserblkError as error:
             log.warning("%s", error)
 
-    home.wish.leave(None)  # of a server before this one
+    home.wish.begin()  # of a server before this one
 
     def wished() -> bool:
         mounts = map(mount_unit, home.device.mounts())
