@@ -22,6 +22,7 @@ OURS = {
     "lablib",
     "manlib",
     "mutationslib",
+    "outagelib",
     "fake_disk",
 }
 # Debian's packages: scripts/setup installs those that no index of Python packages has; the build of
