@@ -40,7 +40,7 @@ td.short{white-space:nowrap;overflow-wrap:normal}
 code,pre,.mono{font-family:ui-monospace,SFMono-Regular,Menlo,Consolas,monospace;font-size:.85em}
 .ok{color:var(--good)}.warning{color:var(--warn)}.error{color:var(--bad)}.skipped{color:var(--faint)}
 .ok,.warning,.error{font-weight:600}
-.bar{display:block;height:.5rem;background:var(--faint);border-radius:2px;min-width:1px}
+.bar{display:block;height:.5rem;background:var(--faint);border-radius:2px}
 .verdict{border-left:4px solid var(--line);padding:.3rem .8rem;margin:.5rem 0;
 background:var(--head)}
 .verdict.good{border-color:var(--good)}.verdict.poor{border-color:var(--bad)}

@@ -1,4 +1,5 @@
-"""The subset of Markdown that documents of commands use: text, lists, tables and code."""
+"""The subset of Markdown that documents of commands use: text, lists, tables and code. Pictures are
+left out."""
 
 from __future__ import annotations
 
@@ -65,7 +66,7 @@ def parse(text: str) -> Section:
             open_sections[-1].blocks.append(Block("table", rows=[_cells(row) for row in rows[2:]]))
         elif line.startswith("- "):
             open_sections[-1].blocks.append(Block("item", [line[2:]]))
-        elif line.strip():
+        elif line.strip() and not line.startswith("!["):
             open_sections[-1].blocks.append(Block("text", [line]))
     return first
 

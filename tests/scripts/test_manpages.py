@@ -53,6 +53,17 @@ def params(name: str) -> list[click.Parameter]:
     return command.get_params(click.Context(command, parent=above, info_name=name))
 
 
+def test_pictures_are_left_out(made: Path) -> None:
+    """The documents have some; a terminal shows none."""
+    pictures = [
+        path for path in (ROOT / "docs/commands").glob("*.md") if "\n![" in path.read_text()
+    ]
+    assert pictures
+    for path in pictures:
+        page = made / f"man/man1/iserblk-{path.stem}.1"
+        assert "pictures/" not in page.read_text(encoding="utf-8")
+
+
 def test_which_files_there_are(made: Path) -> None:
     there = sorted(str(path.relative_to(made / "man")) for path in (made / "man").rglob("*.?"))
     assert there == PAGES

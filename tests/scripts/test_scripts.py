@@ -21,6 +21,7 @@ SCRIPTS = (
     "mutations",
     "outage",
     "pins",
+    "screenshots",
 )
 
 
