@@ -21,7 +21,7 @@ from iserblk.doctor.journal import cut, last_lines
 from iserblk.doctor.known_secrets import KnownSecrets, find_secrets
 from iserblk.doctor.machine import Machine
 from iserblk.doctor.portal import PortalReport
-from iserblk.doctor.processes import Process, processes, variables
+from iserblk.doctor.processes import Process, hidden, processes, variables
 from iserblk.errors import IserblkError
 from iserblk.named.files import check_name, directories, load, misnamed, names
 from iserblk.secret import Secret
@@ -94,6 +94,8 @@ def report_json(
     uses = [{**use_json(each, named), "remedy": remedy_of(each)} for each in here.uses]
     log = last_lines(machine)
     unread = {**log.unread, **around.known.unread}
+    if hidden(machine):
+        unread["processes of other users"] = "/proc does not show them (hidepid)"
     tried = [portal_json(each) for each in portals]
     report: dict[str, object] = {
         "time": int(time.time()),
@@ -118,9 +120,9 @@ def report_json(
         ],
         "unread": [{"what": what, "why": why} for what, why in unread.items()],
     }
-    hidden = hider.tree(report)
-    assert isinstance(hidden, dict)
-    return {**hidden, "processes": [_process(each, hider) for each in around.processes]}
+    shown = hider.tree(report)
+    assert isinstance(shown, dict)
+    return {**shown, "processes": [_process(each, hider) for each in around.processes]}
 
 
 def _named(unread: dict[str, str]) -> list[dict[str, object]]:

@@ -66,6 +66,11 @@ def processes(machine: Machine) -> list[Process]:
     return found
 
 
+def hidden(machine: Machine) -> bool:
+    """Whether /proc does not show the processes of other users (hidepid of proc(5))."""
+    return machine.exists("/proc/self") and not machine.exists("/proc/1/cmdline")
+
+
 def _nul_separated(machine: Machine, name: str) -> list[str]:
     text = machine.read(name)
     return text.removesuffix("\0").split("\0") if text else []

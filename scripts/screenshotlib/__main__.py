@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,6 +26,7 @@ PICTURES = TOP / "docs/pictures"
 MOST_BYTES = 150 << 10  # of a picture
 _MISSING_TMUX = "tmux is missing: `apt-get install tmux`"
 _ENDED_S = 60
+_LOOK_S = 10
 
 
 @dataclass(slots=True, frozen=True)
@@ -51,10 +54,20 @@ class Stage:
         self.top: Terminal | None = None
         if "top.svg" in wanted:
             self.top = Terminal([*ISERBLK, "top"], 100, 30, SRV)
-        time.sleep(seconds * 0.7)
-        if self.top is not None:
+        self._page = any(name.startswith("exporter") for name in wanted)
+        self._wait(seconds * 0.7)
+        if seconds:
             self.demonstration.interrupt()
-        time.sleep(seconds * 0.3)
+        self._wait(seconds * 0.3)
+
+    def _wait(self, seconds: float) -> None:
+        """Let the load run. The exporter looks at the processes while its page is asked for."""
+        end = time.monotonic() + seconds
+        while (left := end - time.monotonic()) > 0:
+            if self._page:
+                with suppress(LeftOut):
+                    kind_of(self.demonstration.exporter)
+            time.sleep(min(_LOOK_S, left))
 
     def close(self) -> None:
         if self.top is not None:
@@ -88,16 +101,20 @@ def _doctor(stage: Stage) -> bytes:
     return browser.picture(f"file://{SRV}/report.html", 1000, 1150)
 
 
-def _page(stage: Stage, width: int, height: int, *, dark: bool = False) -> bytes:
-    url = stage.demonstration.exporter
+def kind_of(url: str) -> str:
+    """The type of what is there, or the error in its place. Raises LeftOut."""
     try:
-        with urllib.request.urlopen(url, timeout=30) as answer:
-            kind = answer.headers.get_content_type()
+        with urllib.request.urlopen(url, timeout=_ENDED_S) as answer:
+            return str(answer.headers.get_content_type())
     except urllib.error.HTTPError as error:
-        kind = str(error)
+        return str(error)
     except OSError as error:
         raise LeftOut(f"the exporter does not answer: {error}") from None
-    if kind != "text/html":
+
+
+def _page(stage: Stage, width: int, height: int, *, dark: bool = False) -> bytes:
+    url = stage.demonstration.exporter
+    if (kind := kind_of(url)) != "text/html":
         raise LeftOut(f"this exporter has no page at {url} ({kind})")
     return browser.picture(url, width, height, dark=dark)
 
@@ -151,8 +168,7 @@ def command(
     if not inside:
         words = [f"--output={output}", f"--seconds={seconds}"]
         words += [f"--only={name}" for name in wanted]
-        done = subprocess.run(within(words), check=False)
-        sys.exit(done.returncode or left_out)
+        sys.exit(_run(within(words)) or left_out)
     stage = Stage(wanted, seconds)
     try:
         for name in wanted:
@@ -160,6 +176,16 @@ def command(
     finally:
         stage.close()
     sys.exit(left_out)
+
+
+def _run(words: Sequence[str]) -> int:
+    """Run a command to its end; its exit status. Where this process is told to end, the command
+    ends first, with all that it has started."""
+    with subprocess.Popen(words) as process:
+        try:
+            return process.wait()
+        finally:
+            process.kill()  # unshare has the kernel kill its child, and with it the namespace
 
 
 def _make(name: str, stage: Stage, output: Path) -> bool:
@@ -177,7 +203,14 @@ def _make(name: str, stage: Stage, output: Path) -> bool:
     return True
 
 
+def _end(number: int, _frame: object) -> None:
+    sys.exit(128 + number)
+
+
 def main() -> None:
+    # Also for the first process of the namespace, which no signal would end otherwise.
+    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
+        signal.signal(number, _end)
     try:
         command(standalone_mode=False, prog_name="scripts/screenshots")
     except click.UsageError as error:

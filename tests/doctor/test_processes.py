@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from iserblk.doctor.machine import Machine
-from iserblk.doctor.processes import processes, variables
+from iserblk.doctor.processes import hidden, processes, variables
 from tests.doctor.box import Box
 from tests.support.until import until_blocking
 
@@ -85,3 +85,11 @@ def test_variables() -> None:
         "LIBISCSI_CHAP_USERNAME": "alice",
         "ISERBLK_PLAIN": "1",
     }
+
+
+def test_processes_that_are_hidden(box: Box) -> None:
+    assert not hidden(Machine())
+    box.put("proc/self/cmdline")
+    assert hidden(box.machine)
+    box.put("proc/1/cmdline")
+    assert not hidden(box.machine)

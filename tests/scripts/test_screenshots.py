@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import signal
 import struct
 import subprocess
 import sys
 import zlib
+from contextlib import suppress
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -19,6 +21,7 @@ from screenshotlib.terminal import drawn
 
 from tests.support.nbdkit import need
 from tests.support.target import ROOT
+from tests.support.until import until_blocking
 
 SVG = "{http://www.w3.org/2000/svg}"
 END_S = 500
@@ -130,6 +133,38 @@ def test_a_picture_of_the_demonstration(tmp_path: Path) -> None:
         assert words in said, words
     assert sorted(path.name for path in tmp_path.iterdir()) == ["other", "status.svg"]
     assert not Path("/run/nbd").exists() and shutil.which("tmux")
+
+
+def with_word(word: str) -> set[int]:
+    """The processes with ``word`` on their command lines."""
+    found = set()
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with suppress(OSError):
+            if word in path.read_text(errors="replace"):
+                found.add(int(path.parent.name))
+    return found
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_the_demonstration_ends_with_the_command(number: int, tmp_path: Path) -> None:
+    """Also its first process, which no signal ends that it does not expect."""
+    need("tmux", "unshare", "ip")
+    words = ["--output", str(tmp_path), "--only", "status.svg", "--seconds", "3000"]
+    with subprocess.Popen(
+        [sys.executable, "-P", "-m", "screenshotlib", *words],
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": f"{ROOT / 'scripts'}:{ROOT}"},
+    ) as process:
+        # The command, unshare, and the first process in the namespaces.
+        until_blocking(lambda: process.poll() is not None or len(with_word(str(tmp_path))) >= 3)
+        if process.poll() is not None:
+            assert process.stderr is not None
+            pytest.skip(process.stderr.read().strip())
+        process.send_signal(number)
+        assert process.wait(END_S) == 128 + number
+    until_blocking(lambda: not with_word(str(tmp_path)))
+    assert list(tmp_path.iterdir()) == []
 
 
 # --- pictures of terminals -----------------------------------------------------------------------
