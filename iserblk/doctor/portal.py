@@ -18,6 +18,7 @@ import trio
 from iserblk.doctor.finding import ERROR, OK, SKIPPED, WARNING, Finding
 from iserblk.errors import (
     AuthenticationError,
+    CommandTimeout,
     ConnectFailed,
     ConnectTimeout,
     HostNotFound,
@@ -60,6 +61,7 @@ _ANSWERS = f": {ISCSI} answers there"
 _NAMED = 8  # targets, portals or LUNs that a text names at most
 _LUNS = 16384  # bytes of the answer to REPORT LUNS: 2,047 LUNs
 _INQUIRY = 96  # bytes
+_FAR_S = 3600.0  # the deadline of a command, which is given up long before
 
 
 @dataclass(slots=True, frozen=True)
@@ -72,7 +74,7 @@ class Limits:
     route: float = 11.0
     verbs: float = 10.0
     login: float = 30.0  # in addition to the limits that connecting has itself
-    ask: float = 5.0  # for one command
+    ask: float = 4.0  # for one command; less than the first deadline and one step behind it
     logout: float = 5.0
 
 
@@ -465,8 +467,9 @@ async def _log_in(
             await nursery.start(driver.run)
             if url.iqn:
                 await _look_at_luns(driver, url, limits, behind)
-            with trio.move_on_after(limits.logout):
-                await driver.log_out()
+            if session.error is None:
+                with trio.move_on_after(limits.logout):
+                    await driver.log_out()
             nursery.cancel_scope.cancel()
         behind.insert(0, await _discover(url, options, limits, provider))
         return provider
@@ -532,8 +535,9 @@ async def _look_at_luns(
     if reported.error is not None and not reported.remedy:
         reported.text, reported.remedy = str(reported.error), remedy
     lun = url.lun if url.lun is not None else found[0] if found else None
-    if lun is None:
-        asked.skipped, asked.text = True, "not tried: no LUN is known"
+    if lun is None or driver.session.error is not None:
+        why = "no LUN is known" if lun is None else "the connection is lost"
+        asked.skipped, asked.text = True, f"not tried: {why}"
         return
     command = cdb.inquiry(_INQUIRY)
     answer = await _ask(driver, luns.encode(lun), command, _INQUIRY, limits, asked)
@@ -560,17 +564,29 @@ def _tell_of_lun(lun: int, data: inquiry.Standard, answer: _Answer) -> None:
 async def _ask(
     driver: TrioDriver, lun: bytes, command: bytes, length: int, limits: Limits, answer: _Answer
 ) -> memoryview | None:
-    """The answer to one command; None: ``answer`` has the error."""
+    """The answer to one command; None: ``answer`` has the error.
+
+    Without an answer in time the connection is cut: the command must not come to its own deadline,
+    because what follows there is a LOGICAL UNIT RESET in the end, which all hosts would feel.
+    """
     session = driver.session
-    deadline = monotonic() + limits.ask
-    try:
-        with answer.timed():
-            return await driver.run_operation(
-                ask(session, lun, command, length, session.portal, deadline)
-            )
-    except IserblkError as error:
-        answer.error = error
-        return None
+
+    async def limit() -> None:
+        await trio.sleep(limits.ask)
+        session.fail(CommandTimeout(f"no answer within {limits.ask:g} s"))
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(limit)
+        try:
+            with answer.timed():
+                return await driver.run_operation(
+                    ask(session, lun, command, length, session.portal, monotonic() + _FAR_S)
+                )
+        except IserblkError as error:
+            answer.error = error
+        finally:
+            nursery.cancel_scope.cancel()
+    return None
 
 
 def _list(what: str, names: Sequence[str]) -> str:

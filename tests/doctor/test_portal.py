@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -16,6 +17,8 @@ from iserblk.doctor.portal import Limits, PortalReport, check_portal
 from iserblk.errors import HostNotFound, NotSupported
 from iserblk.initiator.connecting import verbs
 from iserblk.initiator.connecting.iwarp import Address
+from iserblk.initiator.session.deadlines import STEP_S
+from iserblk.iscsi import bhs
 from iserblk.names import initiator_name
 from iserblk.options import Options
 from iserblk.rcap.iwarp.mpa import MpaResponder
@@ -173,6 +176,25 @@ async def test_a_target_that_answers_no_command() -> None:
     assert at(report, "REPORT").status == WARNING and at(report, "REPORT").remedy
     assert at(report, "INQUIRY").text == "not tried: no LUN is known"
     assert portal.asked == [IQN] and at(report, "discovery").status == OK
+
+
+@pytest.mark.parametrize("io_timeout", [30.0, 1.0])
+async def test_a_command_without_an_answer_resets_nothing(io_timeout: float) -> None:
+    """No task management function follows it: a LOGICAL UNIT RESET would end the commands of all
+    hosts. The connection ends, and with it what the target has of this session."""
+    with portals(1) as (portal,):
+        portal.silent = True
+        limits = replace(SHORT, tcp=PATIENCE_S, login=PATIENCE_S, ask=0.2)
+        report = await look(portal.port, IQN, limits, scheme="iscsi", lun=0, io_timeout=io_timeout)
+    assert at(report, "login").status == OK
+    assert "no answer within 0.2 s" in at(report, "REPORT").text
+    assert at(report, "INQUIRY").text == "not tried: the connection is lost"
+    assert portal.heard == [bhs.SCSI_COMMAND]
+
+
+def test_a_command_is_given_up_before_a_lun_is_reset() -> None:
+    """Whatever io-timeout is: ABORT TASK comes after a second at the earliest."""
+    assert Limits().ask < 1 + STEP_S
 
 
 @pytest.mark.parametrize("iqn", ["", IQN])

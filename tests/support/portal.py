@@ -22,7 +22,8 @@ class Portal:
     ``answer``: the parts of the answer to SendTargets; ``asked``: the values that it had.
     ``logins``, ``mpa``: how many connections came with each. MPA Requests get no answer, as from
     any target that takes them for the beginning of a PDU; with ``slam`` the connection ends.
-    A SCSI command ends the connection: there are no LUNs.
+    A SCSI command ends the connection: there are no LUNs; with ``silent`` it is not
+    answered. ``heard``: the opcodes of commands and of task management.
     ``digests``: login agrees to digests (nothing behind it computes any). ``group``: the portal
     group, as login tells it."""
 
@@ -31,6 +32,8 @@ class Portal:
         self.answer: list[bytes] = [encode([("TargetName", IQN)])]
         self.asked: list[str] = []
         self.group = 1
+        self.silent = False
+        self.heard: list[int] = []
         self.logins = 0
         self.mpa = 0
         self._slam = slam
@@ -84,8 +87,12 @@ class Portal:
         stat_sn = login.stat_sn
         while True:
             header, data = receive(connection)
-            if header[0] & bhs.OPCODE_MASK == bhs.SCSI_COMMAND:
-                return
+            opcode = header[0] & bhs.OPCODE_MASK
+            if opcode in (bhs.SCSI_COMMAND, bhs.TASK_MANAGEMENT_REQUEST):
+                self.heard.append(opcode)
+                if not self.silent:
+                    return
+                continue
             request = pdu.TextRequest.unpack_from(header)
             numbers = {"stat_sn": stat_sn, "exp_cmd_sn": 1, "max_cmd_sn": 9}
             stat_sn += 1
