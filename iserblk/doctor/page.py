@@ -139,7 +139,8 @@ def _problems(
 ) -> Iterable[Sequence[str]]:
     for where, each in findings:
         if each["status"] == status:
-            name = f"{each['name']} ({where})" if where else each["name"]
+            own = not where or where in each["name"]
+            name = each["name"] if own else f"{each['name']} ({where})"
             what = f"<b>{_t(name)}</b><br>{_t(each['text'])}"
             yield _state(status, status), what, _t(each["remedy"])
 

@@ -27,6 +27,7 @@ MOST_BYTES = 150 << 10  # of a picture
 _MISSING_TMUX = "tmux is missing: `apt-get install tmux`"
 _ENDED_S = 60
 _LOOK_S = 10
+_SIZE_OF_TOP = 100, 26
 
 
 @dataclass(slots=True, frozen=True)
@@ -53,7 +54,7 @@ class Stage:
         os.environ.update(self.demonstration.environment)
         self.top: Terminal | None = None
         if "top.svg" in wanted:
-            self.top = Terminal([*ISERBLK, "top"], 100, 30, SRV)
+            self.top = Terminal([*ISERBLK, "top"], *_SIZE_OF_TOP, SRV)
         self._page = any(name.startswith("exporter") for name in wanted)
         self._wait(seconds * 0.7)
         if seconds:
@@ -79,7 +80,7 @@ def _top(stage: Stage) -> bytes:
     if stage.top.ended():
         raise LeftOut(f"iserblk top has ended: {' '.join(stage.top.screen()).strip()}")
     lines = stage.top.screen()
-    return drawn(lines, "iserblk top", 100, 30, "top").encode()
+    return drawn(lines, "iserblk top", *_SIZE_OF_TOP, "top").encode()
 
 
 def _status(stage: Stage) -> bytes:

@@ -76,9 +76,11 @@ class Terminal:
         self._tmux("send-keys", key)
 
     def screen(self) -> list[str]:
-        """The lines that are shown, with escape sequences for their colours."""
-        lines = self._tmux("capture-pane", "-e", "-p").split("\n")
-        return [line for line in lines if not line.startswith("Pane is dead")][: self.rows]
+        """The lines that are shown, with escape sequences for their colours. Of a command that has
+        ended, all that it has printed: tmux moves the lines up for a line of its own."""
+        words = ["-S", "-"] if self.ended() else []
+        lines = self._tmux("capture-pane", "-e", "-p", *words).split("\n")
+        return [line for line in lines if "Pane is dead" not in line][: self.rows]
 
     def close(self) -> None:
         self._tmux("kill-server")
