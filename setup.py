@@ -25,7 +25,7 @@ from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
 
 PROCESSORS = len(os.sched_getaffinity(0))
-PAGES = (".md", ".svg", ".yaml")  # of docs/, what users read
+PAGES = (".md", ".svg", ".png", ".yaml")  # of docs/, what users read
 NO_MODULES = {"sdist", "egg_info", "dist_info"}  # commands that look at no compiled module
 
 
