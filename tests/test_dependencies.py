@@ -23,6 +23,7 @@ OURS = {
     "manlib",
     "mutationslib",
     "outagelib",
+    "screenshotlib",
     "fake_disk",
 }
 # Debian's packages: scripts/setup installs those that no index of Python packages has; the build of
