@@ -93,8 +93,8 @@ def _lines(words: Sequence[str], unread: dict[str, str]) -> list[Line]:
         unread["the journal"] = error.strerror or str(error)
         return []
     said = done.stderr.decode(errors="replace").strip()
-    # Some versions end with 1 where they find no lines.
-    if done.returncode and said:
+    # Some versions end with 1 where they find no lines, and where no unit of such a name has any.
+    if done.returncode and said and not said.endswith("No data available"):
         unread["the journal"] = said.splitlines()[0]
     found = [parse_line_untrusted(each) for each in done.stdout[-_MOST_BYTES:].splitlines()]
     return [each for each in found if each is not None]

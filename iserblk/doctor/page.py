@@ -67,6 +67,7 @@ _SECTIONS = (
     ("unread", "What could not be read"),
 )
 _BAR = 100  # percent
+_MOST_PLACES = 8  # of another user's that are named
 _FEW = 4  # columns of a table that a narrow screen can show
 
 
@@ -284,7 +285,9 @@ def _unread(report: Mapping[str, Any]) -> str:
     rows = [(_t(each["what"]), _t(each["why"])) for each in report["unread"]]
     for each in report["unseen"]:
         what = f"processes of {each['user']}" if each["user"] else "own processes"
-        places = f" at {', '.join(each['places'])}" if each["places"] else ""
+        more = len(each["places"]) - _MOST_PLACES
+        named = [*each["places"][:_MOST_PLACES], *([f"{more} more"] if more > 0 else [])]
+        places = f" at {', '.join(named)}" if named else ""
         rows.append((_t(what + places), _t(each["why"])))
     if not rows:
         return _note("Nothing.")

@@ -72,6 +72,8 @@ def test_what_could_not_be_read(box: Box) -> None:
     assert last_lines(box.machine).unread == {"the journal": "No journal files were opened"}
     journal(box, "", end="exit 1")  # some versions, where there are no lines
     assert "the journal" not in last_lines(box.machine).unread
+    journal(box, "", end="echo 'Failed to add filter for units: No data available' >&2; exit 1")
+    assert "the journal" not in last_lines(box.machine).unread  # no unit of iserblk has any
 
 
 def test_a_user_who_sees_only_the_own_lines(box: Box, monkeypatch: pytest.MonkeyPatch) -> None:
