@@ -263,6 +263,7 @@ def test_by_force_an_unmount_ends_whose_target_is_away(
     nothing_left()
 
 
+@pytest.mark.long  # it waits; the server's part is in tests/nbd/test_nbd_serving.py
 def test_an_unmount_ends_when_its_unit_is_told_to_end(
     mortal: TargetProcess, tmp_path: Path
 ) -> None:
