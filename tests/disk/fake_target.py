@@ -52,7 +52,7 @@ class FakeSession:
     new_waiter = CountingWaiter
 
     def __init__(self, depth: int = 64) -> None:
-        self.io_timeout = self.command_timeout = self.patience = 30.0
+        self.io_timeout = 30.0
         self.immediate_limit = 0
         self.portal = "portal:3260"
         datamover, memory = FakeDatamover(), [PduSlot(0)]
@@ -74,6 +74,12 @@ class FakeSession:
         self.suspended_at = 0.0
         self.shrunk = 0
         self.residual_of_unmap = False  # as tgtd's: of the whole parameter list
+
+    @property
+    def command_timeout(self) -> float:
+        return self.io_timeout
+
+    patience = command_timeout
 
     def extended(self, deadline: float) -> float:
         return deadline
