@@ -27,6 +27,7 @@ CASES = {
     case.name: case
     for case in (
         Case("network", "the network is cut for two minutes", 120, cut=True),
+        Case("longer", "the network is cut for two and a half minutes", 150, cut=True),
         Case(
             "reboot",
             "the target's machine loses its power, and its cache, for two minutes",

@@ -211,7 +211,7 @@ class Outage:
             "failed": len(ledger.failed),
             "first_failed_s": round(ledger.failed[0][0] - cut, 3) if ledger.failed else None,
             "errors": sorted({os.strerror(number) for _, number in ledger.failed}),
-            "state": state,
+            "state": "read-only" if ledger.read_only else state,
             "whole": whole,
             "acknowledged": len(ledger.acknowledged),
             "missing": asdict(lost),

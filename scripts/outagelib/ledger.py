@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import itertools
 from collections import Counter
 from collections.abc import Callable
@@ -15,10 +16,10 @@ from outagelib.writer import RECORD, record
 class Ledger:
     """Made of the lines of a writer's log. Times are seconds of the guest's monotonic clock.
 
-    ``acknowledged``: when each record was, by number. ``flushed``: records that a flush behind them
-    has covered, and no flush that failed. ``told``: records of which a flush that failed has told
-    that they may be lost. ``failed``: calls that failed: (seconds, errno). ``ended``: the writer
-    has come to its end.
+    ``acknowledged``: when each record was, by number. ``flushed``: records that a flush has
+    covered, and no call has failed in between. ``told``: records behind which a call has failed
+    before a flush: the program knows that they may be lost. ``failed``: calls that failed:
+    (seconds, errno). ``ended``: the writer has come to its end.
     """
 
     acknowledged: list[float] = field(default_factory=list)
@@ -39,26 +40,26 @@ class Ledger:
             self.flushes.append(seconds)
             self.flushed |= self._pending
             self._pending.clear()
-        elif what == "failed-flush":
+        elif what.startswith("failed-"):
             self.failed.append((seconds, int(more[0])))
             self.told |= self._pending
             self._pending.clear()
-        elif what == "failed-write":
-            self.failed.append((seconds, int(more[0])))
         else:
             self.ended = True
 
-    def returned(self) -> list[float]:
-        """When each call that succeeded did so."""
-        return sorted([*self.acknowledged, *self.flushes])
+    @property
+    def read_only(self) -> bool:
+        """Whether it has come to that. A file system may say so to those who write alone: since
+        Linux 6.12, and in kernels that have taken that over, ext4 is still mounted read-write."""
+        last = self.failed[-1] if self.failed else (0.0, 0)
+        return last[1] == errno.EROFS and last[0] > max(self.acknowledged, default=0.0)
 
     def pause(self, until: float) -> tuple[float, bool]:
-        """The longest time without a call that succeeded, in seconds; whether any came behind it.
+        """The longest time without an acknowledged record, in seconds; whether any came behind it.
         ``until``: the end of what is looked at."""
-        times = self.returned()
+        times = self.acknowledged
         gaps = [(later - earlier, True) for earlier, later in itertools.pairwise(times)]
         gaps.append((until - times[-1] if times else until, False))
-        # Behind the last success comes the end of the run: that is no pause where it is short.
         return max(gaps)
 
     def rates(self, start: float, end: float) -> list[int]:
@@ -92,8 +93,8 @@ class Follower:
 class Missing:
     """Records that were acknowledged, and are not there.
 
-    ``flushed``: a flush had covered them. ``silent``: no call has ever failed for them; those that
-    were flushed are among them. ``told``: a flush has failed for them.
+    ``flushed``: a flush had covered them. ``silent``: no call has failed before a flush had covered
+    them, if any has; those that were flushed are among them. ``told``: one has.
     """
 
     flushed: int

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
+
 from iserblk.cli.drawing import Drawing, Scale, ticks, width_of
+from outagelib import writer
 from outagelib.ledger import Missing
 from outagelib.report import Outage, Subject
 
@@ -13,7 +16,8 @@ _CAPTION, _PLOT, _GAP = 26.0, 60.0, 20.0  # of a panel, from above
 _PANEL = _CAPTION + _PLOT + _GAP
 _KIBI = 1 << 10
 _KINDS = {"iserblk": "ours", "open-iscsi": "peer", "qemu-nbd": "other"}
-_STEP_S = 30
+_STEP_S, _MOST_STEPS = 30, 12  # of the axis
+_MEAN_S = 3
 
 
 def draw(outage: Outage) -> Drawing:
@@ -22,19 +26,20 @@ def draw(outage: Outage) -> Drawing:
     words = "; ".join(f"{each.name}: {outcome(each)}" for each in outage.subjects)
     drawing = Drawing(_WIDTH, height, title, f"Throughput over time. {words}.")
     drawing.text(_EDGE, 30, title, "text title")
-    drawing.text(_EDGE, 50, "KiB/s that a program writes to its file system, in each second; every "
-                 "initiator as it is by default", "faint")  # fmt: skip
+    about = f"64 where nothing is in its way (means of {_MEAN_S} s); every initiator by default"
+    drawing.text(_EDGE, 50, f"KiB/s that a program writes to its file system: {about}", "faint")
     end_s = outage.away_s + outage.after_s
     across = Scale(-outage.before_s, end_s, _LEFT, _RIGHT)
-    most = max((rate for each in outage.subjects for rate in each.rates), default=0.0) / _KIBI
+    most = writer.RECORD * writer.PER_SECOND / _KIBI
     for index, each in enumerate(outage.subjects):
         _panel(drawing, outage, each, across, _HEAD + _PANEL * index, ticks(most, 2)[-1])
     bottom = _HEAD + _PANEL * len(outage.subjects) - _GAP
-    second = -int(outage.before_s // _STEP_S) * _STEP_S
+    step = _STEP_S if outage.before_s + end_s < _MOST_STEPS * _STEP_S else 2 * _STEP_S
+    second = -int(outage.before_s // step) * step
     while second <= end_s:
         drawing.line(across(second), bottom, across(second), bottom + 4, "text")
         drawing.text(across(second), bottom + 17, f"{second} s", "faint", "middle")
-        second += _STEP_S
+        second += step
     return drawing
 
 
@@ -50,8 +55,12 @@ def outcome(subject: Subject) -> str:
 
 def _lost(missing: Missing) -> str:
     if missing.silent:
-        return f"{missing.silent} records are lost without an error"
-    return f"{missing.told} records are lost, and told" if missing.told else "nothing is lost"
+        return f"{_records(missing.silent)} lost without an error"
+    return f"{_records(missing.told)} lost, and told" if missing.told else "nothing is lost"
+
+
+def _records(number: int) -> str:
+    return "1 record is" if number == 1 else f"{number} records are"
 
 
 def _panel(
@@ -72,7 +81,14 @@ def _panel(
         drawing.line(_LEFT, up(value), _RIGHT, up(value), "grid")
         drawing.text(_LEFT - 8, up(value) + 4, f"{value:g}", "faint", "end")
     points = []
-    for second, rate in enumerate(subject.rates):
-        at, height = second - outage.before_s, up(rate / _KIBI)
-        points += [(across(at), height), (across(min(at + 1, across.high)), height)]
+    for start, end in _spans(outage, len(subject.rates)):
+        height = up(sum(subject.rates[start:end]) / (end - start) / _KIBI)
+        points += [(across(start - outage.before_s), height),
+                   (across(end - outage.before_s), height)]  # fmt: skip
     drawing.path(points, kind, 2)
+
+
+def _spans(outage: Outage, count: int) -> list[tuple[int, int]]:
+    """The seconds of which means are drawn: one span begins with the outage."""
+    marks = {0, count, *range(round(outage.before_s) % _MEAN_S, count, _MEAN_S)}
+    return list(itertools.pairwise(sorted(marks)))

@@ -16,8 +16,8 @@ from outagelib.ledger import Missing
 
 @dataclass(frozen=True)
 class Subject:
-    """One initiator's part. ``pause_s``: the longest time without a call that succeeded;
-    ``went_on``: calls succeeded behind it. ``failed``: calls that failed (write, fsync), the first
+    """One initiator's part. ``pause_s``: the longest time without an acknowledged record;
+    ``went_on``: some came behind it. ``failed``: calls that failed (write, fsync), the first
     of them ``first_failed_s`` after the beginning of the outage; ``errors``: in words. ``state``:
     how the file system is mounted at the end; ``whole``: on the target's disk it has nothing to
     mend. ``acknowledged``: records. ``rates``: acknowledged bytes of each second."""
@@ -95,6 +95,13 @@ def write(file: Path, outages: Sequence[Outage]) -> None:
     file.write_text("[" + ",\n".join(lines) + "]\n")
 
 
+def cells(subject: Subject) -> list[str]:
+    """A row of the table."""
+    lost = (subject.missing.flushed, subject.missing.silent, subject.missing.told)
+    told = [subject.name, subject.pause, str(subject.failed), subject.file_system]
+    return [*told, *map(str, lost)]
+
+
 def table(outage: Outage) -> Table:
     made = Table(title=outage.title, title_justify="left")
     for name in ("initiator", "pause", "failed calls", "file system", "flushed, missing",
@@ -102,9 +109,5 @@ def table(outage: Outage) -> Table:
         words = name in ("initiator", "file system")
         made.add_column(name, justify="left" if words else "right", no_wrap=True)
     for each in outage.subjects:
-        lost = each.missing
-        made.add_row(
-            each.name, each.pause, str(each.failed), each.file_system,
-            *(str(number) for number in (lost.flushed, lost.silent, lost.told)),
-        )  # fmt: skip
+        made.add_row(*cells(each))
     return made

@@ -21,9 +21,11 @@ from outagelib.__main__ import outage
 from outagelib.cases import CASES
 from outagelib.ledger import Follower, Ledger, Missing, in_file, missing
 from outagelib.picture import draw, outcome
-from outagelib.report import Outage, Subject, read, table, write
+from outagelib.report import Outage, Subject, cells, read, table, write
 from outagelib.writer import BATCH, RECORD, Writer, record
 from rich.console import Console
+
+from tests.support.target import ROOT
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -114,7 +116,7 @@ def test_what_fails_is_tried_again(
     found = write_until("write 3")
     assert [number for _, number in found.failed] == [errno.EIO, errno.EROFS]
     assert missing(found, in_file(tmp_path / "records")) == Missing(0, 0, 0)
-    assert len(found.flushed) == 4
+    assert found.flushed == {1, 2, 3} and found.told == {0}
 
 
 # --- what was told -------------------------------------------------------------------------------
@@ -135,11 +137,31 @@ def test_what_no_flush_has_covered_may_be_missing_in_silence() -> None:
     assert missing(found, lambda number: number < 3) == Missing(0, 2, 0)
 
 
-def test_the_pause_is_the_longest_time_without_success() -> None:
-    found = ledger(
-        *writes(0, 10), "failed-write 10 20 5", "flush 10 100", "write 10 101", "end 11 101"
-    )
-    assert found.pause(102) == (91, True)
+def test_a_write_that_fails_tells_of_what_is_not_flushed() -> None:
+    """A flush that succeeds behind it is not taken for more than it is: ext4 says so although it
+    has given its journal up."""
+    found = ledger(*writes(0, 3), "flush 3 3", *writes(3, 5), "failed-write 5 6 5", "flush 5 7")
+    assert missing(found, lambda number: number < 3) == Missing(0, 0, 2)
+
+
+@pytest.mark.parametrize(
+    ("lines", "expected"),
+    [
+        ((), False),
+        (("failed-write 2 9 30",), True),
+        (("failed-write 2 9 30", "flush 2 10"), True),
+        (("failed-write 2 9 5",), False),
+        (("failed-write 2 9 30", "write 2 10"), False),
+    ],
+)
+def test_it_is_read_only(lines: tuple[str, ...], expected: bool) -> None:
+    assert ledger(*writes(0, 2), *lines).read_only is expected
+
+
+def test_the_pause_is_the_longest_time_without_a_record() -> None:
+    """What is flushed at the end, or fails, is no end of it."""
+    found = ledger(*writes(0, 10), "failed-write 10 20 5", "flush 10 100", "write 10 101")
+    assert found.pause(102) == (92, True)
     assert found.pause(300) == (199, False)
     assert Ledger().pause(5) == (5, False)
 
@@ -168,13 +190,13 @@ def subject(name: str = "iserblk", **changes: Any) -> Subject:
     given: dict[str, Any] = {
         "name": name, "pause_s": 131.4, "went_on": True, "failed": 0, "first_failed_s": None,
         "errors": (), "state": "read-write", "whole": True, "acknowledged": 90,
-        "missing": Missing(0, 0, 0), "rates": (65536,) * 20 + (0,) * 130,
+        "missing": Missing(0, 0, 0), "rates": (65536,) * 21 + (0,) * 132,
     }  # fmt: skip
     return Subject(**{**given, **changes})
 
 
 def measured(*subjects: Subject, case: str = "network") -> Outage:
-    return Outage(case, "ext4", "6.1", 20.5, 120.0, 60.0, subjects)
+    return Outage(case, "ext4", "6.1", 20.9, 120.0, 12.5, subjects)
 
 
 DEAD = subject(
@@ -225,8 +247,9 @@ def test_a_picture_has_a_line_for_each_initiator_and_says_what_became_of_it() ->
     width = float(picture.get("width", "0"))
     for line in lines:
         points = [pair.split(",") for pair in line.get("points", "").split()]
-        assert len(points) == 2 * 150
+        assert len(points) == 2 * 51
         assert all(0 <= float(x) <= width for x, _ in points)
+        assert points[2 * 7][1] != points[2 * 6][1]  # nothing is written from then on
 
 
 # --- the command ---------------------------------------------------------------------------------
@@ -324,3 +347,29 @@ def test_who_is_interrupted_lets_the_guest_end_first(monkeypatch: pytest.MonkeyP
     with pytest.raises(KeyboardInterrupt):
         command.to_its_end(["guest"])
     assert calls == ["wait", "terminate", "wait"]
+
+
+# --- the documents --------------------------------------------------------------------------------
+
+PICTURES = ROOT / "docs/pictures"
+
+
+def test_pictures_of_the_documents(tmp_path: Path) -> None:
+    """They are what the command draws of the samples beside them."""
+    words = ["--from", str(PICTURES / "outages.json"), "--plot", str(tmp_path)]
+    assert CliRunner().invoke(outage, words).exit_code == 0
+    drawings = {path.name: path.read_text() for path in tmp_path.iterdir()}
+    pages = [ROOT / "README.md", ROOT / "docs/outages.md"]
+    text = "".join(page.read_text() for page in pages)
+    kept = {path.name: path.read_text() for path in PICTURES.glob("outage-*.svg")}
+    assert kept and kept == {name: drawings[name] for name in kept}
+    assert all(f"pictures/{name}" in text for name in kept)
+
+
+def test_the_table_of_the_documents() -> None:
+    """It is that of the samples."""
+    text = (ROOT / "docs/outages.md").read_text()
+    for each in read(PICTURES / "outages.json"):
+        for subject in each.subjects:
+            words = [CASES[each.case].about, each.file_system, *cells(subject)]
+            assert f"| {' | '.join(words)} |\n" in text
