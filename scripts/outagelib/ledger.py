@@ -51,8 +51,8 @@ class Ledger:
     def read_only(self) -> bool:
         """Whether it has come to that. A file system may say so to those who write alone: since
         Linux 6.12, and in kernels that have taken that over, ext4 is still mounted read-write."""
-        last = self.failed[-1] if self.failed else (0.0, 0)
-        return last[1] == errno.EROFS and last[0] > max(self.acknowledged, default=0.0)
+        last = max(self.acknowledged, default=0.0)
+        return any(number == errno.EROFS and at > last for at, number in self.failed)
 
     def pause(self, until: float) -> tuple[float, bool]:
         """The longest time without an acknowledged record, in seconds; whether any came behind it.

@@ -150,6 +150,7 @@ def test_a_write_that_fails_tells_of_what_is_not_flushed() -> None:
         ((), False),
         (("failed-write 2 9 30",), True),
         (("failed-write 2 9 30", "flush 2 10"), True),
+        (("failed-write 2 9 30", "failed-flush 2 10 5"), True),
         (("failed-write 2 9 5",), False),
         (("failed-write 2 9 30", "write 2 10"), False),
     ],
