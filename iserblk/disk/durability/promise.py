@@ -14,7 +14,8 @@ How a loss is learned:
 - From a flush that did not succeed: a target reports once that it could not write what it had
   cached, and then forgets it (Linux, below LIO, tgtd and istgt). A later flush succeeds, and means
   nothing for what was written before. So a SYNCHRONIZE CACHE that ends badly is a loss. After one
-  whose status never came, what it was to cover is in doubt (``doubt``).
+  whose status never came, what it was to cover is in doubt (``doubt``). The same holds for a
+  WRITE with FUA, for which targets wait for the disk in the same way.
 
 After a loss: with a journal, everything in it is sent again on a new connection
 (``replay_needed``), and no flush succeeds before that. Without a journal, or when the journal does
@@ -119,8 +120,9 @@ def _loses_more(cdb: bytearray, sense: Sense) -> bool:
 
 
 def is_unheard(problem: IserblkError) -> bool:
-    """Whether a SYNCHRONIZE CACHE that failed so may have been begun, and brought no sense data: it
-    was aborted. It may have failed in the way that a target reports only once."""
+    """Whether a SYNCHRONIZE CACHE, or WRITE with FUA, that failed so may have been begun, and
+    brought no sense data: it was aborted. It may have failed in the way that a target reports only
+    once."""
     if isinstance(problem, CommandTimeout):
         return True
     # Other errors: it was not sent, or is sent again on the next connection.
@@ -245,8 +247,17 @@ class Durability:
         """Note that the status of the flush was not learned: what it was to cover may be lost,
         although a later flush succeeds. Call it before ``end_flush``. ``what`` completes "the
         target" in the log. ``tell``: it is a loss where it cannot be sent again."""
-        if not token.needed:
-            return
+        if token.needed:
+            self._doubt(what, tell)
+
+    def doubt_write(self, slot: TaskSlot, what: str, tell: bool) -> None:
+        """The same of a WRITE with FUA, which may have been the command that was told what the
+        target could not write of others (see ``_loses_more``). Call it before the slot is given
+        back."""
+        if self.volatile and self._unflushed(slot, False):
+            self._doubt(what, tell)
+
+    def _doubt(self, what: str, tell: bool) -> None:
         with self._lock:
             again = self._replays_all() and not self.shared
             self._doubted = self._doubted or again

@@ -177,6 +177,7 @@ class _Writing(_Changing[Piece]):
         super().__init__(core, deadline)
         self.durable = durable
         self.claims = True
+        self._itts: dict[int, int] = {}  # with FUA: of slots before they were sent
 
     def fill(self, slot: TaskSlot, piece: Piece, waiter: Waiter | None) -> bool:
         core = self._core
@@ -188,12 +189,27 @@ class _Writing(_Changing[Piece]):
             return False
         fill_write(slot, core.lun, view)
         core.pack_write(slot.cdb, lba, blocks, cdb.FUA if self.durable else 0)
+        if self.durable:
+            self._itts[slot.index] = slot.itt
         journal = core.durability.journal
         # With FUA it is durable by itself. But where an older write, which is not, is sent again,
         # this one must be sent again after it.
         if journal is not None and (not self.durable or journal.active):
             journal.add(slot, view)
         return True
+
+    def ended(self, slots: list[TaskSlot]) -> None:
+        for slot in slots:
+            # (A command that was never sent has no new ITT.)
+            if self.durable and slot.itt != self._itts[slot.index]:
+                problem = failure(slot, self.name) if slot.state < QUEUED else None
+                if slot.state >= QUEUED or (problem is not None and is_unheard(problem)):
+                    self._core.durability.doubt_write(
+                        slot,
+                        "may have failed a write with FUA that was not answered",
+                        problem is None or not _is_foreign(problem),
+                    )
+        super().ended(slots)
 
 
 class _Exclusive(_Changing[Range]):

@@ -277,6 +277,52 @@ def test_flush_that_was_aborted_may_have_brought_the_only_report(bench: Bench) -
     assert raised.value.losses == bench.disk.durability.losses.count == 1
 
 
+@pytest.mark.parametrize("error", [CommandTimeout, Unanswered])
+@pytest.mark.parametrize("unflushed", [True, False])
+def test_a_write_with_fua_that_was_aborted_may_have_brought_the_only_report(
+    bench: Bench, unflushed: bool, error: type[CommandTimeout]
+) -> None:
+    """Of what other writes have lost: without any, there is nothing to tell."""
+    if unflushed:
+        bench.write()
+    writing = bench.begin(bench.disk.write(BLOCK, 512, fua=True))
+    (slot,) = [slot for slot in bench.session.queue.tasks if slot.state >= SENT]
+    bench.session.queue.end_aborted(slot, error("late"))
+    bench.heard()
+    bench.passed_by()
+    if error is Unanswered:
+        bench.end(writing)  # it was sent again
+    else:
+        with pytest.raises(CommandTimeout):
+            next(writing)
+    assert bench.disk.durability.losses.count == unflushed
+    assert bench.flush_fails() is unflushed
+    assert not bench.flush_fails()
+
+
+@pytest.mark.parametrize("how", ["given up", "never sent", "by another initiator"])
+def test_a_write_with_fua_that_ends_otherwise(bench: Bench, how: str) -> None:
+    bench.write()
+    queue = bench.session.queue
+    if how == "never sent":
+        queue.hold()
+    writing = bench.begin(bench.disk.write(BLOCK, 512, fua=True))
+    (slot,) = [slot for slot in queue.tasks if slot.state >= QUEUED]
+    if how == "given up":
+        queue.end_aborted(slot, CommandTimeout("late"))
+        writing.close()
+    elif how == "never sent":
+        queue.end_aborted(slot, CommandTimeout("late"))
+        with pytest.raises(CommandTimeout):
+            next(writing)
+    else:
+        bench.peer.respond(bench.heard()[-1], status=TASK_ABORTED)
+        bench.session.progress(1.0)
+        bench.passed_by()
+        bench.end(writing)  # it was sent again
+    assert bench.disk.durability.losses.count == (how == "given up")
+
+
 def test_flush_that_was_left_unanswered_fails_where_nothing_can_be_sent_again(
     bench: Bench,
 ) -> None:
