@@ -59,7 +59,7 @@ def serve(what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> bool:
 
 
 def test_a_login(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert serve("return None", tmp_path, monkeypatch)
+    assert serve("return SimpleNamespace(ending=None)", tmp_path, monkeypatch)
 
 
 @pytest.mark.parametrize(

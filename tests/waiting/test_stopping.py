@@ -70,12 +70,18 @@ def test_the_unit_of_this_process(tmp_path: Path, cgroup: str, unit: str) -> Non
     assert own_unit(tmp_path / "none") == ""
 
 
-async def test_a_watch_looks_while_requests_wait(autojump_clock: trio.testing.MockClock) -> None:
+async def test_a_watch_looks_while_requests_wait(mock_clock: trio.testing.MockClock) -> None:
     waiting = [False, True, True, True]
     wished = [True, True, False]
     asked: list[bool] = []
-    with trio.move_on_after(4.5 * LOOK_S):
-        await watch(lambda: waiting.pop(0), lambda: wished.pop(0), asked.append)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(watch, lambda: waiting.pop(0), lambda: wished.pop(0), asked.append)
+        for count in range(4):
+            await trio.testing.wait_all_tasks_blocked()
+            mock_clock.jump(LOOK_S)
+            while len(asked) < count or len(waiting) > 3 - count:  # a thread has a part in it
+                await trio.lowlevel.checkpoint()
+        nursery.cancel_scope.cancel()
     assert asked == [True, True, False]
 
 
