@@ -128,8 +128,8 @@ def test_a_picture_of_the_demonstration(tmp_path: Path) -> None:
     assert (done.returncode, done.stderr) == (0, "")
     text = (tmp_path / "status.svg").read_text(encoding="utf-8")
     said = "".join(ElementTree.fromstring(text).itertext()).replace("\xa0", " ")
-    for words in ("iserblk status", "/run/nbd/archive", "iqn.2026-11.example:array", "64.0 GiB",
-                  "exporter", "10.0.0.3:3260", "logged in"):  # fmt: skip
+    # (A wide number leaves less room for names, which are cut in the middle.)
+    for words in ("iserblk status", "archive", "64.0 GiB", "exporter", ":3260", "logged in"):
         assert words in said, words
     assert sorted(path.name for path in tmp_path.iterdir()) == ["other", "status.svg"]
     assert not Path("/run/nbd").exists() and shutil.which("tmux")
