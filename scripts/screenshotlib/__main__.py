@@ -186,7 +186,22 @@ def _run(words: Sequence[str]) -> int:
         try:
             return process.wait()
         finally:
-            process.kill()  # unshare has the kernel kill its child, and with it the namespace
+            if process.poll() is None:
+                _kill_with_children(process)
+
+
+def _kill_with_children(process: subprocess.Popen[bytes]) -> None:
+    """Kill unshare and the first process of its namespace, with which all others there end. unshare
+    has the kernel do that, but only from a moment behind the fork on; stopped, it forks no more."""
+    process.send_signal(signal.SIGSTOP)
+    _, status = os.waitpid(process.pid, os.WUNTRACED)
+    if os.WIFSTOPPED(status):
+        children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+        with suppress(OSError):  # a kernel that does not tell
+            for child in children.read_text().split():
+                with suppress(ProcessLookupError):
+                    os.kill(int(child), signal.SIGKILL)
+        process.kill()
 
 
 def _make(name: str, stage: Stage, output: Path) -> bool:
