@@ -199,17 +199,21 @@ class _Writing(_Changing[Piece]):
         return True
 
     def ended(self, slots: list[TaskSlot]) -> None:
-        for slot in slots:
-            # (A command that was never sent has no new ITT.)
-            if self.durable and slot.itt != self._itts[slot.index]:
-                problem = failure(slot, self.name) if slot.state < QUEUED else None
-                if slot.state >= QUEUED or (problem is not None and is_unheard(problem)):
-                    self._core.durability.doubt_write(
-                        slot,
-                        "may have failed a write with FUA that was not answered",
-                        problem is None or not _is_foreign(problem),
-                    )
+        if self.durable:
+            self._doubt_unheard(slots)
         super().ended(slots)
+
+    def _doubt_unheard(self, slots: list[TaskSlot]) -> None:
+        for slot in slots:
+            if slot.itt == self._itts[slot.index]:
+                continue  # it was never sent
+            problem = failure(slot, self.name) if slot.state < QUEUED else None
+            if slot.state >= QUEUED or (problem is not None and is_unheard(problem)):
+                self._core.durability.doubt_write(
+                    slot,
+                    "may have failed a write with FUA that was not answered",
+                    problem is None or not _is_foreign(problem),
+                )
 
 
 class _Exclusive(_Changing[Range]):
