@@ -4,7 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from iserblk.disk.ending import SILENT_S, EndOfUse, last_flush_failed, not_flushed
+from iserblk.disk.ending import (
+    SILENT_S,
+    EndOfUse,
+    all_unflushed,
+    last_flush_failed,
+    not_flushed,
+)
 from iserblk.errors import CommandTimeout, ConnectionLost
 from tests.initiator.fake import CountingWaiter, command, driver_of, session
 from tests.support import logs
@@ -27,6 +33,17 @@ def test_what_is_said_of_what_is_not_flushed() -> None:
     said = "lun1: not flushed: 8192 bytes written since the last flush may be lost"
     assert not_flushed("lun1", Disk(8192)) == said
     assert "what was written since" in not_flushed("lun1", Disk(None))
+
+
+@pytest.mark.parametrize(
+    ("each", "together"),
+    [([], 0), ([4096, 512], 4608), ([0], 0), ([4096, None], None), ([None], None)],
+)
+def test_bytes_are_counted_where_each_disk_knows_its_own(
+    each: list[int | None], together: int | None
+) -> None:
+    """A sum of some would say too little."""
+    assert all_unflushed(map(Disk, each)) == together
 
 
 def test_all_sessions_are_told_and_the_wish_may_be_withdrawn(clock: Clock) -> None:

@@ -33,7 +33,10 @@ def test_the_stop_of_a_unit_ends_what_belongs_to_it() -> None:
 
 @pytest.mark.parametrize(
     "jobs",
-    ["", "No jobs running.\n", f"7 {UNIT} start running\n", f"7 {UNIT} reload running\n", "7\n\n"],
+    [
+        *("", "No jobs running.\n", "7\n\n", "7 shutdown.target stop waiting\n"),
+        *(f"7 {UNIT} start running\n", f"7 {UNIT} reload running\n"),
+    ],
 )
 def test_other_jobs_do_not(jobs: str) -> None:
     assert not ends(jobs, {UNIT})
