@@ -72,6 +72,9 @@ _UNMOUNT_TIMEOUT_S = 120.0
 _FIRST_LOOK_S = 0.2
 _LOOK_S = 1.0
 LOG_NAME = "iserblk-mount"  # of a server in the background, in syslog
+# How long a server that is told to end waits until files are closed: the kernel reports this only
+# after close(2), or the umount(8) of a loop mount, has returned.
+_CLOSED_S = 2.0
 _TELL_S = 60.0  # between two looks at what was left out of the log
 
 
@@ -87,8 +90,10 @@ def mount_foreground(
     trio loop, when the files can be used. Returns after a clean unmount by ``fusermount3 -u``,
     ``umount``, SIGTERM, SIGINT or SIGHUP: requests under way are finished, and everything is
     flushed. After a further signal of an impatient user (iserblk/endings.py) the server no longer
-    waits for the target. Raises MountError; or SystemExit with 128 + the signal's number if a
-    signal came before ``ready``. Nothing is mounted then.
+    waits for the target. Raises MountError: DataAtRisk where a flush failed, or where a signal came
+    while a program had a file open for writing, as what that program holds (the page cache of a
+    loop mount) has nowhere to go. Or SystemExit with 128 + the signal's number if a signal came
+    before ``ready``. Nothing is mounted then.
     """
     settled = parse_options(options)
     source = urls[0]
@@ -325,7 +330,7 @@ async def _serve(
 
     early = 0
     mounted = closed = False
-    ending, failed = EndOfUse(), list[str]()
+    ending, failed, in_use = EndOfUse(), list[str](), list[str]()
     unflushed: int | None = None
     place = own_directory() or unit_directory()
     wish = _wish(mountpoint, place) if place is not None else None
@@ -345,9 +350,13 @@ async def _serve(
         number = await told.begun()
         if mounted:
             ending.ask()
-            if wish is not None and wish.by_force:
+            by_force = wish is not None and wish.by_force
+            if by_force:
                 ending.give_up()
             if not closed:
+                with trio.move_on_after(0 if by_force else _CLOSED_S):
+                    await files.all_closed()
+                in_use[:] = files.written_to
                 pyfuse3.terminate()
             with trio.move_on_after(LONGEST_S):
                 await told.lost_patience()
@@ -395,9 +404,14 @@ async def _serve(
                 closed = True
                 pyfuse3.close(unmount=True)
         nursery.cancel_scope.cancel()
+    if failed and wish is not None:
+        wish.leave(unflushed)
+    if in_use:
+        failed.append(
+            f"{', '.join(in_use)} was open for writing: what its users have not written to it yet"
+            " fails (a loop mount loses what it had in memory): close and unmount first"
+        )
     if failed:
-        if wish is not None:
-            wish.leave(unflushed)
         raise DataAtRisk(f"{mountpoint}: data may be lost: {'; '.join(failed)}", unflushed)
     return early
 

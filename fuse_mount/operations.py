@@ -20,6 +20,7 @@ from collections.abc import Mapping, Sequence
 from typing import NoReturn
 
 import pyfuse3
+import trio
 from pyfuse3 import (
     EntryAttributes,
     FileHandleT,
@@ -78,6 +79,8 @@ class LunFiles(pyfuse3.Operations):
         self._started_ns = time.time_ns()
         self._idle_buffers: list[memoryview] = []
         self._open: dict[int, LunFile] = {}  # by handle
+        self._writable: set[int] = set()  # of these
+        self._closed = trio.Event()
         self._clients: dict[int, FlushClient] = {}  # by handle
         self._handles = itertools.count()
 
@@ -228,6 +231,8 @@ class LunFiles(pyfuse3.Operations):
             await self._truncate(file, 0, handle)
         file.opened(handle, flags)
         self._open[handle] = file
+        if flags & os.O_ACCMODE != os.O_RDONLY:
+            self._writable.add(handle)
         self._clients[handle] = file.disk.new_client()
         return FileInfo(
             fh=FileHandleT(handle),
@@ -237,6 +242,9 @@ class LunFiles(pyfuse3.Operations):
 
     async def release(self, fh: FileHandleT) -> None:
         self._open.pop(fh).closed(fh)
+        self._writable.discard(fh)
+        if not self._writable:
+            self._closed.set()
         self._clients.pop(fh).ended()
 
     async def read(self, fh: FileHandleT, off: int, size: int) -> memoryview:  # type: ignore[override]
@@ -325,6 +333,18 @@ class LunFiles(pyfuse3.Operations):
             for file in self._files
             if file.disk.dirty
         ]
+
+    @property
+    def written_to(self) -> Sequence[str]:
+        """The names of the files that programs, or loop devices, have open for writing."""
+        used = {self._open[handle].name for handle in self._writable}
+        return [os.fsdecode(name) for name in sorted(used)]
+
+    async def all_closed(self) -> None:
+        """Wait until no file is open for writing."""
+        while self._writable:
+            self._closed = trio.Event()
+            await self._closed.wait()
 
     @property
     def unflushed(self) -> int | None:

@@ -15,6 +15,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,8 @@ from iserblk.metrics.address import socket_of
 from iserblk.metrics.places import directories
 from tests.support import forking
 from tests.support.forking import Forked
+from tests.support.fuse import need_loop_mounts
+from tests.support.nbdkit import run
 from tests.support.target import TargetProcess, running_target
 from tests.support.until import until_blocking
 
@@ -366,6 +369,50 @@ def test_a_signal_while_a_file_is_open(mounts: Mounts) -> None:
     finally:
         with contextlib.suppress(OSError):  # close(2) asks the server, too
             os.close(file)
+
+
+def test_a_signal_while_a_file_is_open_for_writing(mounts: Mounts) -> None:
+    """The signal's sender hears of it: what the file's user holds, such as the page cache of a loop
+    mount, has nowhere to go."""
+    server = mounts.start(luns=[{}, {}])
+    file = os.open(mounts.place / "lun1", os.O_RDWR)
+    try:
+        server.terminate()
+        status, said = ended(server)
+    finally:
+        with contextlib.suppress(OSError):
+            os.close(file)
+    assert status == 1
+    assert f"{mounts.place}: data may be lost: lun1 was open for writing: " in said
+
+
+def test_a_file_that_is_closed_right_after_the_signal(mounts: Mounts) -> None:
+    server = mounts.start()
+    file = os.open(mounts.place / "lun0", os.O_RDWR)
+    server.terminate()
+    time.sleep(0.3)
+    os.write(file, b"x")
+    os.close(file)
+    assert ended(server) == (0, "")
+    assert mounts.log()[-2:] == ["lun0 flush", "close"]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="a loop mount needs root")
+def test_a_signal_under_a_loop_mount(mounts: Mounts, tmp_path: Path) -> None:
+    need_loop_mounts("ext4")
+    server = mounts.start()
+    run("mkfs.ext4", "-q", "-F", mounts.place / "lun0")
+    inside = tmp_path / "inside"
+    inside.mkdir()
+    run("mount", "-o", "loop", mounts.place / "lun0", inside)
+    try:
+        (inside / "file").write_bytes(b"not synchronized")
+        server.terminate()
+        status, said = ended(server)
+    finally:
+        run("umount", inside)
+    assert status == 1
+    assert "lun0 was open for writing: " in said
 
 
 def test_fusermount_ends_it_too(mounts: Mounts) -> None:

@@ -15,6 +15,7 @@ import pytest
 from tests.support.forking import Forked
 from tests.support.nbdkit import run
 from tests.support.target import END_S, ROOT
+from tests.support.until import until_blocking
 
 
 def need_fuse() -> None:
@@ -71,10 +72,12 @@ def running_mount(urls: list[str], mountpoint: Path, *options: str) -> Iterator[
 
 @contextmanager
 def loop_mount(image: Path, mountpoint: Path, *options: str) -> Iterator[Path]:
-    """The file system in ``image``, unmounted again at the end."""
+    """The file system in ``image``, unmounted again at the end, everywhere: a test beside this one
+    that has made a mount namespace has the file system mounted there, until it ends."""
     mountpoint.mkdir(exist_ok=True)
     run("mount", "-o", ",".join(("loop", *options)), image, mountpoint)
     try:
         yield mountpoint
     finally:
         run("umount", mountpoint)
+        until_blocking(lambda: not run("losetup", "--associated", image))
