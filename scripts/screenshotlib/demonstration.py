@@ -44,6 +44,12 @@ class Demonstration:
 
     def __init__(self) -> None:
         socket.sethostname(HOST)
+        # Copies of this machine's mounts would keep their servers alive when they are unmounted.
+        subprocess.run(
+            ["umount", "--all", "--types", "fuse.iserblk", "--lazy"],
+            capture_output=True,
+            check=False,
+        )
         for place in (SRV, RUN):
             _run("mount", "-t", "tmpfs", "-o", "mode=755", "tmpfs", str(place))
         _run("ip", "link", "set", "lo", "up")
