@@ -71,6 +71,7 @@ _UNMOUNT_TIMEOUT_S = 120.0
 # When unmounting looks for other mounts of the file system: a server mostly ends before that.
 _FIRST_LOOK_S = 0.2
 _LOOK_S = 1.0
+_OTHER_S = 2.0  # how long an unmount waits for what another one has open
 LOG_NAME = "iserblk-mount"  # of a server in the background, in syslog
 # How long a server that is told to end waits until files are closed: the kernel reports this only
 # after close(2), or the umount(8) of a loop mount, has returned.
@@ -177,21 +178,12 @@ def unmount(mountpoint: str, how: How = How.FLUSHED, waits: bool = False) -> Non
         if how is How.AT_ONCE:
             _tell_server(mountpoint)
         lost = how is How.FLUSHED and not _is_flushed(mountpoint)
-        ended = subprocess.run(
-            _unmount_command(mountpoint, how), stderr=subprocess.PIPE, text=True, check=False
-        )
-        if ended.returncode and is_ours(mountpoint):  # else the server has done it
-            words = " ".join(ended.stderr.split()).removeprefix(f"umount: {mountpoint}: ")
-            raise MountFailed(f"{mountpoint}: still mounted: {words or 'cannot unmount'} "
-                              f"(`fuser -vm` shows what uses it)")  # fmt: skip
-    except BaseException:
+        _unmount_now(mountpoint, how, wishes)
+        left = None if how is How.LAZY else _wait_for_server(mountpoint, number, waits)
+    finally:
         for wish in wishes:
-            wish.withdraw()  # it stays mounted
-        raise
-    if how is How.LAZY:
-        _forget(mountpoint)
-        return
-    left = _wait_for_server(mountpoint, number, waits)
+            wish.withdraw()  # it may be mounted still, here or elsewhere
+    _forget(mountpoint)
     if lost or left is not None:
         what = f"{left} bytes" if left else "data"
         why = "it was not flushed" if how is How.AT_ONCE else "its last flush has failed"
@@ -200,6 +192,23 @@ def unmount(mountpoint: str, how: How = How.FLUSHED, waits: bool = False) -> Non
             f"{mountpoint}: unmounted, and {why}: {what} written to {source} since the last"
             " flush may be lost"
         )
+
+
+def _unmount_now(mountpoint: str, how: How, wishes: Sequence[Wish]) -> None:
+    """What another ``unmount`` holds open while it flushes is waited for. Raises MountFailed: still
+    mounted."""
+    deadline = time.monotonic() + _OTHER_S
+    while True:
+        ended = subprocess.run(
+            _unmount_command(mountpoint, how), stderr=subprocess.PIPE, text=True, check=False
+        )
+        if not ended.returncode or not is_ours(mountpoint):  # else the server, or that one, has
+            return
+        if time.monotonic() > deadline or not any(wish.made_by_others for wish in wishes):
+            words = " ".join(ended.stderr.split()).removeprefix(f"umount: {mountpoint}: ")
+            raise MountFailed(f"{mountpoint}: still mounted: {words or 'cannot unmount'} "
+                              f"(`fuser -vm` shows what uses it)")  # fmt: skip
+        time.sleep(_OTHER_S / 40)
 
 
 def _is_flushed(mountpoint: str) -> bool:
@@ -263,23 +272,27 @@ def _wait_for_server(mountpoint: str, number: int, waits: bool) -> int | None:
     finally:
         os.close(directory)
     left = [_wish(mountpoint, where).left for where in directories()]
-    _forget(mountpoint)
     known = [count for count in left if count is not None]
     return sum(known) if known else None
 
 
 def _forget(mountpoint: str) -> None:
     """Remove the socket of metrics that a server which was killed has left: else its place would be
-    told to be down for good. And what it, or an unmount, has left in files. Those of a server that
-    lives, or is starting, stay."""
+    told to be down for good. And what it, or an unmount, has left in files; unless another unmount
+    is under way, which has perhaps not read them yet. Those of a server that lives, or is starting,
+    stay."""
     directory = -1
     with contextlib.suppress(OSError):  # it is gone: no server can start there
         directory = os.open(mountpoint, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         if directory >= 0 and not _try_lock(directory, fcntl.LOCK_SH):
             return
+        wishes = [_wish(mountpoint, where) for where in directories()]
+        if any(wish.made for wish in wishes):
+            return
+        for wish in wishes:
+            wish.forget()
         for where in directories():
-            _wish(mountpoint, where).forget()
             try:
                 make_room(socket_of(mountpoint, where))
             except IserblkError as error:

@@ -23,7 +23,8 @@ from typing import Any
 import pytest
 
 from fuse_mount import mount
-from fuse_mount.errors import DataAtRisk, MountFailed
+from fuse_mount.errors import DataAtRisk, MountFailed, UsageError
+from iserblk.disk.wish import Wish
 from iserblk.limited_log import BURST
 from iserblk.metrics.address import socket_of
 from iserblk.metrics.places import directories
@@ -477,6 +478,11 @@ class Real:
             file.write(b"x" * 4096)
 
 
+def wishes_at(place: Path) -> list[Wish]:
+    """Those of another unmount of ``place``."""
+    return [Wish(socket_of(str(place), each).with_suffix(".ending")) for each in directories()]
+
+
 @pytest.fixture
 def target(tmp_path: Path) -> Iterator[TargetProcess]:
     with running_target([f"{tmp_path}/lun:size={SIZE}"], tmp_path / "target.log") as running:
@@ -518,11 +524,77 @@ def test_where_the_files_are_in_use_requests_wait_again(
     with open(mounts.place / "lun0", "r+b", buffering=0) as file:
         with pytest.raises(MountFailed, match="still mounted"):
             mount.unmount(str(mounts.place))
-        places = [socket_of(str(mounts.place), where) for where in directories()]
-        assert not any(place.with_suffix(".ending").exists() for place in places)
+        assert not any(wish.made for wish in wishes_at(mounts.place))
         file.write(b"y")
     mount.unmount(str(mounts.place))
     assert ended(real.server) == (0, "")
+
+
+def test_an_unmount_that_fails_withdraws_nothing_of_another(
+    mounts: Mounts, target: TargetProcess
+) -> None:
+    """That one must not wait for as long as requests may."""
+    real = Real(mounts, target)
+    target.kill()
+    failed: list[BaseException] = []
+
+    def unmounted() -> None:
+        with pytest.raises(DataAtRisk) as caught:
+            mount.unmount(str(mounts.place))
+        failed.append(caught.value)
+
+    unmounting = threading.Thread(target=unmounted)
+    unmounting.start()
+    until_blocking(lambda: any(wish.made for wish in wishes_at(mounts.place)))
+    others = wishes_at(mounts.place)
+    for other in others:
+        other.make()
+        other.withdraw()
+    unmounting.join(120)
+    assert "4096 bytes written to " in str(failed[0])
+    assert ended(real.server)[0] == 1
+
+
+def test_unmounts_at_once_are_both_told_of_a_loss(mounts: Mounts) -> None:
+    """What the server has left is there until the last one has read it."""
+    server = mounts.start(flush="CommandTimeout")
+    (mounts.place / "lun0").write_bytes(b"x")
+    other = next(iter(wishes_at(mounts.place)))
+    other.make()
+    with pytest.raises(MountFailed, match="flush failed"):
+        mount.unmount(str(mounts.place))
+    with pytest.raises(DataAtRisk, match="its last flush has failed"):
+        mount.unmount(str(mounts.place), mount.How.FORCE)
+    assert other.left is not None
+    other.withdraw()
+    with pytest.raises(UsageError, match="no LUNs are mounted there"):
+        mount.unmount(str(mounts.place))
+    assert other.left is None
+    assert ended(server)[0] == 1
+
+
+def test_what_another_unmount_has_open_is_waited_for(
+    mounts: Mounts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = mounts.start()
+    other = next(iter(wishes_at(mounts.place)))
+    other.make()
+    directory = os.open(mounts.place, os.O_RDONLY)
+    refused: list[int] = []
+    runs = subprocess.run
+
+    def run(*words: Any, **options: Any) -> subprocess.CompletedProcess[str]:
+        done = runs(*words, **options)
+        if done.returncode and not refused:
+            refused.append(done.returncode)
+            os.close(directory)
+        return done
+
+    monkeypatch.setattr(subprocess, "run", run)
+    mount.unmount(str(mounts.place))
+    assert refused
+    other.withdraw()
+    assert ended(server) == (0, "")
 
 
 def test_by_force_nothing_is_waited_for(mounts: Mounts, target: TargetProcess) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from iserblk.disk.wish import Wish
 from iserblk.metrics.scraping import scrape
 from tests.cli.commands import good_json, serving
 from tests.nbd.kernel.attachers import SIZE, Attacher, path_of, wait_for
@@ -258,7 +259,7 @@ def test_in_the_foreground_told_again(
             process.terminate()
         assert "waiting; another signal ends this" in process.stderr.readline()
         # What uses the device must not wait for a target that is away.
-        assert (tool.run / "nbd0" / "ending").exists()
+        assert Wish(tool.run / "nbd0" / "ending").made
         process.terminate()
         assert process.poll() is None
 
