@@ -1,8 +1,11 @@
 """The goals that iserblk has to reach, and whether a run met them.
 
 Over iSER ``OURS`` decides (MPA CRC on, the default); the row without CRC is shown beside it. Over
-TCP ``OURS_TCP`` decides, on the same target that the peers use. In section nbd both are the server
-of ``iserblk nbd``; the plugin in nbdkit has rows and goals of its own.
+TCP ``OURS_TCP`` decides, on the same target that the peers use. That target is the limit there, by
+how much differs from machine to machine: so these rows have to be as fast as the peer, and, where a
+C program stands beside them (``FLOOR_TCP``), which does only what no initiator can do without, as
+fast as that. In section nbd both are the server of ``iserblk nbd``; the plugin in nbdkit has rows
+and goals of its own.
 """
 
 from __future__ import annotations
@@ -133,25 +136,33 @@ class _Wanted:
         return self.writes if job.writes else self.reads
 
 
-_NBD = {
-    OURS: _Wanted(1.2, reads=2.0, writes=1.8, large=2.0, connections=1.5),
-    OURS_TCP: _Wanted(1.0, reads=1.4, writes=1.4, large=1.4, connections=1.25),
-}
-_FUSE = {
-    OURS: _Wanted(1.2, reads=1.4, writes=1.4, large=2.0),
-    OURS_TCP: _Wanted(1.0, reads=1.0, writes=1.0, large=1.2),
-}
-_API = {
-    OURS: _Wanted(1.2, reads=1.8, writes=0.0, large=1.1),
-    OURS_TCP: _Wanted(1.0, reads=1.5, writes=0.0, large=1.1),
-}
+# Over TCP, in every row and on any machine.
+_THE_PEER = _Wanted(1.0, reads=1.0, writes=1.0, large=1.0, connections=1.0)
+_THE_FLOOR = 1.0
+_NBD = {OURS: _Wanted(1.2, reads=2.0, writes=1.8, large=2.0, connections=1.5), OURS_TCP: _THE_PEER}
+_FUSE = {OURS: _Wanted(1.2, reads=1.4, writes=1.4, large=2.0), OURS_TCP: _THE_PEER}
+_API = {OURS: _Wanted(1.2, reads=1.8, writes=0.0, large=1.1), OURS_TCP: _THE_PEER}
 _API |= {OURS_QUEUE: _API[OURS], OURS_QUEUE_TCP: _API[OURS_TCP]}
-# At an MTU of 1500, so much of each of these. They are rows of one section there.
+# At an MTU of 1500, so much of each of those over iSER. They are rows of one section there.
 _THROUGH_NETWORK = 0.9
 _NETWORK_ROWS = (
     ("nbd", _NBD, {OURS: "nbd-iserblk", OURS_TCP: "nbd-iserblk-tcp"}),
     ("fuse", _FUSE, {OURS: "fuse-iserblk", OURS_TCP: "fuse-iserblk-tcp"}),
     ("api", _API, {subject: subject for subject in _API}),
+)
+# Of the C programs through NBD; at the API there is one that reads.
+NBD_FLOOR_JOBS = ("4k-randread-d1", "4k-randread-d32")
+NBD_FLOOR_TCP_JOBS = (*NBD_FLOOR_JOBS, "4k-randwrite-d1", "4k-randwrite-d32")
+NBD_FLOOR_TCP = f"nbd-{FLOOR_TCP}"  # as a network's section calls it
+_READS = tuple(job.name for job in (*JOBS, *NET_JOBS) if not job.writes)
+# The rows over TCP that have a C program beside them: section, subject, that program, jobs.
+_FLOORS = (
+    ("nbd", OURS_TCP, FLOOR_TCP, NBD_FLOOR_TCP_JOBS),
+    ("api", OURS_TCP, FLOOR_TCP, _READS),
+    ("api", OURS_QUEUE_TCP, FLOOR_TCP, _READS),
+    ("net-1500", "nbd-iserblk-tcp", NBD_FLOOR_TCP, NBD_FLOOR_TCP_JOBS),
+    ("net-1500", OURS_TCP, FLOOR_TCP, _READS),
+    ("net-1500", OURS_QUEUE_TCP, FLOOR_TCP, _READS),
 )
 
 
@@ -196,13 +207,19 @@ def goals() -> list[Goal]:
             "net-1500",
             job.name,
             PEERS[section],
-            _THROUGH_NETWORK * wanted[key].of(job),
+            wanted[key].of(job) * (1.0 if wanted[key] is _THE_PEER else _THROUGH_NETWORK),
             subject=row,
         )
         for section, wanted, names in _NETWORK_ROWS
         for key, row in names.items()
         for job in NET_JOBS
-        if job in JOBS and not (section == "api" and job.writes)
+        if (job in JOBS or wanted[key] is _THE_PEER) and not (section == "api" and job.writes)
+    ]
+    found += [
+        Goal(section, job.name, floor, _THE_FLOOR, subject=subject)
+        for section, subject, floor, names in _FLOORS
+        for job in (NET_JOBS if section == "net-1500" else JOBS)
+        if job.name in names
     ]
     found += [
         Goal(section, job.name, process, limit, Kind.CPU)

@@ -19,6 +19,9 @@ from benchlib.goals import (
     GATEWAY_ISER_ISER,
     GATEWAY_ISER_TCP,
     GATEWAY_TCP_ISER,
+    NBD_FLOOR_JOBS,
+    NBD_FLOOR_TCP,
+    NBD_FLOOR_TCP_JOBS,
     NET_MTUS,
     OURS,
     OURS_FLUSHED,
@@ -43,9 +46,6 @@ from benchlib.subjects import Bench, Endpoint
 
 DYING_S = 1.0
 _POLL_S = 0.02
-# Of the floors through NBD.
-_FLOOR_JOBS = ("4k-randread-d1", "4k-randread-d32")
-_FLOOR_TCP_JOBS = (*_FLOOR_JOBS, "4k-randwrite-d1", "4k-randwrite-d32")
 
 Opener = Callable[[Bench], Endpoint]
 
@@ -102,7 +102,7 @@ SECTIONS = (
         },
         memory_subjects=(OURS, OURS_NO_CRC, OURS_NBDKIT, PEERS["nbd"]),
         large_writes_only=(OURS_FLUSHED,),
-        some_jobs={FLOOR: _FLOOR_JOBS, FLOOR_TCP: _FLOOR_TCP_JOBS},
+        some_jobs={FLOOR: NBD_FLOOR_JOBS, FLOOR_TCP: NBD_FLOOR_TCP_JOBS},
     ),
     Section(
         "fuse",
@@ -167,14 +167,14 @@ SECTIONS = (
                 FLOOR_TCP: subjects.api_floor_tcp,
                 "nbd-iserblk": partial(subjects.nbd_ours, mpa_crc="yes"),
                 "nbd-iserblk-tcp": subjects.nbd_tcp,
-                f"nbd-{FLOOR_TCP}": subjects.nbd_floor_tcp,
+                NBD_FLOOR_TCP: subjects.nbd_floor_tcp,
                 PEERS["nbd"]: subjects.nbd_qemu,
                 "fuse-iserblk": partial(subjects.fuse_ours, mpa_crc="yes"),
                 "fuse-iserblk-tcp": subjects.fuse_tcp,
                 PEERS["fuse"]: subjects.fuse_qemu,
             },
             reads_only=(PEERS["api"], FLOOR_TCP),
-            some_jobs={f"nbd-{FLOOR_TCP}": _FLOOR_TCP_JOBS},
+            some_jobs={NBD_FLOOR_TCP: NBD_FLOOR_TCP_JOBS},
             mtu=mtu,
         )
         for mtu in NET_MTUS

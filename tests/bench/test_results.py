@@ -6,9 +6,19 @@ from dataclasses import replace
 
 import pytest
 from benchlib import goals, results
-from benchlib.goals import NBDKIT, OURS, OURS_NBDKIT, OURS_NBDKIT_TCP, OURS_TCP, SERVER, Verdict
-from benchlib.load import CONNECTION_JOBS, JOBS, MEMORY_JOBS, Job, Measurement
+from benchlib.goals import (
+    NBDKIT,
+    OURS,
+    OURS_NBDKIT,
+    OURS_NBDKIT_TCP,
+    OURS_QUEUE_TCP,
+    OURS_TCP,
+    SERVER,
+    Verdict,
+)
+from benchlib.load import CONNECTION_JOBS, JOBS, MEMORY_JOBS, NET_JOBS, Job, Measurement
 from benchlib.results import Row, Sample, Spread
+from benchlib.sections import SECTIONS
 
 SMALL, LARGE = JOBS[0], JOBS[-1]
 
@@ -96,22 +106,31 @@ def verdicts(*rows: Row) -> dict[tuple[str, str, str, str], Verdict]:
         ("nbd", "4k-randwrite-d32", OURS, "iserblk-nojournal", 0.95),
         ("nbd", "1m-read-d8", OURS, "iserblk-nojournal", 0.95),
         ("nbd", "4k-randread-d1", OURS_TCP, "qemu-nbd", 1.0),
-        ("nbd", "4k-randread-d32", OURS_TCP, "qemu-nbd", 1.4),
-        ("nbd", "1m-read-d8", OURS_TCP, "qemu-nbd", 1.4),
-        ("nbd", "4k-randwrite-d32-c4", OURS_TCP, "qemu-nbd", 1.25),
-        ("fuse", "1m-write-d8", OURS_TCP, "qemu-fuse", 1.2),
+        ("nbd", "4k-randread-d32", OURS_TCP, "qemu-nbd", 1.0),
+        ("nbd", "1m-read-d8", OURS_TCP, "qemu-nbd", 1.0),
+        ("nbd", "4k-randwrite-d32-c4", OURS_TCP, "qemu-nbd", 1.0),
+        ("fuse", "1m-write-d8", OURS_TCP, "qemu-fuse", 1.0),
         ("api", "4k-randread-d1", OURS_TCP, "iscsi-perf", 1.0),
-        ("api", "4k-randread-d32", OURS_TCP, "iscsi-perf", 1.5),
-        ("api", "1m-read-d8", OURS_TCP, "iscsi-perf", 1.1),
+        ("api", "4k-randread-d32", OURS_TCP, "iscsi-perf", 1.0),
+        ("api", "1m-read-d8", OURS_TCP, "iscsi-perf", 1.0),
         ("net-1500", "4k-randread-d32", "nbd-iserblk", "qemu-nbd", 1.8),
-        ("net-1500", "1m-read-d8", "fuse-iserblk-tcp", "qemu-fuse", 1.08),
-        ("net-1500", "4k-randread-d1", OURS_TCP, "iscsi-perf", 0.9),
+        ("net-1500", "1m-read-d8", "fuse-iserblk-tcp", "qemu-fuse", 1.0),
+        ("net-1500", "1m-read-d8", "fuse-iserblk", "qemu-fuse", 1.8),
+        ("net-1500", "4k-randread-d1", OURS_TCP, "iscsi-perf", 1.0),
+        ("net-1500", "16k-randread-d32", OURS_QUEUE_TCP, "iscsi-perf", 1.0),
+        ("net-1500", "16k-randwrite-d32", "nbd-iserblk-tcp", "qemu-nbd", 1.0),
+        ("nbd", "4k-randread-d1", OURS_TCP, "floor-tcp", 1.0),
+        ("nbd", "4k-randwrite-d32", OURS_TCP, "floor-tcp", 1.0),
+        ("api", "1m-read-d8", OURS_TCP, "floor-tcp", 1.0),
+        ("api", "4k-randread-d32", OURS_QUEUE_TCP, "floor-tcp", 1.0),
+        ("net-1500", "4k-randwrite-d32", "nbd-iserblk-tcp", "nbd-floor-tcp", 1.0),
+        ("net-1500", "16k-randread-d32", OURS_TCP, "floor-tcp", 1.0),
     ],
 )
 def test_goals_compare_with_the_right_row(
     section: str, job: str, subject: str, other: str, factor: float
 ) -> None:
-    the_job = next(found for found in (*JOBS, *CONNECTION_JOBS) if found.name == job)
+    the_job = next(found for found in (*JOBS, *CONNECTION_JOBS, *NET_JOBS) if found.name == job)
     theirs = row(section, the_job, other, 10000.0)
     key = (section, job, subject, other)
     assert verdicts(row(section, the_job, subject, factor * 10000), theirs)[key] is Verdict.MET
@@ -171,3 +190,34 @@ def test_crc_on_decides_and_off_stands_beside_it() -> None:
     assert outcome.verdict is Verdict.MISSED
     assert outcome.value == pytest.approx(0.6)
     assert outcome.value_no_crc == pytest.approx(0.9)
+
+
+@pytest.mark.parametrize(
+    ("section", "subject", "others"),
+    [
+        ("nbd", OURS_TCP, {"qemu-nbd", "floor-tcp"}),
+        ("fuse", OURS_TCP, {"qemu-fuse"}),
+        ("api", OURS_TCP, {"iscsi-perf", "floor-tcp"}),
+        ("api", OURS_QUEUE_TCP, {"iscsi-perf", "floor-tcp"}),
+        ("net-1500", "nbd-iserblk-tcp", {"qemu-nbd", "nbd-floor-tcp"}),
+        ("net-1500", "fuse-iserblk-tcp", {"qemu-fuse"}),
+        ("net-1500", OURS_TCP, {"iscsi-perf", "floor-tcp"}),
+        ("net-1500", OURS_QUEUE_TCP, {"iscsi-perf", "floor-tcp"}),
+    ],
+)
+def test_every_row_over_tcp_is_judged_by_the_peer_and_by_the_program_beside_it(
+    section: str, subject: str, others: set[str]
+) -> None:
+    """On any machine: the target is the limit there, and no ratio but 1 is the same everywhere."""
+    rows = next(each for each in SECTIONS if each.name == section).rows("*")
+    jobs = {row.job.name for row in rows if row.subject == subject}
+    beside = {
+        job: {row.subject for row in rows if row.job.name == job and row.subject in others}
+        for job in jobs
+    }
+    wanted: dict[str, dict[str, float]] = {job: {} for job in jobs}
+    for goal in goals.goals():
+        if (goal.section, goal.subject) == (section, subject) and goal.other in others:
+            wanted[goal.job][goal.other] = goal.wanted
+    assert any(beside.values())
+    assert wanted == {job: dict.fromkeys(found, 1.0) for job, found in beside.items()}
