@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable
 
 import click
@@ -99,5 +98,7 @@ def names_of(command: click.Command, context: click.Context) -> list[str]:
 
 def suggestion(word: str, known: Iterable[str]) -> str:
     """What was meant, perhaps, as the end of a sentence; "": nothing is known that is similar."""
+    import difflib  # noqa: PLC0415 - for mistakes alone
+
     close = difflib.get_close_matches(word, list(known), 3)
     return f": is it {' or '.join(close)}?" if close else ""

@@ -7,20 +7,14 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 import click
-from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    DownloadColumn,
-    Progress,
-    TextColumn,
-    TimeRemainingColumn,
-    TransferSpeedColumn,
-)
 
 from iserblk.cli.output import size_words
-from iserblk.cli.transfer import Advance
+
+if TYPE_CHECKING:
+    from iserblk.cli.transfer import Advance
 
 log = logging.getLogger(__name__)
 
@@ -86,6 +80,15 @@ def progress(size: int | None, what: str) -> Iterator[Advance]:
     if not sys.stderr.isatty():
         yield Lines(size, what, time.monotonic).advance
         return
+    from rich.console import Console  # noqa: PLC0415 - rich takes a while
+    from rich.progress import (  # noqa: PLC0415
+        BarColumn,
+        DownloadColumn,
+        Progress,
+        TimeRemainingColumn,
+        TransferSpeedColumn,
+    )
+
     columns = (
         "{task.description}",
         BarColumn(),
@@ -114,6 +117,9 @@ def timed_progress(
 
         yield max(PAUSE_S, seconds / 10), line
     else:
+        from rich.console import Console  # noqa: PLC0415 - rich takes a while
+        from rich.progress import BarColumn, Progress, TextColumn  # noqa: PLC0415
+
         columns = ("{task.description}", BarColumn(), TextColumn("{task.fields[told]}"))
         with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
             task = bar.add_task(what, total=seconds, told="")
