@@ -18,6 +18,7 @@ OURS = {
     "benchlib",
     "bootlib",
     "docslib",
+    "figureslib",
     "kubeletlib",
     "lablib",
     "manlib",

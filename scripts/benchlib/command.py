@@ -1,4 +1,4 @@
-"""Runs a click command of scripts/bench: exit statuses, signals, the environment."""
+"""Runs a click command of a script: exit statuses, signals, the environment."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ _BAD_ARGUMENT = 7
 
 
 def run_command(command: click.Command, name: str) -> int:
-    """Run the command. Returns the exit status: the command's own, 1 for an error, 7 bad argument,
-    130 stopped."""
-    # scripts/bench has set it for its modules. Measured programs start as a user starts them.
+    """Run the command that is called ``name``: "scripts/WORD …". Returns the exit status: the
+    command's own, 1 for an error, 7 bad argument, 130 stopped."""
+    short = name.split(maxsplit=1)[0].removeprefix("scripts/")
+    # The script has set it for its modules. Measured programs start as a user starts them.
     os.environ.pop("PYTHONPATH", None)
     # After these signals, as after Ctrl-C, all servers are ended first.
     for ending in (signal.SIGTERM, signal.SIGHUP):
@@ -21,12 +22,12 @@ def run_command(command: click.Command, name: str) -> int:
     try:
         status = command.main(prog_name=name, standalone_mode=False)
     except click.UsageError as error:
-        click.echo(f"bench: {error.format_message()}", err=True)
+        click.echo(f"{short}: {error.format_message()}", err=True)
         return _BAD_ARGUMENT
     except click.ClickException as error:
-        click.echo(f"bench: {error.format_message()}", err=True)
+        click.echo(f"{short}: {error.format_message()}", err=True)
         return 1
     except (KeyboardInterrupt, click.Abort):
-        click.echo("bench: stopped; everything that it started has ended", err=True)
+        click.echo(f"{short}: stopped; everything that it started has ended", err=True)
         return 128 + signal.SIGINT
     return int(status or 0)

@@ -98,6 +98,10 @@ class Server:
     def running(self) -> bool:
         return self._process.poll() is None
 
+    def signal(self, number: signal.Signals) -> None:
+        """Send a signal to the process that was started. Raises ProcessLookupError."""
+        self._process.send_signal(number)
+
     def wait_until(self, ready: Callable[[], T | None]) -> T:
         """Return the first true value of ``ready``. Raises Absent if the server ends before that,
         or takes too long."""

@@ -1,0 +1,1 @@
+"""The code of scripts/figures."""
