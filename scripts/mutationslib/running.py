@@ -33,6 +33,7 @@ class Copy:
     def __init__(self, top: Path) -> None:
         self._top = top
         self.place = Path(tempfile.mkdtemp(prefix="iserblk-mutations-"))
+        self.place.chmod(0o755)  # tests run commands of the copy as other users, too
         listed = subprocess.run(
             ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
             cwd=top,
