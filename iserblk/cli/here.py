@@ -13,6 +13,7 @@ import os
 import pwd
 import time
 from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Set as AbstractSet
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -44,6 +45,7 @@ log = logging.getLogger(__name__)
 
 PLACES = Places()
 ANSWER_S = 3.0  # until a process has answered
+AGAIN_S = 1.0  # the same, where it had not answered in time at the look before
 _AT_ONCE = 64
 _MOST_PLACES = 8  # that a message names
 _NAMES = ("iqn.", "eui.", "naa.")  # of targets
@@ -126,15 +128,17 @@ class Here:
     unseen: list[Unseen] = field(default_factory=list)
 
 
-def look_around(*, sessions: bool = False) -> Here:
+def look_around(*, sessions: bool = False, before: Here | None = None) -> Here:
     """Look for all of it; asks all processes at once, and waits ANSWER_S for each. ``sessions``:
-    those of targets, too."""
+    those of targets, too. ``before``: what the last look has found: what hangs since then is not
+    waited for as long, so that it does not make each look long."""
+    silent = {each.place for each in before.answers if each.state == SILENT} if before else set()
     sources = [each for where in directories() if (each := in_directory(where)) is not None]
     places = [place for source in sources for place in source.places]
     here = Here(unseen=_unseen())
     if places:
         with ThreadPoolExecutor(min(len(places), _AT_ONCE)) as pool:
-            for answer in pool.map(partial(_ask, sessions=sessions), places):
+            for answer in pool.map(partial(_ask, sessions=sessions, silent=silent), places):
                 if isinstance(answer, Unseen):
                     here.unseen.append(answer)
                 elif answer is not None:
@@ -151,11 +155,12 @@ def look_around(*, sessions: bool = False) -> Here:
     return here
 
 
-def _ask(place: Place, sessions: bool) -> Answer | Unseen | None:
+def _ask(place: Place, sessions: bool, silent: AbstractSet[Place]) -> Answer | Unseen | None:
     """None: its process has just ended."""
     owner = int(place.uid) if place.uid else None
+    patience_s = AGAIN_S if place in silent else ANSWER_S
     try:
-        reading = scrape(place.address, sessions=sessions, owner=owner, timeout_s=ANSWER_S)
+        reading = scrape(place.address, sessions=sessions, owner=owner, timeout_s=patience_s)
     except BadArgument:  # the socket has gone
         return None
     except PermissionDenied:

@@ -58,7 +58,14 @@ def command(interval: float, sort: str) -> None:
     named = all_named()
     view = View(sort)
     if sys.stdout.isatty() and os.environ.get("TERM") not in (None, "", "dumb"):
-        _watch(lambda: look_of(look_around(), named), interval, view)
+        found: Here | None = None
+
+        def look() -> Look:
+            nonlocal found
+            found = look_around(before=found)
+            return look_of(found, named)
+
+        _watch(look, interval, view)
     else:
         _print_one(named, interval, view)
 
@@ -71,7 +78,7 @@ def _print_one(named: Sequence[NamedLun], interval: float, view: View) -> None:
     history.add(look_of(here, named))
     if history.luns:
         time.sleep(interval)
-        here = look_around()
+        here = look_around(before=here)
         history.add(look_of(here, named))
     width = max(LEAST_WIDTH, shutil.get_terminal_size((_WIDTH, 0)).columns)
     found = bool(here.uses)

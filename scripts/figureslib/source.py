@@ -113,7 +113,10 @@ def _attributes(node: ast.ClassDef) -> set[str]:
         if isinstance(each, ast.AnnAssign) and isinstance(each.target, ast.Name)
     }
     for each in ast.walk(node):
-        is_set = isinstance(each, ast.Attribute) and isinstance(each.ctx, ast.Store)
-        if is_set and getattr(each.value, "id", "") == "self":
+        if (
+            isinstance(each, ast.Attribute)
+            and isinstance(each.ctx, ast.Store)
+            and getattr(each.value, "id", "") == "self"
+        ):
             found.add(each.attr)
     return found

@@ -151,6 +151,20 @@ def test_a_process_that_does_not_answer(directory: Path, monkeypatch: pytest.Mon
     assert (use.where, use.state, use.what, use.bad) == ("/s", SILENT, "nbd", True)
 
 
+def test_a_process_that_hangs_makes_only_the_first_look_long(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(here, "ANSWER_S", 0.05)
+    with socket.socket(socket.AF_UNIX) as silent:
+        silent.bind(str(socket_of("/s", directory)))
+        silent.listen()
+        before = look_around()
+        monkeypatch.setattr(here, "ANSWER_S", 3600.0)
+        monkeypatch.setattr(here, "AGAIN_S", 0.05)
+        (use,) = look_around(before=before).uses
+    assert (use.where, use.state) == ("/s", SILENT)
+
+
 @pytest.mark.parametrize("place", ["/mnt/a", "/mnt/" + "long" * 30])
 def test_a_process_that_hangs_is_told_once(
     directory: Path, monkeypatch: pytest.MonkeyPatch, place: str

@@ -132,7 +132,7 @@ def test_what_looking_raises_comes_out() -> None:
 def looks(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Here]]:
     """What the looks of the command find, one after the other."""
     found: list[Here] = []
-    monkeypatch.setattr(top, "look_around", lambda: found.pop(0))
+    monkeypatch.setattr(top, "look_around", lambda **_: found.pop(0))
     monkeypatch.setattr(top, "all_named", list)
     monkeypatch.setenv("COLUMNS", "100")
     yield found
