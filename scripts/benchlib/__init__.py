@@ -8,6 +8,7 @@
     storage    the backing files                   machine  describes this machine
     command    exit statuses and signals           profile  where the time goes, per layer
     growth     cost of a request as load grows     nbd_load its client, a program of its own
+    lab        in the lab's guest: verbs  device   block devices, likewise
     scale      cost of a session as they grow      scale_load  its client, likewise
 
 Imports nothing of iserblk: the bench sees what a user sees. Only ``scale_load`` does, which is a

@@ -1,10 +1,10 @@
-"""Measures in the lab's guest: /dev/nbdX by our NBD server and by nbdkit.
+"""Measures in the lab's guest: /dev/nbdX of iserblk, and /dev/sdX of the kernel's initiator.
 
-    python -m benchlib.device_guest ROUNDS SECONDS
+    python -m benchlib.device_guest ROUNDS SECONDS GLOB…
 
 Each subject is a device of its own, with a LUN of one target; they take turns within a round.
-Writes $LAB_RESULTS/bench.json: a list of samples ``{job, subject, ios, seconds, bytes,
-cpu_seconds}``. ``cpu_seconds`` is the processor time of the device's server.
+Writes $LAB_RESULTS/bench.json: a list of samples ``{job, subject, ios, seconds, bytes, cpu_seconds,
+server_seconds}``, or ``{job, subject, failed}``; ``device_load.Use`` says what they are.
 """
 
 from __future__ import annotations
@@ -13,88 +13,101 @@ import json
 import os
 import subprocess
 import sys
-import tempfile
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from pathlib import Path
 
-import trio
-
-from benchlib import proc
-from benchlib.device import PEER
-from benchlib.lab_guest import SIZE, kernel
-from benchlib.load import Job
-
-JOBS = (
-    Job("4k-randread-d32", "randread", 4096, 32),
-    Job("4k-randwrite-d32", "randwrite", 4096, 32),
+from benchlib import device_target, proc
+from benchlib.device import (
+    ISER,
+    OPEN_ISCSI_ISER,
+    OPEN_ISCSI_TCP,
+    PEERS,
+    TCP,
+    TCP_FOUR,
+    TCP_NBDKIT,
+    rows,
 )
-SUBJECTS = {
-    "iserblk, 1 connection": ["--connections", "1"],
-    "iserblk, 4 connections": ["--connections", "4"],
-    "nbdkit, 1 connection": ["--nbdkit", "--connections", "1"],
-    PEER: ["--nbdkit", "--connections", "4"],
-}
+from benchlib.device_load import Device, use
+from benchlib.load import JobFailed
+from benchlib.sections import in_rounds
+
 _ISERBLK = (sys.executable, "-P", "-m", "iserblk.cli")
 _RUN = Path("/run/iserblk")
+_DISK_S = 240.0
+_LOOK_S = 0.2
 
 
 @contextmanager
-def target() -> Iterator[str]:
-    """A target with a LUN for each subject, full of data: holes are quicker to read. Its URL."""
-    with tempfile.TemporaryDirectory() as directory:
-        places = [Path(directory) / str(number) for number in range(len(SUBJECTS))]
-        for place in places:
-            place.write_bytes(os.urandom(SIZE))
-        luns = [f"--lun={place}" for place in places]
-        words = ["--iqn", "iqn.2026-11.example:bench", "--listen", "127.0.0.1:0"]
-        process = subprocess.Popen(
-            [*_ISERBLK, "target", *words, *luns], stdout=subprocess.PIPE, text=True
-        )
-        try:
-            assert process.stdout is not None
-            ready, _, url = process.stdout.readline().strip().partition(" ")
-            assert ready == "ready"
-            yield url
-        finally:
-            process.terminate()
-            process.wait()
-
-
-@contextmanager
-def devices(url: str) -> Iterator[dict[str, str]]:
-    """The device of each subject."""
-    found: dict[str, str] = {}
+def iserblk(number: int, transport: str, *words: str) -> Iterator[Device]:
+    name = f"nbd{number}"
+    url = device_target.url(transport, number)
+    attach = [*_ISERBLK, "attach", url, f"/dev/{name}", *words]
+    subprocess.run(attach, check=True, stdout=subprocess.DEVNULL)
     try:
-        for number, (subject, words) in enumerate(SUBJECTS.items()):
-            command = [*_ISERBLK, "attach", f"{url}/{number}", f"/dev/nbd{number}", *words]
-            subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
-            found[subject] = f"nbd{number}"
-        yield found
+        yield Device(name, int((_RUN / name / "server.pid").read_text()))
     finally:
-        subprocess.run([*_ISERBLK, "detach", *found.values()], check=True)
+        subprocess.run([*_ISERBLK, "detach", name], check=True)
 
 
-async def main(rounds: int, seconds: float) -> None:
+@contextmanager
+def open_iscsi(number: int, transport: str, interface: str) -> Iterator[Device]:
+    """Its session ends with the guest."""
+    before = _disks(number)
+    device_target.log_in(interface, transport)
+    deadline = time.monotonic() + _DISK_S
+    while not (new := _disks(number) - before):
+        if time.monotonic() > deadline:
+            raise RuntimeError(f"open-iscsi has made no disk within {_DISK_S:.0f} s")
+        time.sleep(_LOOK_S)
+    (name,) = new
+    yield Device(name)
+
+
+def _disks(number: int) -> set[str]:
+    """The kernel makes a disk of each LUN of a session: those of the LUN of subject ``number``."""
+    pattern = f"session*/device/target*/*:{device_target.lun(number)}/block/sd*"
+    found = Path("/sys/class/iscsi_session").glob(pattern)
+    return {each.name for each in found if Path("/dev", each.name).exists()}
+
+
+OPENERS = {
+    TCP: lambda number: iserblk(number, "iscsi"),
+    TCP_FOUR: lambda number: iserblk(number, "iscsi", "--connections", "4"),
+    TCP_NBDKIT: lambda number: iserblk(number, "iscsi", "--nbdkit"),
+    OPEN_ISCSI_TCP: lambda number: open_iscsi(number, "iscsi", "default"),
+    ISER: lambda number: iserblk(number, "iser", "-o", "rcap=verbs"),
+    OPEN_ISCSI_ISER: lambda number: open_iscsi(number, "iser", "iser"),
+}
+
+
+def main(rounds: int, seconds: float, patterns: list[str]) -> None:
     samples: list[dict[str, object]] = []
     file = Path(os.environ["LAB_RESULTS"]) / "bench.json"
-    with target() as url, devices(url) as found:
-        for job in JOBS:
-            for number in range(rounds):
-                # Each round begins with another subject.
-                order = list(found.items())
-                for subject, name in order[number % 4 :] + order[: number % 4]:
-                    print(f"{job.name}, round {number + 1}: {subject}", flush=True)
-                    server = [int((_RUN / name / "server.pid").read_text())]
-                    before = proc.cpu_seconds(server)
-                    count = await kernel(f"/dev/{name}", job, seconds)
-                    used = proc.cpu_seconds(server) - before
-                    samples.append(
-                        {"job": job.name, "subject": subject, **asdict(count), "cpu_seconds": used}
-                    )
-                    file.write_text(json.dumps(samples))
+    wanted = rows(patterns)
+    subprocess.run(["modprobe", "iscsi_tcp"], check=True)
+    subjects = [each for each in PEERS if each in {row.subject for row in wanted}]
+    print(f"making {len(subjects)} LUNs", flush=True)
+    device_target.make(len(subjects))
+    with ExitStack() as stack:
+        devices = {}
+        for number, subject in enumerate(subjects):
+            print(f"attaching {subject}", flush=True)
+            devices[subject] = stack.enter_context(OPENERS[subject](number))
+        for number, row in in_rounds(wanted, rounds):
+            print(f"{row.job.name}, round {number + 1}: {row.subject}", flush=True)
+            sample: dict[str, object] = {"job": row.job.name, "subject": row.subject}
+            try:
+                found = use(devices[row.subject], row.job, device_target.SIZE, seconds)
+                sample |= asdict(found)
+            except (JobFailed, proc.NoSuchProcess) as error:
+                print(f"  {row.subject}: {error}", flush=True)
+                sample["failed"] = str(error) or "its server has ended"
+            samples.append(sample)
+            file.write_text(json.dumps(samples))
 
 
 if __name__ == "__main__":
-    trio.run(main, int(sys.argv[1]), float(sys.argv[2]))
+    main(int(sys.argv[1]), float(sys.argv[2]), sys.argv[3:])

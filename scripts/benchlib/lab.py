@@ -40,16 +40,23 @@ def command(rounds: int, seconds: float, timeout: int, file: Path | None) -> int
 
 
 def measure(
-    setup: str, module: str, rounds: int, seconds: float, timeout: int, file: Path | None
+    setup: str,
+    module: str,
+    rounds: int,
+    seconds: float,
+    timeout: int,
+    file: Path | None,
+    *more: str,
 ) -> tuple[int, Samples]:
-    """Run ``module`` of benchlib in a guest; (exit status of the command, what it measured). Also
-    writes the samples to ``file``."""
+    """Run ``module`` of benchlib in a guest, with ``more`` arguments; (exit status of the command,
+    what it measured). Also writes the samples to ``file``."""
     with tempfile.TemporaryDirectory(prefix="iserblk-bench-") as directory:
         done = subprocess.run(
             [
                 *(_TOP / "scripts/lab", "--setup", setup, "--timeout", str(timeout)),
                 *("--results", directory, "env", f"PYTHONPATH={_TOP / 'scripts'}:{_TOP}"),
                 *("python", "-P", "-m", f"benchlib.{module}", str(rounds), str(seconds)),
+                *more,
             ],
             check=False,
         )
@@ -93,7 +100,7 @@ def ratio(
 
 def report(samples: Samples) -> None:
     console = Console(width=100)
-    console.print(table_of(samples, PEER))
+    console.print(table_of(samples, lambda _subject: PEER))
     for job in dict.fromkeys(each["job"] for each in samples):
         size = job.partition("-")[0]
         goal = GOALS[size]
@@ -110,10 +117,15 @@ def report(samples: Samples) -> None:
                 )
 
 
-def table_of(samples: Samples, peer: str) -> Table:
-    """A row for each job and subject, with the ratio to ``peer``."""
-    table = Table(title="in one emulated guest: ratios only say something", title_justify="left")
-    for name in ("job", "subject", "requests/s", "MiB/s", f"ratio to {peer}", "CPU ms/request"):
+def table_of(samples: Samples, peer_of: Callable[[str], str]) -> Table:
+    """A row for each job and subject, with the ratios to its peer."""
+    subjects = dict.fromkeys(each["subject"] for each in samples)
+    peers = ", ".join(dict.fromkeys(map(peer_of, subjects)))
+    table = Table(
+        title=f"in one emulated guest, only ratios say something; they are to {peers}",
+        title_justify="left",
+    )
+    for name in ("job", "subject", "requests/s", "MiB/s", "ratio", "CPU ms/request", "ratio"):
         table.add_column(name, justify="left" if name in ("job", "subject") else "right")
     for job in dict.fromkeys(each["job"] for each in samples):
         table.add_section()
@@ -125,12 +137,17 @@ def table_of(samples: Samples, peer: str) -> Table:
             rate = statistics.median(rates(samples, job, subject))
             size = found[0]["bytes"] / found[0]["ios"]
             cpu = statistics.median(cpu_seconds(samples, job, subject)) * 1e3
-            share = ratio(samples, job, subject, peer)
+            peer = peer_of(subject)
             table.add_row(
                 job, subject, f"{rate:,.0f}", f"{rate * size / (1 << 20):,.1f}",
-                "" if share is None else f"{share:.2f}", f"{cpu:.2f}",
+                _share(ratio(samples, job, subject, peer)), f"{cpu:.2f}",
+                _share(ratio(samples, job, subject, peer, cpu_seconds)),
             )  # fmt: skip
     return table
+
+
+def _share(value: float | None) -> str:
+    return "" if value is None else f"{value:.2f}"
 
 
 if __name__ == "__main__":

@@ -24,6 +24,7 @@ from pathlib import Path
 
 import trio
 
+from benchlib import proc
 from benchlib.load import Job, JobFailed, fio_runtime, iscsi_perf_command, parse_iscsi_perf
 from iserblk.disk.aio import open_disks
 from iserblk.disk.seam import AsyncDisk
@@ -47,13 +48,6 @@ class Count:
 
 
 Subject = Callable[[Job, float], Awaitable[Count]]
-
-
-def busy_seconds() -> float:
-    """Busy seconds of all processors since boot."""
-    fields = [int(word) for word in Path("/proc/stat").read_text().split("\n")[0].split()[1:]]
-    idle = fields[3] + fields[4]
-    return (sum(fields[:8]) - idle) / os.sysconf("SC_CLK_TCK")
 
 
 async def ours(disk: AsyncDisk, job: Job, seconds: float) -> Count:
@@ -148,7 +142,7 @@ async def main(rounds: int, seconds: float) -> None:
                     if name == "iscsi-perf" and job.writes:
                         continue
                     print(f"{job.name}, round {number + 1}: {name}", flush=True)
-                    before = busy_seconds()
+                    before = proc.busy_seconds()
                     try:
                         count = await subject(job, seconds)
                     except (JobFailed, subprocess.CalledProcessError) as error:
@@ -157,7 +151,7 @@ async def main(rounds: int, seconds: float) -> None:
                         continue
                     samples.append(
                         {"job": job.name, "subject": name, **asdict(count),
-                         "cpu_seconds": busy_seconds() - before}
+                         "cpu_seconds": proc.busy_seconds() - before}
                     )  # fmt: skip
                     file.write_text(json.dumps(samples))
 

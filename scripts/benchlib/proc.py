@@ -1,4 +1,5 @@
-"""Reads /proc: descendants of processes, CPU time, memory, listening sockets."""
+"""Reads /proc and /sys: descendants of processes, CPU time, memory, listening sockets; the CPU time
+of the whole machine, and what a disk has done."""
 
 from __future__ import annotations
 
@@ -10,6 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+_SECTOR = 512  # in a disk's stat, whatever its blocks are (Documentation/block/stat.rst)
 _LISTEN = "0A"
 _RESET_PEAK_RSS = "5"  # proc(5), clear_refs
 
@@ -46,6 +48,29 @@ def parse_cpu_seconds(stat: str) -> float:
 def cpu_seconds(pids: Iterable[int]) -> float:
     """CPU time of all the processes together. Raises NoSuchProcess."""
     return sum(parse_cpu_seconds(_read(pid, "stat")) for pid in pids)
+
+
+def parse_busy_seconds(stat: str) -> float:
+    """Processor time of the whole machine since its boot, the kernel's threads and interrupts
+    included, from the text of /proc/stat: all that is neither idle nor waiting for a disk."""
+    name, *fields = stat.partition("\n")[0].split()
+    assert name == "cpu"
+    user, nice, system, _idle, _iowait, irq, softirq, steal = map(int, fields[:8])
+    return (user + nice + system + irq + softirq + steal) / TICKS_PER_S
+
+
+def busy_seconds() -> float:
+    return parse_busy_seconds(Path("/proc/stat").read_text(encoding="ascii"))
+
+
+def parse_disk_bytes(stat: str, *, writes: bool) -> int:
+    """Bytes that a disk has read, or written, from the text of /sys/block/NAME/stat."""
+    return int(stat.split()[6 if writes else 2]) * _SECTOR
+
+
+def disk_bytes(name: str, *, writes: bool) -> int:
+    """The same of the disk /dev/NAME."""
+    return parse_disk_bytes(Path("/sys/block", name, "stat").read_text(), writes=writes)
 
 
 def parse_peak_rss(status: str) -> int:

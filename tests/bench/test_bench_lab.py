@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from benchlib import device, lab
+from benchlib import lab
 
 
 def sample(subject: str, ios: int, job: str = "4k-randread-d32") -> dict[str, object]:
@@ -36,12 +36,3 @@ def test_goals_and_failures_are_told(capsys: pytest.CaptureFixture[str]) -> None
     assert "4k-randread-d32, iserblk-window: CPU time 2.00, ≤ 2.00 of ib_iser: met" in told
     assert "4k-randread-d32, iserblk-region: CPU time 3.33, ≤ 2.00 of ib_iser: missed" in told
     assert "failed" in told and "0.50" in told
-
-
-def test_devices_are_compared_with_nbdkit() -> None:
-    """Another peer, in the same table; a subject that failed has no ratio."""
-    samples = [sample("iserblk, 1 connection", 300), sample(device.PEER, 100)]
-    assert lab.ratio(samples, "4k-randread-d32", "iserblk, 1 connection", device.PEER) == 3.0
-    table = lab.table_of(samples, device.PEER)
-    (ratios,) = [column for column in table.columns if f"ratio to {device.PEER}" == column.header]
-    assert list(ratios.cells) == ["3.00", "1.00"]

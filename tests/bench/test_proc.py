@@ -86,3 +86,20 @@ def test_family_is_the_process_and_what_it_started() -> None:
     assert not proc.lives_in(parent.pid, parent.pid)
     with pytest.raises(proc.NoSuchProcess):
         proc.cpu_seconds([parent.pid])
+
+
+def test_processor_time_of_the_machine_is_what_is_not_idle(monkeypatch: pytest.MonkeyPatch) -> None:
+    """proc_stat(5): user, nice, system, idle, iowait, irq, softirq, steal, guest, guest_nice."""
+    monkeypatch.setattr(proc, "TICKS_PER_S", 100)
+    text = "cpu  100 20 30 9000 800 7 40 3 50 60\ncpu0 1 1 1 1 1 1 1 1 1 1\nintr 5\n"
+    assert proc.parse_busy_seconds(text) == 2.0
+    before = proc.busy_seconds()
+    assert before > 0
+    assert proc.busy_seconds() >= before
+
+
+def test_bytes_of_a_disk_are_sectors_of_512() -> None:
+    """Documentation/block/stat.rst: the third and the seventh field, whatever the block size is."""
+    text = "  10  1  2048  5  20  2  4096  7  0  9  12  0 0 0 0 3 1\n"
+    assert proc.parse_disk_bytes(text, writes=False) == 1 << 20
+    assert proc.parse_disk_bytes(text, writes=True) == 2 << 20
