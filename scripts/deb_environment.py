@@ -316,6 +316,7 @@ class Index:
         self._run = run
         self.archives, self.wheels = output / "archives", output / "wheels"
         self._wanted = output / "wanted.txt"
+        self.archives.mkdir(parents=True)  # also where nothing has to be fetched
 
     def fetch(self, lines: Iterable[str]) -> None:
         """Put files with these pins into ``archives``, and a wheel of each into ``wheels``. Raises
@@ -328,7 +329,6 @@ class Index:
         for archive in sorted(new.iterdir()):
             self._run(*self._pip, "wheel", "--no-deps", "--no-index", "--no-build-isolation",
                       "--wheel-dir", self.wheels, archive)  # fmt: skip
-            self.archives.mkdir(exist_ok=True)
             archive.rename(self.archives / archive.name)
         new.rmdir()
 

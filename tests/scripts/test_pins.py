@@ -16,7 +16,7 @@ from pathlib import Path
 
 import deb_environment
 import pytest
-from deb_environment import EXTRA, PINS, Index, canonical, lacking, pins
+from deb_environment import EXTRA, PINS, Index, bill, canonical, lacking, pins
 from packaging.requirements import Requirement
 
 from tests.scripts.test_deb import distribution
@@ -138,12 +138,19 @@ def test_a_file_with_its_hash_is_taken(shelf: Shelf) -> None:
         assert [path.name for path in place.iterdir()] == ["thing-1.0-py3-none-any.whl"]
 
 
+def test_where_the_distribution_has_everything(shelf: Shelf, tmp_path: Path) -> None:
+    """Nothing is fetched, and there is a bill of materials all the same: as on Debian 13."""
+    made = bill([distribution(tmp_path / "site", "iserblk")], shelf.index.archives)
+    assert made["metadata"]["component"]["name"] == "iserblk"
+    assert made["components"] == []
+
+
 def test_a_file_with_another_hash_is_refused(shelf: Shelf) -> None:
     tampered = f"{int(shelf.hash[:1], 16) ^ 1:x}{shelf.hash[1:]}"
     with pytest.raises(subprocess.CalledProcessError):
         shelf.index.fetch([f"thing==1.0 --hash=sha256:{tampered}\n"])
     assert "DO NOT MATCH THE HASHES" in shelf.said
-    assert not shelf.index.archives.exists() and not shelf.index.wheels.exists()
+    assert list(shelf.index.archives.iterdir()) == [] and not shelf.index.wheels.exists()
 
 
 def test_without_a_hash_nothing_is_taken(shelf: Shelf) -> None:
