@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.ports import free_port
+from tests.support.ports import Share, free_port
 
 
 def test_they_differ_and_the_kernel_gives_none_of_them() -> None:
@@ -25,10 +25,18 @@ def test_one_that_is_taken_is_left_out() -> None:
         assert port not in {free_port() for _ in range(3000)}  # more than there are
 
 
-def test_workers_have_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    given = []
-    for worker in ("gw0", "gw1", ""):
-        monkeypatch.setenv("PYTEST_XDIST_WORKER", worker)
+def test_each_process_has_its_own() -> None:
+    shares = [Share() for _ in range(3)]
+    try:
+        given = [{share.free_port() for _ in range(20)} for share in shares]
         given.append({free_port() for _ in range(20)})
-    first, second, alone = given
-    assert not first & second and not first & alone and not second & alone
+        assert len(set.union(*given)) == 80
+    finally:
+        for share in shares:
+            share.close()
+
+
+def test_a_process_that_has_ended_has_none() -> None:
+    """However it ended: as many come and go as never could be there together."""
+    for _ in range(200):
+        Share().close()
