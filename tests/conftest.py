@@ -20,6 +20,7 @@ from iserblk import forms
 from iserblk.initiator.connecting import reach
 from iserblk.initiator.connecting.styles import Styles
 from tests.support import clocks, interop
+from tests.support.own_mounts import have_own_mounts
 
 try:
     import hypothesis
@@ -64,6 +65,8 @@ def pytest_configure(config: pytest.Config) -> None:
     # A shell's background job ignores SIGINT, and so would every program that the tests interrupt.
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    if hasattr(config, "workerinput"):
+        have_own_mounts()
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
