@@ -8,6 +8,7 @@ DIRECTORY. It wants the secret that tests give the volumes. Prints ``ready`` as 
 from __future__ import annotations
 
 import logging
+import os
 import signal
 import subprocess
 import sys
@@ -28,11 +29,12 @@ def losetup(*words: str) -> str:
     return subprocess.check_output(["losetup", *words], text=True).strip()
 
 
-def attached(directory: Path) -> list[str]:
-    """The loop devices of files in ``directory``."""
+def attached(directory: Path) -> dict[str, Path]:
+    """The loop devices of files in ``directory``, and those."""
     lines = losetup("--list", "--noheadings", "--output", "NAME,BACK-FILE").splitlines()
     found = [line.strip().split(maxsplit=1) for line in lines if not line.endswith(" (deleted)")]
-    return sorted(name for name, file in found if Path(file).parent == directory)
+    files = {name: Path(file) for name, file in sorted(found)}
+    return {name: file for name, file in files.items() if file.parent == directory}
 
 
 def detach_all(directory: Path) -> None:
@@ -57,11 +59,16 @@ class Loops(Machine):
         if not volume.urls[0].startswith(f"iser://{USER}@") or secret.read_text() != f"{SECRET}\n":
             raise Refused(Code.UNAUTHENTICATED, "the secret is another one")
         if not self.is_attached(volume):
-            losetup(volume.device, str(self._file(volume)))
+            words = ["losetup", volume.device, str(self._file(volume))]
+            english = {**os.environ, "LC_ALL": "C"}
+            done = subprocess.run(words, env=english, capture_output=True, text=True, check=False)
+            if "busy" in done.stderr:  # a program beside these tests has found it free, too
+                return False
+            done.check_returncode()
         return True
 
     def is_attached(self, volume: Volume) -> bool:
-        return volume.device in attached(self._directory)
+        return attached(self._directory).get(volume.device) == self._file(volume)
 
     def is_served(self, volume: Volume) -> bool:
         return True

@@ -59,7 +59,7 @@ class Node:
         wait_for(condition, self.containerd, self.kubelet)
 
     def attached(self) -> list[str]:
-        return loops.attached(self.luns) if HERE else connected()
+        return [*loops.attached(self.luns)] if HERE else connected()
 
     def nothing_left(self) -> None:
         """Of any volume."""
