@@ -27,7 +27,11 @@ class EndOfUse:
         self._asked = False
 
     def waits(self) -> bool:
-        """Whether requests may be waiting for a target that is away."""
+        """Whether requests may be waiting for a target that is away, so that it matters whether the
+        end is wished for; also while it was asked for, as the wish may be withdrawn when the target
+        is there again."""
+        if self._asked:
+            return True
         now = monotonic()
         return any(_may_be_away(session, now) for session in self._sessions)
 

@@ -61,6 +61,16 @@ def test_all_sessions_are_told_and_the_wish_may_be_withdrawn(clock: Clock) -> No
     assert [each.ending.asked for each in sessions] == [200.0, 200.0]
 
 
+def test_a_wish_that_is_withdrawn_when_the_target_is_there_again_is_heard_of(clock: Clock) -> None:
+    """Else commands would be under the rules of an end for good."""
+    made, _ = session()
+    ending = EndOfUse([made])
+    ending.ask()
+    assert ending.waits()  # so the wish is looked at
+    ending.ask(wanted=False)
+    assert not ending.waits()
+
+
 @pytest.mark.logs(logs.RECONNECTED)
 def test_whether_requests_wait_for_a_target_that_is_away(clock: Clock) -> None:
     made, dm = session()

@@ -225,6 +225,7 @@ class Ladder:
         before ``progress`` takes in what has come, or at least before ``tick``."""
         session = self.session
         log.info("%s: this process did not run for %.1f s", session.portal, seconds)
+        self._now = now  # an answer that is taken in before the next tick counts from now
         latest = now + session.io_timeout  # of a command that was submitted just now
         for task in session.queue.tasks:
             if task.state >= QUEUED and task.deadline:
@@ -263,7 +264,9 @@ class Ladder:
     def _limit(self, now: float) -> float:
         """How long a command may be unanswered now. Where nothing else ends a request, a target
         that needs longer would never finish one: so the limit doubles each time, and is what it was
-        when no command has missed it for a while."""
+        when no command has missed it for a while. No end of the use waits for that."""
+        if self.session.ending.overdue(now):
+            return self.session.command_timeout
         limit = self.session.command_timeout * self._growth
         if self._growth > 1.0 and now >= self._grown_at + 2 * limit:
             self._growth = 1.0
@@ -288,7 +291,7 @@ class Ladder:
             return False
         if task.once and task.deadline < math.inf:
             return False
-        if task.cdb[0] in LONG and not self.session.ending.asked:
+        if task.cdb[0] in LONG and not self.session.ending.overdue(now):
             limit *= 2
         return now - self._since[index] >= limit
 
@@ -324,9 +327,9 @@ class Ladder:
         kind, what = DEADLINE, "exceeded its deadline"
         if unanswered:
             what = f"is unanswered for {unanswered:.0f} s"
-            # Where the end of the session's use was asked for, this is the end of its request: a
-            # target that is there, and forgets commands, would keep it up for ever.
-            if not task.once and not self.session.ending.asked:
+            # Long after the end of the session's use was asked for, this is the end of its request:
+            # a target that is there, and forgets commands, would keep it up for ever.
+            if not task.once and not self.session.ending.overdue(now):
                 kind = UNANSWERED
                 self.session.note_unanswered(task)
                 self._grow(now)

@@ -4,7 +4,9 @@ A request waits for ``io-timeout``, which may be a day, or have no limit. A proc
 end, a device that is being detached, and a shutdown of the machine do not wait for as long: when
 the target has been away for AWAY_S since the end was asked for, all that waits for it fails, and so
 does at once what is submitted later, until there is a connection again. A target that answers is
-not away: what it is slow with keeps its own deadline.
+not away: what it is slow with keeps its own deadline. Where that is for ever, a target that is
+there, and forgets commands, would keep the end up: ANSWERS_S after the end was asked for, a command
+that is left unanswered is not sent again.
 """
 
 from __future__ import annotations
@@ -13,6 +15,11 @@ from typing import Final
 
 AWAY_S: Final = 45.0
 """How long the target may be away, from the moment at which the end was asked for."""
+
+ANSWERS_S: Final = 180.0
+"""How long commands that a target leaves unanswered are sent again, from the moment at which the
+end was asked for. A last flush may need minutes; a process waits for longer (``LONGEST_S`` of
+``iserblk.disk.ending``)."""
 
 RESUMING_S: Final = 5.0
 """How long what waits goes on to wait behind that, each time that the target is heard on a fresh
@@ -54,6 +61,10 @@ class Ending:
         if not asked:
             return False
         return now >= max(asked, self._heard) + AWAY_S and now >= self._resuming_until
+
+    def overdue(self, now: float) -> bool:
+        """Whether a command that the target leaves unanswered is the end of its request."""
+        return self.asked > 0 and now >= self.asked + ANSWERS_S
 
     def stalled(self, seconds: float) -> None:
         """See Session."""

@@ -330,8 +330,10 @@ class Session:
 
     @property
     def last_heard(self) -> float:
-        """When anything was received last, for the keep-alive."""
-        return max(connection.last_heard for connection in self.queue.connections.copy())
+        """When anything was received last, for the keep-alive. From any thread; 0.0 while the last
+        connection is just being lost."""
+        heard = [connection.last_heard for connection in self.queue.connections.copy()]
+        return max(heard, default=0.0)
 
     @property
     def count(self) -> int:

@@ -647,6 +647,20 @@ def test_a_step_of_the_ladder_is_no_shorter_for_a_stop() -> None:
     assert waiter.woken == 1 and not ladder.resets
 
 
+def test_a_response_that_was_overtaken_is_waited_for_behind_a_stop() -> None:
+    """What comes behind "no such task" was sent after the stop, too."""
+    ladder, dm, waiter, now = late()
+    now += 101
+    ladder.stalled(100, now)
+    answer(dm, pdu.TMF_TASK_DOES_NOT_EXIST)
+    ladder.session.progress(now)
+    ladder.tick(now)
+    assert waiter.pending == 1
+    dm.inbox.append(response(itt_of(dm.sent[0])))
+    ladder.session.progress(now + 1)
+    assert waiter.woken == 1 and ladder.session.error is None
+
+
 def test_a_command_that_was_sent_behind_the_stop_gets_no_more_time() -> None:
     """The stop is noticed a moment later."""
     made, _ = session()

@@ -3,6 +3,7 @@ left: it is aborted, and those that sent it may send it again. Time is an argume
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator
 
@@ -10,6 +11,7 @@ import pytest
 
 from iserblk.errors import CommandTimeout, ConnectionLost
 from iserblk.initiator.session.deadlines import OVERTAKEN_S, STEP_S, WAITS_S, Ladder
+from iserblk.initiator.session.ending import ANSWERS_S
 from iserblk.initiator.session.sending import Unanswered
 from iserblk.initiator.session.session import Session
 from iserblk.initiator.session.slots import ABORTING, ANYTHING, QUEUED, SENT, TAKEN, TaskSlot
@@ -172,16 +174,39 @@ def test_a_target_that_needs_longer_has_it_where_requests_have_no_limit() -> Non
     assert slot.state == ABORTING
 
 
-@pytest.mark.parametrize("cdb0", [opcodes.WRITE_16, opcodes.SYNCHRONIZE_CACHE_16])
-def test_the_end_of_the_use_is_not_kept_up_for_ever(cdb0: int) -> None:
-    """Where it was asked for, a command is sent no more when its limit is over."""
-    bench = Bench(request_s=math.inf)
-    slot = bench.send(cdb0)
-    bench.pass_time(1)
+@pytest.mark.parametrize("request_s", [REQUEST_S, math.inf])
+def test_the_end_of_the_use_takes_no_time_from_a_last_flush(request_s: float) -> None:
+    """A target that answers may need minutes for a large cache."""
+    bench = Bench(request_s=request_s)
+    slot = bench.send(opcodes.SYNCHRONIZE_CACHE_16)
     bench.session.ending.ask(bench.now)
-    bench.pass_time(LIMIT_S)
+    bench.pass_time(2 * LIMIT_S)
+    assert slot.state == SENT
+    bench.pass_time(1)
     bench.answer()
-    assert isinstance(slot.error, CommandTimeout) and not isinstance(slot.error, Unanswered)
+    assert isinstance(slot.error, Unanswered)
+
+
+@pytest.mark.parametrize("cdb0", [opcodes.WRITE_16, opcodes.SYNCHRONIZE_CACHE_16])
+@pytest.mark.parametrize("before", [0, 10])
+def test_the_end_of_the_use_is_not_kept_up_for_ever(cdb0: int, before: int) -> None:
+    """Some minutes after it was asked for, a command is sent no more when its limit is over; also
+    where that has grown before."""
+    bench = Bench(request_s=math.inf)
+    asked = math.inf
+    for count in itertools.count():
+        slot = bench.send(cdb0)
+        if count == before:
+            asked = bench.now
+            bench.session.ending.ask(asked)
+        while slot.state == SENT:
+            bench.pass_time(1)
+        bench.answer()
+        if not isinstance(slot.error, Unanswered):
+            break
+        bench.session.queue.release(slot)
+    assert isinstance(slot.error, CommandTimeout)
+    assert ANSWERS_S <= bench.now - asked <= ANSWERS_S + LIMIT_S + 2
 
 
 @pytest.mark.parametrize("deadline", [REQUEST_S, math.inf])
