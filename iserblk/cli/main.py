@@ -10,6 +10,7 @@ SIGTERM.
 from __future__ import annotations
 
 import importlib
+import io
 import logging
 import os
 import re
@@ -189,6 +190,9 @@ def _open_standard_streams() -> None:
     # Python sets these to None for a closed stream.
     sys.stdout = sys.stdout or os.fdopen(1, "w", closefd=False)
     sys.stderr = sys.stderr or open(os.devnull, "w")  # noqa: SIM115 (for good)
+    # A name that the terminal's encoding lacks is shown with escapes, as stderr does.
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
+        sys.stdout.reconfigure(errors="backslashreplace")
 
 
 def _interrupts() -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import subprocess
 import sys
+from pathlib import Path
 
 import click
 import pytest
@@ -12,7 +13,7 @@ import pytest
 from iserblk import __version__, errors
 from iserblk.cli import main
 from tests.cli import commands
-from tests.cli.commands import COMMAND, bad, environment, good, iserblk
+from tests.cli.commands import COMMAND, LIMIT_S, bad, environment, good, iserblk
 from tests.support.target import ROOT
 
 
@@ -189,6 +190,22 @@ def test_nobody_reads() -> None:
             env=environment(),
         )
     assert (done.returncode, done.stderr) == (1, "")
+
+
+def test_a_name_that_stdout_cannot_write_is_shown_with_escapes(tmp_path: Path) -> None:
+    (tmp_path / "disk.conf").write_text(
+        "URL=iser://127.0.0.1/iqn.2026-11.example:x/0\nMOUNTPOINT=/mnt/名\n"
+    )
+    done = subprocess.run(
+        [*COMMAND, "list"],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=environment(ISERBLK_CONFIG_DIR=str(tmp_path), PYTHONIOENCODING="latin-1"),
+        timeout=LIMIT_S,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "/mnt/\\u540d" in done.stdout
 
 
 @pytest.mark.parametrize("value", ["x@loud", "alice%loud@host", "alice:loud@host:1", "a%b@loud:1"])

@@ -17,6 +17,7 @@ from collections.abc import Callable, Sequence
 from types import FrameType, TracebackType
 from typing import TextIO
 
+from rich.cells import cell_len
 from rich.console import Console
 from rich.text import Text
 
@@ -66,6 +67,20 @@ def keys_untrusted(data: bytes) -> list[str]:
             found.append(character)
         at += 1
     return found
+
+
+def _encodable(text: str, encoding: str) -> str:
+    """``text``, in which what ``encoding`` lacks is replaced, cell by cell: names may have any
+    character."""
+
+    def shown(character: str) -> str:
+        try:
+            character.encode(encoding)
+        except UnicodeEncodeError:
+            return "?" * cell_len(character)
+        return character
+
+    return "".join(map(shown, text))
 
 
 class Screen:
@@ -165,7 +180,9 @@ class Screen:
         with self._console.capture() as capture:
             self._console.print(line, end="", no_wrap=True, overflow="crop", width=width)
         drawn = capture.get()
-        return drawn if "utf" in self._console.encoding else drawn.translate(_PLAIN)
+        if "utf" in self._console.encoding:
+            return drawn
+        return _encodable(drawn.translate(_PLAIN), self._console.encoding)
 
     def _open(self) -> None:
         if self._stdin is not None:

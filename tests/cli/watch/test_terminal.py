@@ -73,14 +73,14 @@ def terminal(monkeypatch: pytest.MonkeyPatch) -> Iterator[Terminal]:
         os.close(found.fd)
 
 
-def written(terminal: Terminal) -> str:
+def written(terminal: Terminal, encoding: str = "utf-8") -> str:
     """What has been written to the terminal since the last call: a mark ends it."""
     terminal.stdout.write("\0")
     terminal.stdout.flush()
     found = b""
     while not found.endswith(b"\0"):
         found += os.read(terminal.fd, 1 << 16)
-    return found.decode().removesuffix("\0")
+    return found.decode(encoding).removesuffix("\0")
 
 
 def lines(*words: str) -> list[Text]:
@@ -172,6 +172,22 @@ def test_a_terminal_without_unicode(terminal: Terminal) -> None:
         written(terminal)
         screen.show(lines("8µs │░▒▓█×…"))
         assert "8us |.:+#x." in written(terminal)
+
+
+@pytest.mark.parametrize(
+    ("encoding", "shown"), [("ascii", "/mnt/???? 8us|x ?"), ("latin-1", "/mnt/???? 8us|x é")]
+)
+def test_a_name_that_the_terminal_cannot_write(
+    terminal: Terminal, encoding: str, shown: str
+) -> None:
+    """It takes as many cells as it would."""
+    with (
+        open(os.dup(terminal.stdout.fileno()), "w", encoding=encoding) as stdout,
+        Screen(terminal.stdin, stdout) as screen,
+    ):
+        written(terminal)
+        screen.show(lines("/mnt/名前 8µs│x é"))
+        assert f"{shown}{' ' * 13}" in written(terminal, encoding)
 
 
 def test_without_keys(terminal: Terminal, tmp_path: Path) -> None:
