@@ -11,6 +11,7 @@ import base64
 import json
 import re
 from collections.abc import Iterable
+from html import escape
 from urllib.parse import quote, quote_plus
 
 from iserblk.printable import printable
@@ -33,17 +34,23 @@ _NO_SCHEME = re.compile(r"[^\s/]+@(?=[^\s/@]+/(?:iqn|eui|naa)\.)", re.IGNORECASE
 _KEY = re.compile(r"(target[-_]password\s*[=:]\s*)[^&\n]+", re.IGNORECASE)
 # Keys of other programs' files and logs: node.session.auth.password, "chap_password": "…", token=….
 # Not chap-secret-file=PATH: behind a key stands = or :.
+# A value may have , and ; in it: all up to the next blank is hidden.
+_NAMES = r"(?:passw(?:or)?d(?:_in)?|passphrase|secret|token|api[-_]?key)"
 _OTHERS = re.compile(
-    r"((?:passw(?:or)?d(?:_in)?|passphrase|secret|token|api[-_]?key)[\"']?\s*[=:]\s*)"
-    r"(?:\"(?:[^\"\\]|\\.)*\"|'[^']*'|[^\s,;&]+)",
+    rf"(?<!target.)({_NAMES}[\"']?\s*[=:]\s*)"
+    r"(?:(?:\"(?:[^\"\\]|\\.)*\"|'[^']*')[^\s,;&}\])]*|\S+)",
     re.IGNORECASE,
 )
+# A whole word of a command line: LIBISCSI_CHAP_PASSWORD=… in front of a command.
+_ASSIGNMENT = re.compile(rf"(-{{0,2}}[\w.-]*{_NAMES}[=:]).+", re.IGNORECASE | re.DOTALL)
 _BEARER = re.compile(r"\b(bearer|basic)\s+[\w.~+/=-]{8,}", re.IGNORECASE)
 _JWT = re.compile(r"\beyJ[\w-]{8,}\.[\w-]+\.[\w-]*")
 # What a listener needs to try secrets out.
 _CHAP = re.compile(r"\b(CHAP_[RC]\s*=\s*)[^\s,;]+")
 _PEM = re.compile(r"-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(?:-----END [A-Z ]*-----|\Z)", re.DOTALL)
 
+_ESCAPE = re.compile("%[0-9A-F]{2}")
+_IN_GO = {ord(each): f"\\u{ord(each):04x}" for each in "<>&"}
 _OURS = ("status", "state", "provider")  # keys in JSON
 
 
@@ -78,6 +85,8 @@ class Hider:
     def word(self, word: str) -> str:
         """One word of a command line without secrets: an @ out of place may be the end of user
         info with a secret, so only what is behind it is shown."""
+        if (found := _ASSIGNMENT.fullmatch(word)) is not None:
+            return f"{self.text(found[1])}{HIDDEN}"
         word = self.text(word)
         if "@" in word and "…@" not in word and not word.startswith("/"):
             return f"…@{word.rpartition('@')[2]}"
@@ -96,7 +105,7 @@ class Hider:
 
 
 def _forms(secret: str) -> set[str]:
-    """A secret as it is, and as programs write it: in URLs, JSON, logs, manifests, and in
+    """A secret as it is, and as programs write it: in URLs, JSON, HTML, logs, manifests, and in
     hexadecimal digits."""
     if not secret.strip():
         return set()
@@ -107,9 +116,13 @@ def _forms(secret: str) -> set[str]:
         *(secret, lossy, printable(secret), printable(lossy), repr(secret)[1:-1]),
         *(json.dumps(lossy)[1:-1], json.dumps(lossy, ensure_ascii=False)[1:-1]),
         *(octets.decode(errors="backslashreplace"), secret.replace("'", "'\"'\"'")),
+        *(repr(octets)[2:-1], ascii(secret)[1:-1], escape(lossy), escape(lossy, quote=False)),
         *(quote(octets, safe=""), quote(octets), quote_plus(octets)),
         *(each.rstrip("=") for each in encodings),
     }
+    # Other programs write %2f, and programs in Go \u0026.
+    found |= {_ESCAPE.sub(lambda each: each[0].lower(), form) for form in found}
+    found |= {form.translate(_IN_GO) for form in found}
     # A short one would be found in any number.
     if len(octets) >= _SHORT:
         found |= {octets.hex(), octets.hex().upper()}

@@ -17,6 +17,7 @@ from __future__ import annotations
 import errno
 import os
 import re
+import shlex
 import stat
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -90,6 +91,11 @@ _OPTION_FILE = re.compile(r"(?:chap-secret-file|chap_secret_file|secret-file)\s*
 # In comments of the files that open-iscsi and iserblk bring along.
 _PLACEHOLDERS = ("password", "password_in", "secret")
 _VARIABLE = re.compile(r"PASSW|SECRET|TOKEN|PASSPHRASE|CREDENTIAL", re.IGNORECASE)
+# Of a file or directory, not of what is in it. (A secret in base64 may begin with a slash.)
+_PLACE = re.compile(r"(?:_|\b)(?:FILE|PATH|DIR|DIRECTORY)\Z", re.IGNORECASE)
+# Lines of units. In one of the first there may be several, with quotes.
+_ENVIRONMENT = re.compile(r"^[ \t]*Environment=(.*)$", re.MULTILINE)
+_CREDENTIAL = re.compile(r"^[ \t]*SetCredential=[^:\n]*:(.+)$", re.MULTILINE)
 
 
 @dataclass(slots=True)
@@ -136,7 +142,7 @@ def find_secrets(
 def of_environment(environment: Mapping[str, str]) -> Iterator[str]:
     """The secrets in variables. Their names tell them; a path is no secret."""
     for name, value in environment.items():
-        if _VARIABLE.search(name) and not value.startswith("/"):
+        if _VARIABLE.search(name) and not _PLACE.search(name):
             yield value
         elif "://" in value:
             yield from of_text(value)
@@ -189,6 +195,9 @@ def _look_at_settings(path: Path, known: KnownSecrets) -> None:
     known.add(of_text(text))
     for value in _VALUE.findall(text):
         known.add((value, value.strip("\"'")))
+    for line in _ENVIRONMENT.findall(text):
+        known.add(of_environment(_assignments(line)))
+    known.add(_CREDENTIAL.findall(text))
     for name in _OPTION_FILE.findall(text):
         file = path.parent / name.strip("\"'")
         known.add(_lines(_read(file, known)))
@@ -198,6 +207,17 @@ def _look_at_settings(path: Path, known: KnownSecrets) -> None:
         except (tomllib.TOMLDecodeError, RecursionError):
             return
         known.add(_of_tree(tree))
+
+
+def _assignments(line: str) -> dict[str, str]:
+    """The variables of an Environment= line of a unit."""
+    try:
+        words = shlex.split(line)
+    except ValueError:  # a quote without an end
+        words = line.split()
+    return {
+        name: value for name, equals, value in (each.partition("=") for each in words) if equals
+    }
 
 
 def _of_tree(value: object) -> Iterator[str]:

@@ -33,6 +33,8 @@ PLAIN = Hider()
         ("node.session.auth.password_in = hush", "node.session.auth.password_in = ***"),
         ('"chap_password": "hu\\"sh", "x": 1', '"chap_password": ***, "x": 1'),
         ("secret: 'hush'", "secret: ***"),
+        ("node.session.auth.password = hu,sh;h more", "node.session.auth.password = *** more"),
+        ("{'token': 'hu'sh, 'x': 1}", "{'token': ***, 'x': 1}"),
         ("Authorization: Bearer aGVsbG8taHVzaA==", "Authorization: Bearer ***"),
         ("token eyJhbGciOiJSUzI1.eyJpc3MiOiJr.c2ln", "token ***"),
         ("CHAP_N=alice, CHAP_R=0x68757368", "CHAP_N=alice, CHAP_R=***"),
@@ -74,6 +76,8 @@ def test_what_is_no_secret_stays(text: str) -> None:
         ("hush@host:3260", "…@host:3260"),
         (f"--lun=iser://u%hush@h/{IQN}:ro", f"--lun=iser://…@h/{IQN}:ro"),
         ("/srv/a@b.img", "/srv/a@b.img"),
+        ("LIBISCSI_CHAP_PASSWORD=hu,sh and&more", "LIBISCSI_CHAP_PASSWORD=***"),
+        ("--chap-secret=hu\nsh", "--chap-secret=***"),
         ("--listen", "--listen"),
     ],
 )
@@ -97,6 +101,21 @@ def test_bytes_that_are_no_text() -> None:
     secret = b"hush\xff\xfehush".decode(errors="surrogateescape")
     hider = Hider([Secret(secret)])
     for form in (secret, "hush\ufffd\ufffdhush", "hush\\xff\\xfehush", "hush%FF%FEhush"):
+        assert hider.text(f"<{form}>") == "<***>"
+
+
+def test_a_known_secret_as_programs_write_it() -> None:
+    hider = Hider([Secret("hu/sh ä<&")])
+    for form in (
+        "hu%2Fsh%20%C3%A4%3C%26",
+        "hu%2fsh%20%c3%a4%3c%26",
+        "hu%2Fsh+%C3%A4%3C%26",
+        "hu/sh ä&lt;&amp;",
+        "hu/sh ä\\u003c\\u0026",
+        "hu/sh \\u00e4<&",
+        "hu/sh \\xe4<&",
+        "hu/sh \\xc3\\xa4<&",
+    ):
         assert hider.text(f"<{form}>") == "<***>"
 
 

@@ -46,6 +46,27 @@ def test_variables() -> None:
     assert set(filter(None, of_environment(environment))) == {"a", "b", "c"}
 
 
+def test_a_secret_may_look_like_a_path() -> None:
+    """One of 64 random ones in base64 begins with a slash."""
+    environment = {
+        "LIBISCSI_CHAP_PASSWORD": "/a+b==",
+        "CHAP_PASSWORD_FILE": "/etc/iserblk/disk.chap",
+        "TOKEN_PATH": "/run/token",
+    }
+    assert set(of_environment(environment)) == {"/a+b=="}
+
+
+def test_lines_of_units(box: Box) -> None:
+    box.put(
+        "etc/systemd/system/iserblk-nbd@disk.service.d/own.conf",
+        "[Service]\nEnvironment=LANG=C LIBISCSI_CHAP_PASSWORD=first X=y\n"
+        "Environment='LIBISCSI_CHAP_TARGET_PASSWORD=sec ond'\n"
+        'Environment="LIBISCSI_CHAP_PASSWORD=no end\n'
+        "SetCredential=iserblk-chap:third\n",
+    )
+    assert {"first", "sec ond", "third"} <= found(box.machine)
+
+
 def test_placeholders_of_examples_are_none(box: Box) -> None:
     box.put("etc/iscsi/iscsid.conf", "#node.session.auth.password = password\n")
     assert found(box.machine) == set()
