@@ -66,6 +66,7 @@ from iserblk.initiator.commands import (
 )
 from iserblk.initiator.session.commanding import CommandSession
 from iserblk.initiator.session.connection import Connection
+from iserblk.initiator.session.sending import EndedByReset
 from iserblk.initiator.session.slots import QUEUED, SENT, Operation, TaskSlot, Waiter
 from iserblk.iscsi.serial import serial_lt
 from iserblk.metrics.counting import LunMetrics
@@ -410,8 +411,12 @@ def _proves_nothing(problem: IserblkError) -> bool:
 
 def _is_foreign(problem: BaseException) -> bool:
     """Whether a command ended with TASK ABORTED: that tells of another initiator, and neither of a
-    failure nor of a loss."""
-    return isinstance(problem, ScsiError) and problem.status == sam.TASK_ABORTED
+    failure nor of a loss. (What a reset of our own has ended was left unanswered.)"""
+    return (
+        isinstance(problem, ScsiError)
+        and problem.status == sam.TASK_ABORTED
+        and not isinstance(problem, EndedByReset)
+    )
 
 
 class _Synchronizing(Work[bytes]):

@@ -32,7 +32,7 @@ from typing import Final
 from iserblk.datamover.seam import NO_DATA
 from iserblk.errors import CommandTimeout, ScsiError
 from iserblk.initiator.session.connection import Connection
-from iserblk.initiator.session.sending import NO_ANSWER
+from iserblk.initiator.session.sending import NO_ANSWER, EndedByReset
 from iserblk.initiator.session.session import Session
 from iserblk.initiator.session.silence import DEADLINE, UNANSWERED
 from iserblk.initiator.session.slots import ABORTING, QUEUED, SENT, TaskSlot
@@ -509,7 +509,7 @@ class Ladder:
             ):
                 session.queue.end_aborted(
                     task,
-                    ScsiError(
+                    EndedByReset(
                         f"{session.portal}: command {task.cdb[0]:#04x} was ended by a LUN reset",
                         sam.TASK_ABORTED,
                     ),

@@ -68,6 +68,12 @@ class Unanswered(CommandTimeout):
     out, and may be sent again: its request has time left."""
 
 
+class EndedByReset(ScsiError):
+    """A LOGICAL UNIT RESET of this session has ended the command, as TASK ABORTED: the target left
+    another command, and its abort, unanswered. It may have been carried out, and may be sent
+    again."""
+
+
 class SendQueue:
     """What a session sends: task slots, from the free ones to those in flight, and control PDUs.
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from iserblk.errors import CommandTimeout, IserblkError, ScsiError, WritesLost
-from iserblk.initiator.session.sending import InDoubt, Unanswered
+from iserblk.initiator.session.sending import EndedByReset, InDoubt, Unanswered
 from iserblk.initiator.session.slots import QUEUED, SENT, Operation
 from iserblk.scsi import opcodes
 from iserblk.scsi import sense as sense_data
@@ -338,6 +338,31 @@ def test_flush_that_another_initiator_has_aborted_is_sent_again(bench: Bench) ->
     bench.end(flushing)
     assert bench.disk.durability.losses.count == 0
     assert [heard.operation for heard in bench.peer.heard] == [WRITE, SYNC, SYNC]
+
+
+def test_flush_that_a_reset_of_our_own_has_ended_is_as_one_that_was_aborted(bench: Bench) -> None:
+    """The target left another command unanswered, and its abort. The flush may have been told what
+    could not be written, and nobody has heard it."""
+    bench.write()
+    flushing = bench.begin(bench.disk.flush())
+    queue = bench.session.queue
+    (slot,) = [slot for slot in queue.tasks if slot.state >= SENT]
+    queue.end_aborted(slot, EndedByReset("ended by a LUN reset", TASK_ABORTED))
+    with pytest.raises(EndedByReset) as raised:
+        next(flushing)
+    assert raised.value.losses == bench.disk.durability.losses.count == 1
+
+
+def test_write_with_fua_that_a_reset_of_our_own_has_ended(bench: Bench) -> None:
+    bench.write()
+    writing = bench.begin(bench.disk.write(BLOCK, 512, fua=True))
+    queue = bench.session.queue
+    (slot,) = [slot for slot in queue.tasks if slot.state >= SENT]
+    queue.end_aborted(slot, EndedByReset("ended by a LUN reset", TASK_ABORTED))
+    bench.heard()
+    bench.passed_by()
+    bench.end(writing)  # it was sent again
+    assert bench.flush_fails()
 
 
 def test_flush_that_is_aborted_in_a_reset_tells_of_what_that_lost(bench: Bench) -> None:

@@ -8,6 +8,7 @@ import pytest
 
 from iserblk.errors import CommandTimeout, ConnectionLost, ScsiError
 from iserblk.initiator.session.deadlines import IDLE_S, OVERTAKEN_S, STEP_S, Ladder
+from iserblk.initiator.session.sending import EndedByReset
 from iserblk.initiator.session.session import MOST_TOLD
 from iserblk.initiator.session.slots import ABORTING, ANYTHING, QUEUED, SENT, TAKEN
 from iserblk.iscsi import bhs, pdu
@@ -143,7 +144,7 @@ def test_reset_ends_the_others_of_the_lun() -> None:
     made.progress(now + STEP_S)
     assert behind.state == SENT
     assert isinstance(first.error, CommandTimeout) and late_one.woken == 1
-    assert isinstance(same.error, ScsiError) and same.error.status == sam.TASK_ABORTED
+    assert isinstance(same.error, EndedByReset) and same.error.status == sam.TASK_ABORTED
     assert other.state == SENT and others.pending == 2
 
 
