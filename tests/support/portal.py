@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from iserblk.iscsi import bhs, pdu
 from iserblk.iscsi.login_target import LoginTarget, LoginTargetConfig
 from iserblk.iscsi.text import decode_untrusted, encode
+from tests.support.listening import end_threads
 from tests.support.target import IQN
 
 MPA_REQUEST = b"MPA ID Req Frame"
@@ -42,23 +43,25 @@ class Portal:
         self._socket = socket.create_server((host, 0), family=family)
         self.port: int = self._socket.getsockname()[1]
         self.name = f"[{host}]:{self.port}" if ":" in host else f"{host}:{self.port}"
-        self._connections: list[socket.socket] = []
-        threading.Thread(target=self._accept, daemon=True).start()
+        self._sockets = [self._socket]  # and all connections
+        self._threads: list[threading.Thread] = []
+        self._start(self._accept)
 
     def close(self) -> None:
-        # Without the shutdown, accept() would go on waiting.
-        for each in (self._socket, *self._connections):
-            with contextlib.suppress(OSError):
-                each.shutdown(socket.SHUT_RDWR)
-            each.close()
+        end_threads(self._threads, self._sockets)
+
+    def _start(self, work: Callable[..., None], *arguments: socket.socket) -> None:
+        thread = threading.Thread(target=work, args=arguments, daemon=True)
+        thread.start()
+        self._threads.append(thread)
 
     def _accept(self) -> None:
         with contextlib.suppress(OSError):
             while True:
                 connection, _ = self._socket.accept()
                 connection.settimeout(ANSWER_S)
-                self._connections.append(connection)
-                threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
+                self._sockets.append(connection)
+                self._start(self._serve, connection)
 
     def _serve(self, connection: socket.socket) -> None:
         with contextlib.suppress(OSError, EOFError), connection:

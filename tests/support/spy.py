@@ -8,6 +8,8 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from tests.support.listening import end_threads
+
 _KEPT = 8192  # bytes of each direction of each connection
 _RECEIVED = 1 << 16
 
@@ -49,9 +51,7 @@ class Spy:
 
     def close(self) -> None:
         """Wait for the relaying threads. The initiators must have closed before."""
-        with contextlib.suppress(OSError):
-            self._listener.shutdown(socket.SHUT_RDWR)
-        self._listener.close()
+        end_threads(self._threads[:1], [self._listener])
         for thread in self._threads:
             thread.join(10)
         for ended in self._sockets:

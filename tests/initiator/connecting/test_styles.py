@@ -30,6 +30,7 @@ from iserblk.iscsi.login_target import LoginTarget, LoginTargetConfig
 from iserblk.options import Options
 from iserblk.rcap.iwarp.mpa import MpaResponder
 from iserblk.url import parse_place, parse_url
+from tests.support.listening import end_threads
 from tests.support.logs import FALLBACK
 from tests.support.portal import Portal, receive
 from tests.support.target import IQN
@@ -71,6 +72,12 @@ def in_front(
     False: it closes them; None: it says nothing. Yields it, and the first bytes that came."""
     seen: list[bytes] = []
     ends: list[socket.socket] = []
+    threads: list[threading.Thread] = []
+
+    def start(work: Callable[..., None], *arguments: socket.socket) -> None:
+        thread = threading.Thread(target=work, args=arguments, daemon=True)
+        thread.start()
+        threads.append(thread)
 
     def pump(one: socket.socket, other: socket.socket) -> None:
         with suppress(OSError):
@@ -88,30 +95,26 @@ def in_front(
                 return
             if not verdict:
                 connection.recv(65536)
-                connection.close()
+                connection.shutdown(socket.SHUT_RDWR)
                 return
             behind = socket.create_connection(("127.0.0.1", port))
             ends.append(behind)
-            threading.Thread(target=pump, args=(connection, behind), daemon=True).start()
+            start(pump, connection, behind)
             pump(behind, connection)
 
-    with socket.create_server(("127.0.0.1", 0)) as server:
+    def accept(server: socket.socket) -> None:
+        with suppress(OSError):
+            while True:
+                connection, _ = server.accept()
+                ends.append(connection)
+                start(serve, connection)
 
-        def accept() -> None:
-            with suppress(OSError):
-                while True:
-                    connection, _ = server.accept()
-                    ends.append(connection)
-                    threading.Thread(target=serve, args=(connection,), daemon=True).start()
-
-        threading.Thread(target=accept, daemon=True).start()
-        try:
-            yield server.getsockname()[1], seen
-        finally:
-            for each in (server, *ends):
-                with suppress(OSError):
-                    each.shutdown(socket.SHUT_RDWR)
-                each.close()
+    ends.append(socket.create_server(("127.0.0.1", 0)))
+    start(accept, ends[0])
+    try:
+        yield ends[0].getsockname()[1], seen
+    finally:
+        end_threads(threads, ends)
 
 
 def at(port: int) -> str:

@@ -19,6 +19,7 @@ import threading
 
 from iserblk.iscsi import bhs, pdu
 from iserblk.iscsi.login_target import LoginTarget, LoginTargetConfig
+from tests.support.listening import end_threads
 from tests.support.portal import Portal, exactly, receive, send
 from tests.support.target import IQN
 
@@ -52,25 +53,21 @@ class Lio:
         self.logins = 0
         self._socket = socket.create_server(("127.0.0.1", 0))
         self.port: int = self._socket.getsockname()[1]
-        self._at: socket.socket | None = None
+        self._sockets = [self._socket]  # and all connections
         self._thread = threading.Thread(target=self._serve, daemon=True)
         self._thread.start()
 
     def close(self) -> None:
-        for each in (self._socket, self._at):
-            if each is not None:
-                with contextlib.suppress(OSError):
-                    each.shutdown(socket.SHUT_RDWR)
-                each.close()
-        self._thread.join(30)
+        end_threads([self._thread], self._sockets)
 
     def _serve(self) -> None:
         while True:
             try:
-                self._at, _ = self._socket.accept()
+                connection, _ = self._socket.accept()
             except OSError:
                 return
-            with contextlib.suppress(OSError, EOFError), self._at as connection:
+            self._sockets.append(connection)
+            with contextlib.suppress(OSError, EOFError), connection:
                 self._talk(connection)
 
     def _talk(self, connection: socket.socket) -> None:
