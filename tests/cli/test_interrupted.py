@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import select
 import signal
 import socket
 import subprocess
@@ -46,6 +47,16 @@ def place(tmp_path: Path) -> Path:
 # --- signals -----------------------------------------------------------------------------------
 
 
+def taken(server: socket.socket, process: subprocess.Popen[str]) -> socket.socket:
+    """The connection of the process."""
+    until_blocking(lambda: select.select([server], [], [], 0)[0] or process.poll() is not None)
+    if process.returncode is not None:
+        _, said = process.communicate()
+        pytest.fail(f"it ended with {process.returncode}: {said}")
+    connection, _ = server.accept()
+    return connection
+
+
 @pytest.mark.parametrize(
     ("way", "group", "number"),
     [
@@ -75,8 +86,7 @@ def test_a_signal_while_it_connects(
             env=environment(),
             start_new_session=True,
         )
-        connection, _ = server.accept()
-        with connection:
+        with taken(server, process) as connection:
             assert connection.recv(1) == b"M"  # the MPA Request: signal handlers are set by now
             if group:
                 os.killpg(process.pid, number)
@@ -170,8 +180,7 @@ def test_a_signal_while_nbdkit_logs_in(number: signal.Signals, tmp_path: Path) -
             stderr=subprocess.PIPE,
             text=True,
         )
-        connection, _ = server.accept()
-        with connection:
+        with taken(server, process) as connection:
             connection.recv(1)
             process.send_signal(number)
             _, said = process.communicate(timeout=END_S)
