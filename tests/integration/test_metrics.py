@@ -22,11 +22,13 @@ from tests.support.faces import FACES, one_disk, opened, read, write
 from tests.support.nbdkit import need, run, running_nbdkit
 from tests.support.ported import both, two_portals
 from tests.support.ports import free_port
+from tests.support.until import PAUSE_S
 
 pytestmark = pytest.mark.logs(logs.ANOTHER_PORTAL, logs.RECONNECTED)
 
 KIB = 1024
 MIB = 1 << 20
+PATIENCE_S = 60.0
 
 face = pytest.mark.parametrize("face", FACES)
 
@@ -161,6 +163,9 @@ async def test_a_connection_that_is_lost(
         assert not lun.connected
         assert lun.operations["read"].errors == 1
         start_target("lun:size=16M", listen=target.listen)
+        with trio.fail_after(PATIENCE_S):  # which may take longer than a request may
+            while not (await scraped(place))[0].connected:  # noqa: ASYNC110 (no event)
+                await trio.sleep(PAUSE_S)
         await read(disk, 0, 512)
         (lun,) = await scraped(place)
         assert (lun.connected, lun.reconnects) == (True, 1)
