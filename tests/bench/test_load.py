@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import re
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from benchlib import load
+from benchlib import load, proc
 from benchlib.load import Job, JobFailed
 
 READ = Job("4k-randread-d32", "randread", 4096, 32)
@@ -173,9 +174,20 @@ def test_job_names_say_what_they_are() -> None:
         assert job.writes == ("write" in job.name)
 
 
-def test_client_is_watched_while_it_runs() -> None:
-    program = "import time; b = bytearray(40 << 20); print('done'); time.sleep(0.5)"
-    use = load.run_client([sys.executable, "-c", program], 0.5)
+def test_client_is_watched_while_it_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It runs until it was looked at with all its memory."""
+    seen, look = tmp_path / "seen", proc.peak_rss
+
+    def looked(pids: Iterable[int]) -> int:
+        found = look(pids)
+        if found > 40 << 20:
+            seen.touch()
+        return found
+
+    monkeypatch.setattr(proc, "peak_rss", looked)
+    program = "import os, sys, time; b = bytearray(40 << 20); print('done')\n"
+    program += "while not os.path.exists(sys.argv[1]): time.sleep(0.01)"
+    use = load.run_client([sys.executable, "-c", program, str(seen)], 60)
     assert use.output == "done\n"
     assert use.peak_rss > 40 << 20
     assert use.cpu_seconds > 0
