@@ -26,6 +26,7 @@ from tests.cli.commands import COMMAND, bad, environment, good, good_json, iserb
 from tests.cli.runs import documented
 from tests.support.fuse import need_fuse
 from tests.support.target import END_S, IQN, TargetProcess, running_target
+from tests.support.until import until_blocking
 
 MIB = 1 << 20
 NOBODY = 65534
@@ -221,6 +222,8 @@ def test_from_the_first_look_to_the_last(
         words = f"written to by process {mounted.process.pid} (iserblk mount at {files}), too"
         assert words in (tmp_path / "nbd.log").read_text()
         assert (tmp_path / "mount.log").read_text() == ""
+        # (A process that does not answer within seconds, on a busy machine, counts as hung.)
+        until_blocking(lambda: [use["state"] for use in mine().values()] == ["connected"] * 2)
         found = mine()
         assert set(found) == {str(files), str(nbd)}
         for place, what in ((files, "mount"), (nbd, "nbd")):
@@ -228,7 +231,7 @@ def test_from_the_first_look_to_the_last(
             assert (use["state"], use["what"], use["name"]) == ("connected", what, name)
             assert (use["size"], use["unflushed_bytes"]) == (4 * MIB, 0)
         assert f"in use: mount {files}, nbd {nbd}" in good("list")
-        assert len(good_json("stats", name)["luns"]) == 2
+        until_blocking(lambda: len(good_json("stats", name)["luns"]) == 2)
         line = bad(28, "remove", name)
         assert f"first `iserblk umount {files}`" in line
         assert f"iserblk nbd at {nbd} (process {server.process.pid})" in line
