@@ -169,7 +169,7 @@ def test_it_reads_by_itself(bench: Bench, block: int, depth: int) -> None:
     sample = measure(endpoint, Job("any", "randread", block, depth), 0.2)
     measured = sample.measured
     assert measured.ios > depth and measured.bytes == measured.ios * block
-    assert 0.2 <= measured.seconds < 2.0
+    assert measured.seconds >= 0.2
     assert list(sample.cpu_seconds) == ["tgtd", "floor"]
     section = next(each for each in SECTIONS if each.name == "api")
     assert section.openers[goals.FLOOR_TCP] is subjects.api_floor_tcp

@@ -37,7 +37,7 @@ from iserblk.errors import (
 from iserblk.initiator.connecting import reach
 from iserblk.rcap.iwarp.mpa import MpaResponder
 from tests.integration.conftest import StartTarget
-from tests.support.census import census
+from tests.support.census import census, nothing_new
 from tests.support.faces import FACES, one_disk, opened, read, write
 from tests.support.target import IQN
 from tests.support.until import until
@@ -202,7 +202,7 @@ async def refused(face: str, url: str, kind: type[IserblkError], status: int) ->
     before = census()
     text = await _refused(face, url, kind, status)
     # The exception and the frames that it kept are gone; and so, soon, is a stranger's connection.
-    await until(lambda: census() == before)
+    await until(lambda: nothing_new(census(), before))
     return text
 
 

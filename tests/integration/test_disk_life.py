@@ -16,7 +16,7 @@ from iserblk.errors import CommandTimeout, ConnectionLost, TransportError
 from iserblk.initiator.session import deadlines
 from tests.integration.conftest import StartTarget
 from tests.support import logs
-from tests.support.census import census
+from tests.support.census import census, nothing_new
 from tests.support.faces import FACES, one_disk, read, write
 from tests.support.target import TargetProcess
 from tests.support.until import until
@@ -167,7 +167,7 @@ async def test_cancelled_reads_leave_their_buffers_alone(start_target: StartTarg
         assert not any(any(buffer) for buffer in buffers)
         for buffer in buffers:
             buffer.clear()  # BufferError while a view of it exists
-    assert running.census()["open regions"] == 0
+    await until(lambda: not running.census()["open regions"])
 
 
 async def test_cancelled_writes_send_nothing_of_a_buffer_given_back(
@@ -279,11 +279,17 @@ async def test_a_target_that_stands_still_is_given_up(
 # --- what is left ------------------------------------------------------------------------------
 
 
-async def _settled(running: TargetProcess, expected: dict[str, int]) -> dict[str, int]:
-    """The target's census once it is ``expected``, or what it stays at."""
+async def _settled(census: Callable[[], dict[str, int]], before: dict[str, int]) -> None:
+    """Wait until the census has nothing that was not there ``before``."""
+    now: dict[str, int] = {}
+
+    def settled() -> bool:
+        now.update(census())
+        return nothing_new(now, before)
+
     with trio.move_on_after(PATIENCE_S):
-        await until(lambda: running.census() == expected)
-    return running.census()
+        await until(settled)
+    assert nothing_new(now, before), (now, before)
 
 
 # shows: SYSTEM-43
@@ -315,16 +321,14 @@ async def test_200_connects_and_disconnects(start_target: StartTarget, face: str
     before = census()  # tests before this one may have left something
     await once()  # what the first connection leaves (caches of modules) belongs to the process
     ours, theirs = census(), running.census()
-    samples = []
+    nothing = dict.fromkeys(("queue pairs", "open regions"), 0)
+    for each in nothing:
+        assert ours[each] == before[each]
     for turn in range(200):
         await once()
         if turn % 50 == 49:
-            samples.append(census())
-    assert samples == [ours] * 4
-    for each in ("queue pairs", "open regions"):
-        assert ours[each] == before[each]
-    assert await _settled(running, theirs) == theirs
-    assert theirs["queue pairs"] == theirs["open regions"] == 0
+            await _settled(census, ours)
+    await _settled(running.census, theirs | nothing)
     numbers = [line for line in running.log.read_text().splitlines() if "session ended" in line]
     assert len(numbers) == 201
 
@@ -348,7 +352,7 @@ async def test_connections_cut_in_mid_flight_leave_nothing_at_the_target(
                 nursery.start_soon(lost, write(disk, bytes(MIB), (16 + number) * MIB))
             await trio.lowlevel.checkpoint()
             disk.core.session.fail(ConnectionLost("cut"))  # type: ignore[attr-defined]
-    assert await _settled(running, before) == before
+    await _settled(running.census, before)
     async with one_disk("async", f"{running.url}/0") as disk:
         assert len(await read(disk, 0, MIB)) == MIB
 
@@ -381,4 +385,4 @@ async def test_many_sessions_at_once(start_target: StartTarget, face: str) -> No
     async with trio.open_nursery() as nursery:
         for number in range(16):
             nursery.start_soon(client, number)
-    assert await _settled(running, before) == before
+    await _settled(running.census, before)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from iserblk.rcap.iwarp.queuepair import IwarpQueuePair
 from iserblk.rcap.stags import Region, StagTable
@@ -26,6 +26,12 @@ def census() -> dict[str, int]:
         "queue pairs": sum(type(each) is IwarpQueuePair for each in objects),
         "open regions": len(open_regions(each for each in objects if type(each) is StagTable)),
     }
+
+
+def nothing_new(now: Mapping[str, int], before: Mapping[str, int]) -> bool:
+    """Whether a census has no more of anything than one before. Less it may have: what ends was
+    perhaps still there then, with the end of it on its way."""
+    return all(count <= before[what] for what, count in now.items())
 
 
 def stag_tables(but: Iterable[StagTable] = ()) -> list[StagTable]:
