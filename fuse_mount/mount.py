@@ -369,6 +369,7 @@ async def _serve(
             if not closed:
                 with trio.move_on_after(0 if by_force else _CLOSED_S):
                     await files.all_closed()
+            if not closed:  # nor has the kernel's connection ended meanwhile (umount --force)
                 in_use[:] = files.written_to
                 pyfuse3.terminate()
             with trio.move_on_after(LONGEST_S):

@@ -398,6 +398,28 @@ def test_a_file_that_is_closed_right_after_the_signal(mounts: Mounts) -> None:
     assert mounts.log()[-2:] == ["lun0 flush", "close"]
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="umount --force needs root")
+def test_a_file_system_that_is_gone_while_a_close_is_waited_for(
+    mounts: Mounts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The signal has come while a file was open for writing, and the connection to the kernel ends
+    meanwhile: the server logs out in order."""
+    monkeypatch.setenv("FAKE_CLOSE_S", "3")  # longer than a close is waited for
+    server = mounts.start()
+    file = os.open(mounts.place / "lun0", os.O_RDWR)
+    try:
+        server.terminate()
+        subprocess.run(["umount", "--force", mounts.place], check=False, stderr=subprocess.DEVNULL)
+        status, _ = ended(server)
+    finally:
+        with contextlib.suppress(OSError):
+            os.close(file)
+        # The kernel refuses to unmount what is in use, and ends its connection all the same.
+        subprocess.run(["umount", "--lazy", mounts.place], check=False, stderr=subprocess.DEVNULL)
+    assert status in (0, 1)  # 1: the close was given up before
+    assert mounts.log()[-2:] == ["closing", "close"]
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="a loop mount needs root")
 def test_a_signal_under_a_loop_mount(mounts: Mounts, tmp_path: Path) -> None:
     need_loop_mounts("ext4")
