@@ -47,7 +47,7 @@ def detach(device: Device) -> None:
         home.wish.make()
         try:
             before = device.changed()
-            failure = _flush(home, claim, state)
+            failure, alive = _flush(home, claim, state)
             tried = (device.changed() - before) * SECTOR if failure else 0
             client.disconnect(device)
         except BaseException:
@@ -60,7 +60,7 @@ def detach(device: Device) -> None:
         if failure:
             raise IserblkError(
                 f"{device.path}: detached, but the last flush failed ({failure}): "
-                f"{_amount(ended.unflushed, tried)} written to {state.url} since the flush before "
+                f"{_amount(ended, tried, alive)} written to {state.url} since the flush before "
                 "that may be lost"
             )
 
@@ -88,7 +88,8 @@ def force(device: Device) -> None:
             told = server.end(_FORCED_S)
         lost = ""
         if not told or home.wish.left is not None or home.owed.exists():
-            lost = f"{_amount(home.wish.left, 0)} written to {url} since the last flush may be lost"
+            amount = _amount(_Ended("", home.wish.left, True), 0, True)
+            lost = f"{amount} written to {url} since the last flush may be lost"
         if not use and not _free(home, _FORCED_S):
             use = f"in use: {_names(device)} has it open: end that"
         if not use:
@@ -100,11 +101,13 @@ def force(device: Device) -> None:
             raise IserblkError(f"{device.path}: detached by force, without a flush: {lost}")
 
 
-def _amount(unflushed: int | None, tried: int) -> str:
-    """``unflushed``: bytes that the server had acknowledged; None: that is not known. ``tried``:
-    bytes that the kernel had cached, and could not write."""
-    count = (unflushed or 0) + tried
-    return f"up to {count} bytes" if count else "data"
+def _amount(ended: _Ended, tried: int, alive: bool) -> str:
+    """``tried``: bytes that the kernel had cached, and could not write. To these come those that
+    the server had acknowledged: their number is not known where it could not say it. ``alive``: the
+    server lived until it was told to end."""
+    count = (ended.unflushed or 0) + tried
+    known = alive and ended.in_order and ended.unflushed != 0
+    return f"up to {count} bytes" if known and count else "data"
 
 
 def _with_dead_server(home: Home, error: Busy) -> Busy:
@@ -129,25 +132,30 @@ def clear(home: Home) -> None:
 
 class _Ended(NamedTuple):
     """What a server has left. ``owed``: "", or that there was a loss of which the kernel has not
-    heard. ``unflushed``: see Wish."""
+    heard. ``unflushed``: see Wish. ``in_order``: it was not killed."""
 
     owed: str
     unflushed: int | None
+    in_order: bool
 
 
 def _release(home: Home) -> _Ended:
     """Wait until the kernel has disconnected, then end the server, and remove the directory. Raises
     Busy as ``clear``."""
     device = home.device
+    in_order = True
     with Server(home) as server:
         if not _free(home, _FREE_S):
             server.kill()
+            in_order = False
             if not _free(home, _FREE_S):
                 raise Busy(f"{device.path}: disconnected, but {_names(device)} still has it open; "
                            f"end that, then `iserblk detach {device.path}`")  # fmt: skip
         if not server.end(min(home.state().io_timeout, LONGEST_S) + PATIENCE_S):
             log.warning("%s: its server did not end in time, and was killed", device.path)
-    ended = _Ended("the target has lost writes" if home.owed.exists() else "", home.wish.left)
+            in_order = False
+    owed = "the target has lost writes" if home.owed.exists() else ""
+    ended = _Ended(owed, home.wish.left, in_order)
     _forget(home)
     return ended
 
@@ -204,8 +212,9 @@ def _names(device: Device) -> str:
     return ", ".join(device.openers()) or "a process that cannot be seen from here"
 
 
-def _flush(home: Home, claim: int, state: State) -> str:
-    """Write what the kernel has cached, and let the target flush. Returns why that failed, or "".
+def _flush(home: Home, claim: int, state: State) -> tuple[str, bool]:
+    """Write what the kernel has cached, and let the target flush. Returns why that failed, or "";
+    and whether the server lives.
 
     Waits while requests go on ending, well or with errors. If none ends for longer than a request
     may take, the server is killed, and the kernel then fails the rest.
@@ -213,7 +222,8 @@ def _flush(home: Home, claim: int, state: State) -> str:
     device = home.device
     failures: list[str] = []
     with Server(home) as server:
-        if server.ended():
+        alive = not server.ended()
+        if not alive:
             client.wait_no_more(home)
 
     def fsync() -> None:
@@ -235,8 +245,13 @@ def _flush(home: Home, claim: int, state: State) -> str:
             client.wait_no_more(home)
             with Server(home) as server:
                 server.kill()
+            alive = False
             deadline = time.monotonic() + patience
     if failures and device.changed() == state.changed:
         log.info("%s: the flush failed (%s), but nothing was written", device.path, failures[0])
-        return ""
-    return failures[0] if failures else ""
+        return "", alive
+    if failures:
+        with Server(home) as server:
+            alive = alive and not server.ended()
+        return failures[0], alive
+    return "", alive

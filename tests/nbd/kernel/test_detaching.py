@@ -21,6 +21,7 @@ from tests.nbd.kernel.attachers import Attacher, path_of
 from tests.nbd.kernel.fake_kernel import FakeKernel, FakeNetlink
 from tests.support.nbd_client import connected, write
 from tests.support.target import END_S, TargetProcess
+from tests.support.until import until_blocking
 
 
 def test_a_pid_file_that_names_somebody_else(
@@ -168,10 +169,18 @@ def test_while_it_detaches_the_server_knows(
     tool.assert_nothing_left()
 
 
+@pytest.mark.parametrize(
+    ("left", "amount"), [(512, "up to 4608 bytes"), (None, "data"), ("killed", "data")]
+)
 def test_what_could_not_be_written_is_counted(
-    kernel: FakeKernel, target: TargetProcess, monkeypatch: pytest.MonkeyPatch
+    kernel: FakeKernel,
+    target: TargetProcess,
+    monkeypatch: pytest.MonkeyPatch,
+    left: int | str | None,
+    amount: str,
 ) -> None:
-    """What the kernel had cached, and what the server had not flushed when it ended."""
+    """What the kernel had cached, and what the server had not flushed when it ended: where it does
+    not know that (journal=off), or cannot say it, the kernel's bytes alone would be too few."""
     tool = Attacher(kernel)
     tool.good("attach", f"{target.url}/0")
     places = Places(kernel.root / "sys", kernel.root / "dev", Path("/proc"), tool.run)
@@ -180,11 +189,16 @@ def test_what_could_not_be_written_is_counted(
 
     def fsync(_fd: int) -> None:
         kernel.spoil("nbd0")  # 8 sectors
-        home.wish.leave(512)
+        if isinstance(left, str):
+            (server,) = tool.servers()
+            os.kill(server, signal.SIGKILL)
+            until_blocking(lambda: not tool.servers())
+        else:
+            home.wish.leave(left)
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
     monkeypatch.setattr(os, "fsync", fsync)
-    with pytest.raises(IserblkError, match=r"\(Input/output error\): up to 4608 bytes written to "):
+    with pytest.raises(IserblkError, match=rf"\(Input/output error\): {amount} written to "):
         detach(home.device)
     tool.assert_nothing_left()
 
