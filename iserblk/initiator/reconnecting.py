@@ -27,6 +27,7 @@ from typing import Protocol
 import trio
 
 from iserblk.errors import (
+    CommandTimeout,
     ConnectFailed,
     ConnectionLost,
     ConnectTimeout,
@@ -38,6 +39,7 @@ from iserblk.errors import (
 )
 from iserblk.initiator.drivers.tasks import TrioDriver
 from iserblk.initiator.session.connection import Connection
+from iserblk.initiator.session.deadlines import MOST_GROWTH
 from iserblk.initiator.session.driving import SessionDriver
 from iserblk.initiator.session.sending import CONTROL_SLOTS
 from iserblk.initiator.session.session import AS_ASKED, Session
@@ -117,6 +119,7 @@ class Reconnector:
         self._regained_at = -math.inf  # never
         self._add_pause = FIRST_PAUSE_S
         self._added_at = -math.inf
+        self._growth = 1.0  # of the limit for a command, before a fresh session is in use
         driver.reconnect = self._call
 
     def _call(self) -> None:
@@ -334,10 +337,17 @@ class Reconnector:
                 self._fresh = await self._connect()
             if self._fresh is None or self._stopped:
                 raise ConnectionLost("closing")
+            session = self._session
+            limit = min(session.io_timeout, session.command_timeout * self._growth)
+            self._fresh.command_timeout = limit
             await self._look(self._fresh)
+            self._growth = 1.0
             return self._fresh
         except IserblkError as error:
             problem = without_frames(error)
+            if isinstance(error, CommandTimeout) and self._fresh is not None:
+                # A slow target would never take all that is sent again.
+                self._growth = min(2 * self._growth, MOST_GROWTH)
         except OSError as error:
             problem = ConnectionLost(str(error))
         except Exception as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from itertools import pairwise
@@ -289,6 +290,35 @@ async def test_lun_that_is_not_ready_is_tried_again(autojump_clock: MockClock) -
         await bench.driver.regained.wait()
     assert bench.looked == 4 and bench.session.error is None
     assert [dm.terminated for dm in bench.fresh] == [True] * 3 + [False]
+
+
+@pytest.mark.parametrize(
+    ("request_s", "limits"),
+    [
+        (math.inf, [30, 60, 120, 240, 240, 30]),
+        (180, [30, 60, 120, 180, 180, 30]),
+        (30, [30] * 6),  # as where a user has set one for both
+    ],
+)
+async def test_a_slow_target_has_longer_with_each_attempt(
+    autojump_clock: MockClock, request_s: float, limits: list[float]
+) -> None:
+    """Else it would never take what is sent again before the session is in use."""
+    bench = Bench(None)
+    bench.session.io_timeout, bench.session.command_timeout = request_s, 30.0
+    seen: list[float] = []
+
+    def look(fresh: Session) -> None:
+        seen.append(fresh.command_timeout)
+        if len(seen) < len(limits) - 1:
+            raise CommandTimeout("late")
+
+    bench.look = look
+    async with bench.running():
+        for _ in range(2):
+            bench.lose()
+            await bench.driver.regained.wait()
+    assert seen == limits
 
 
 async def test_connection_lost_again_before_it_is_used(autojump_clock: MockClock) -> None:
