@@ -32,8 +32,10 @@ def reading(content: bytes) -> Iterator[Stream]:
     def write() -> None:
         with open(into, "wb", buffering=0) as file:
             for at in range(0, len(content), 77_777):
+                piece = memoryview(content)[at : at + 77_777]
                 try:
-                    file.write(content[at : at + 77_777])
+                    while piece:  # a process that is stopped and goes on may have written a part
+                        piece = piece[file.write(piece) :]
                 except BrokenPipeError:
                     return
 
