@@ -12,7 +12,7 @@ from typing import IO, Protocol
 from benchlib import proc
 from benchlib.load import Job, JobFailed, fio_command, fio_file
 
-_START_S = 120.0
+START_S = 120.0
 _END_S = 120.0
 _LOOK_S = 0.02
 # fio's own start is not measured: in an emulated guest it takes as much processor time as hundreds
@@ -79,11 +79,11 @@ def use_of(
             command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=said
         )
         try:
-            deadline = time.monotonic() + _START_S
+            deadline = time.monotonic() + START_S
             while disk_bytes(device.name, writes=job.writes) < wanted:
                 _lives(process, said)
                 if time.monotonic() > deadline:
-                    raise JobFailed(f"no {wanted - before} bytes within {_START_S:.0f} s")
+                    raise JobFailed(f"no {wanted - before} bytes within {START_S:.0f} s")
                 time.sleep(_LOOK_S)
             first = now()
             time.sleep(seconds)

@@ -66,7 +66,7 @@ def test_a_client_that_does_nothing_has_failed(command: list[str], disk: Disk, w
 
 
 def test_a_client_that_never_begins_has_failed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(device_load, "_START_S", 0.0)
+    monkeypatch.setattr(device_load, "START_S", 0.0)
     with pytest.raises(JobFailed, match=f"no {4 * READS.depth * READS.block} bytes"):
         use_of(ENDLESS, Device("sdx"), READS, 0.01, Disk(0))
 
