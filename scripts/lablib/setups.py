@@ -74,13 +74,14 @@ def provide(setup: Setup, kernel: Kernel) -> dict[str, str]:
     Absent."""
     providers: dict[str, tuple[str, Callable[[], Path]]] = {
         "siw": ("LAB_SIW", lambda: siw_module(kernel)),
-        "tgt": ("LAB_TGT", lambda: _peer("tgt")),
+        "tgt": ("LAB_TGT", lambda: peer("tgt")),
         "open-iscsi": ("LAB_OPEN_ISCSI", open_iscsi),
     }
     return {variable: str(provider()) for variable, provider in (providers[n] for n in setup.needs)}
 
 
-def _peer(name: str) -> Path:
+def peer(name: str) -> Path:
+    """The directory in which scripts/peers has unpacked a program. Raises Absent."""
     done = subprocess.run(
         [TOP / "scripts" / "peers", name], capture_output=True, text=True,
         timeout=_PEER_TIMEOUT_S, check=False,

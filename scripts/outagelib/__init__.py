@@ -1,9 +1,11 @@
 """The modules of scripts/outage: one outage of a target, under three initiators.
 
-cases.py       the outages
+cases.py       the outages, and the targets
 ledger.py      what a writer was told, and what of that is on the LUN afterwards
 writer.py      in the guest: writes numbered records to a file, and notes what it is told
-array.py       in the guest: LIO as a machine of its own, whose power can be cut
+array.py       in the guest: the target's machine, whose power can be cut
+services.py    in the guest: LIO, tgtd or istgt on it
+programs.py    in the guest: runs programs
 initiators.py  in the guest: iserblk, open-iscsi and qemu-nbd, each as it is by default
 guest.py       in the guest: the outage
 report.py      the table

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import click
 from lablib.command import run_command
-from lablib.setups import TOP
+from lablib.setups import TOP, peer
 from rich.console import Console
 
 from outagelib import report, say
-from outagelib.cases import CASES
+from outagelib.cases import CASES, TARGETS
 from outagelib.picture import draw
 
 _GUEST_S = 3600
@@ -28,6 +28,8 @@ _WIDTH = 110
               help="Only this outage; repeatable.")  # fmt: skip
 @click.option("--file-system", type=click.Choice(["ext4", "xfs"]), default="ext4",
               help="The file system (default ext4).")  # fmt: skip
+@click.option("--target", type=click.Choice(list(TARGETS)), default="LIO",
+              help="The target (default LIO, the kernel's own).")  # fmt: skip
 @click.option("--away", type=click.FloatRange(1, 3000), metavar="S",
               help="Seconds for which the target is away, in place of the case's.")  # fmt: skip
 @click.option("--json", "file", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE",
@@ -39,7 +41,7 @@ _WIDTH = 110
               help="Run nothing: show what --json has written to FILE.")  # fmt: skip
 @click.option("--list", "only_list", is_flag=True, help="Print the cases, and do nothing.")
 def outage(
-    names: tuple[str, ...], file_system: str, away: float | None, file: Path | None,
+    names: tuple[str, ...], file_system: str, target: str, away: float | None, file: Path | None,
     plot: Path | None, results: Path | None, only_list: bool,
 ) -> int:  # fmt: skip
     """Make an outage of a target, and show what becomes of file systems on it."""
@@ -55,8 +57,9 @@ def outage(
         found = [each for each in found if not names or each.case in names]
     else:
         found = []
+        prefix = peer(TARGETS[target]) if TARGETS[target] else Path("/")
         for name in names or CASES:
-            measured = _run(name, file_system, away)
+            measured = _run(name, file_system, target, prefix, away)
             if measured is not None:
                 found.append(measured)
     console = Console(width=_WIDTH)
@@ -67,13 +70,15 @@ def outage(
     if plot is not None:
         plot.mkdir(parents=True, exist_ok=True)
         for each in found:
-            picture = plot / f"outage-{each.case}.svg"
+            picture = plot / f"outage-{each.name}.svg"
             draw(each).write(picture)
             say(f"drew {picture}")
     return 0 if results is not None or len(found) == len(names or CASES) else 1
 
 
-def _run(name: str, file_system: str, away: float | None) -> report.Outage | None:
+def _run(
+    name: str, file_system: str, target: str, prefix: Path, away: float | None
+) -> report.Outage | None:
     """One case, in a guest of its own; None, with a message, if it has not come to its end."""
     away_s = CASES[name].away_s if away is None else away
     with tempfile.TemporaryDirectory(prefix="iserblk-outage-") as directory:
@@ -82,7 +87,8 @@ def _run(name: str, file_system: str, away: float | None) -> report.Outage | Non
                 *(sys.executable, "-P", "-m", "lablib", "--setup", "tcp", "--memory", _MEMORY),
                 *("--timeout", str(_GUEST_S + away_s), "--results", directory),
                 *("env", f"PYTHONPATH={TOP / 'scripts'}:{TOP}"),
-                *("python", "-P", "-m", "outagelib.guest", name, file_system, str(away_s)),
+                *("python", "-P", "-m", "outagelib.guest"),
+                *(name, file_system, str(away_s), target, str(prefix)),
             ]
         )
         measured = Path(directory) / "outage.json"

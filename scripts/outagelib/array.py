@@ -1,4 +1,5 @@
-"""In the guest: LIO as a machine of its own, behind a network, with disks that have a write cache.
+"""In the guest: a target as a machine of its own, behind a network, with disks that have a write
+cache.
 
 It is in the network namespace NAMESPACE, at the other end of a veth pair. Its disks are null_blk's,
 in memory: what is written to one is in its cache until a flush, and gone when its power is cut.
@@ -8,56 +9,36 @@ that has booted.
 
 from __future__ import annotations
 
-import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
-NAMESPACE = "array"
-PORT = 3260
+from outagelib.programs import run
+from outagelib.services import NAMESPACE, SERVICES, Service
+
 HOST = "array.lab"  # as initiators know it
 _OURS = "10.9.10.1"
 _ADDRESSES = ("10.9.10.2", "10.9.10.3")
 _CACHE_MIB = 64
-_CONFIGFS = Path("/sys/kernel/config")
-_CORE = _CONFIGFS / "target/core"
-_DISKS = _CONFIGFS / "nullb"
+_DISKS = Path("/sys/kernel/config/nullb")
 _HOSTS = Path("/etc/hosts")
-# By LIO's default a WRITE whose data takes longer ends the session. The guest is emulated.
-_DATA_OUT_S = 60
-_PROGRAM_S = 300
-
-
-def run(*words: object) -> str:
-    """Run a program that must succeed; its stdout. Raises RuntimeError with its last line."""
-    done = subprocess.run(
-        [str(word) for word in words],
-        capture_output=True,
-        text=True,
-        check=False,
-        stdin=subprocess.DEVNULL,
-        timeout=_PROGRAM_S,
-    )
-    if done.returncode:
-        said = (done.stderr or done.stdout).strip().splitlines()
-        raise RuntimeError(f"{' '.join(map(str, words))}: {said[-1] if said else done.returncode}")
-    return done.stdout
-
-
-def iqn(name: str) -> str:
-    return f"iqn.2026-11.lab.array:{name}"
 
 
 class Array:
-    """One LUN, number 0 of a target of its own, for each of ``names``; ``initiators``: the names
-    of the initiators that may come."""
+    """A target of its own, with one LUN, for each of ``names``. ``target``: what serves them, with
+    its programs below ``prefix``; ``initiators``: the names of the initiators that may come."""
 
-    def __init__(self, names: Sequence[str], size_mib: int, initiators: Sequence[str]) -> None:
+    def __init__(
+        self,
+        target: str,
+        prefix: Path,
+        names: Sequence[str],
+        size_mib: int,
+        initiators: Sequence[str],
+    ) -> None:
         self._names = names
-        self._initiators = initiators
         self._address = _ADDRESSES[0]
-        for module in ("veth", "sch_netem", "target_core_mod", "target_core_iblock"):
+        for module in ("veth", "sch_netem"):
             run("modprobe", module)
-        run("modprobe", "iscsi_target_mod")
         run("modprobe", "null_blk", "nr_devices=0")
         self._make_network()
         for name in names:
@@ -71,6 +52,13 @@ class Array:
                 ("power", 1),
             ):
                 (disk / setting).write_text(str(value))
+        disks = {name: self.device(name) for name in names}
+        self._service: Service = SERVICES[target](disks, initiators, prefix)
+
+    @property
+    def lun(self) -> int:
+        """The number of the LUN of each target."""
+        return self._service.lun
 
     def device(self, name: str) -> Path:
         """The disk at the target itself."""
@@ -80,50 +68,11 @@ class Array:
         # By this name each kernel calls its device, whether by the directory or by a number.
         return _DISKS / f"nullb{self._names.index(name)}"
 
-    # --- the service -----------------------------------------------------------------------
-
     def start(self) -> None:
-        """Make the target's configuration, as its service does at its start."""
-        for number, name in enumerate(self._names):
-            store = _CORE / f"iblock_{number}" / name
-            store.mkdir(parents=True)
-            (store / "control").write_text(f"udev_path={self.device(name)}")
-            (store / "enable").write_text("1")
-            (store / "wwn/vpd_unit_serial").write_text(f"array-{name}")
-            group = self._group(name)
-            lun = group / "lun/lun_0"
-            lun.mkdir(parents=True)
-            (lun / "disk").symlink_to(store)
-            for attribute, value in (("authentication", 0), ("demo_mode_write_protect", 0)):
-                (group / "attrib" / attribute).write_text(str(value))
-            for initiator in self._initiators:
-                known = group / "acls" / initiator / "lun_0"
-                known.mkdir(parents=True)
-                (known.parent / "attrib/dataout_timeout").write_text(str(_DATA_OUT_S))
-                (known / "disk").symlink_to(lun)
-                (known / "write_protect").write_text("0")
-            # A portal belongs to the network of the process that makes it.
-            portal = group / "np" / f"{self._address}:{PORT}"
-            run("nsenter", f"--net=/run/netns/{NAMESPACE}", "mkdir", portal)
-            (group / "enable").write_text("1")
+        self._service.start(self._address)
 
     def stop(self) -> None:
-        """Take the configuration down: all sessions end, and nothing listens."""
-        for number, name in enumerate(self._names):
-            group, store = self._group(name), _CORE / f"iblock_{number}" / name
-            (group / "enable").write_text("0")
-            for known in group.glob("acls/*/lun_0"):
-                (known / "disk").unlink()
-                known.rmdir()
-                known.parent.rmdir()
-            for portal in group.glob("np/*:*"):
-                portal.rmdir()
-            (group / "lun/lun_0/disk").unlink()
-            for directory in (group / "lun/lun_0", group, group.parent, store, store.parent):
-                directory.rmdir()
-
-    def _group(self, name: str) -> Path:
-        return _CONFIGFS / "target/iscsi" / iqn(name) / "tpgt_1"
+        self._service.stop()
 
     # --- disks -----------------------------------------------------------------------------
 

@@ -1,4 +1,4 @@
-"""The outages: what happens to the target, and for how long it is away."""
+"""The outages: what happens to the target, and for how long it is away; and the targets."""
 
 from __future__ import annotations
 
@@ -46,3 +46,6 @@ CASES = {
         ),
     )
 }
+
+# The name of each at scripts/peers; "": it is part of the kernel.
+TARGETS = {"LIO": "", "tgtd": "tgt", "istgt": "istgt"}

@@ -1,6 +1,6 @@
 """The outage, in the lab's guest.
 
-    python -P -m outagelib.guest CASE FILE-SYSTEM AWAY_S
+    python -P -m outagelib.guest CASE FILE-SYSTEM AWAY_S TARGET PREFIX
 
 Each initiator has a file system on a LUN of its own, with a writer (writer.py); all have the same
 outage at the same time. It begins when every writer has records that are acknowledged and not
@@ -24,10 +24,11 @@ from pathlib import Path
 from typing import Any
 
 from outagelib import say, writer
-from outagelib.array import Array, run
+from outagelib.array import Array
 from outagelib.cases import CASES, Case
 from outagelib.initiators import INITIATORS, OF_QEMU
 from outagelib.ledger import Follower, in_file, missing
+from outagelib.programs import run
 
 LUN_MIB = 640
 _BEFORE_S = 30.0
@@ -48,14 +49,14 @@ _OF_TARGET = {"ext4": (), "xfs": ("-o", "nouuid")}  # the initiator's mount is s
 class Subject:
     """One initiator, with its device, file system and writer."""
 
-    def __init__(self, name: str, file_system: str) -> None:
+    def __init__(self, name: str, lun: int, file_system: str) -> None:
         self.name = name
         self.place = _RUN / name
         self.place.mkdir(parents=True)
         self.mount = self.place / "files"
         self.mount.mkdir()
         say(f"{name}: attaching")
-        self.device = INITIATORS[name](name)
+        self.device = INITIATORS[name](name, lun)
         run(*_MKFS[file_system], self.device)
         run("mount", self.device, self.mount)
         self._log = self.place / "log"
@@ -107,14 +108,18 @@ class Subject:
 
 
 class Outage:
-    def __init__(self, case: Case, file_system: str, away_s: float) -> None:
+    def __init__(
+        self, case: Case, file_system: str, away_s: float, target: str, prefix: Path
+    ) -> None:
         self._case = case
         self._file_system = file_system
         self._away_s = away_s
         ours = os.environ["LAB_INITIATOR"]
-        self._array = Array([*INITIATORS], LUN_MIB, [ours, OF_QEMU])
+        self._target = target
+        self._array = Array(target, prefix, [*INITIATORS], LUN_MIB, [ours, OF_QEMU])
         self._array.start()
-        self._subjects = [Subject(name, file_system) for name in INITIATORS]
+        lun = self._array.lun
+        self._subjects = [Subject(name, lun, file_system) for name in INITIATORS]
 
     def run(self) -> dict[str, Any]:
         say("all write")
@@ -147,6 +152,7 @@ class Outage:
         return {
             "case": self._case.name,
             "file_system": self._file_system,
+            "target": self._target,
             "kernel": os.uname().release,
             "before_s": round(cut - begin, 3),
             "away_s": round(back - cut, 3),
@@ -230,10 +236,10 @@ class Outage:
         return True
 
 
-def main(case: str, file_system: str, away_s: str) -> None:
+def main(case: str, file_system: str, away_s: str, target: str, prefix: str) -> None:
     if file_system == "xfs":
         run("modprobe", "xfs")
-    measured = Outage(CASES[case], file_system, float(away_s)).run()
+    measured = Outage(CASES[case], file_system, float(away_s), target, Path(prefix)).run()
     (Path(os.environ["LAB_RESULTS"]) / "outage.json").write_text(json.dumps(measured))
 
 

@@ -10,8 +10,10 @@ from typing import Any
 
 from rich.table import Table
 
-from outagelib.cases import CASES
+from outagelib.cases import CASES, TARGETS
 from outagelib.ledger import Missing
+
+_USUAL = ("ext4", "LIO")
 
 
 @dataclass(frozen=True)
@@ -46,7 +48,8 @@ class Subject:
 @dataclass(frozen=True)
 class Outage:
     """One case, as it has run. ``before_s``: what the rates begin with, until the outage;
-    ``away_s``: until the target could be reached again; ``after_s``: what was looked at then."""
+    ``away_s``: until the target could be reached again; ``after_s``: what was looked at then.
+    ``target``: what it is."""
 
     case: str
     file_system: str
@@ -55,10 +58,17 @@ class Outage:
     away_s: float
     after_s: float
     subjects: tuple[Subject, ...]
+    target: str = "LIO"
 
     @property
     def title(self) -> str:
-        return f"{CASES[self.case].about} ({self.file_system}, LIO)"
+        return f"{CASES[self.case].about} ({self.file_system}, {self.target})"
+
+    @property
+    def name(self) -> str:
+        """Of a file: with what is not as usual."""
+        more = [each for each in (self.file_system, self.target) if each not in _USUAL]
+        return "-".join([self.case, *more])
 
 
 def from_json(measured: dict[str, Any]) -> Outage:
@@ -78,6 +88,8 @@ def from_json(measured: dict[str, Any]) -> Outage:
         raise ValueError("not written by scripts/outage") from None
     if made.case not in CASES:
         raise ValueError(f"no case is called {made.case}")
+    if made.target not in TARGETS:
+        raise ValueError(f"no target is called {made.target}")
     return made
 
 

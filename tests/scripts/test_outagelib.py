@@ -9,6 +9,7 @@ import os
 import subprocess
 import xml.etree.ElementTree as ET
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +19,11 @@ from lablib.command import run_command
 from outagelib import __main__ as command
 from outagelib import say, writer
 from outagelib.__main__ import outage
-from outagelib.cases import CASES
+from outagelib.cases import CASES, TARGETS
 from outagelib.ledger import Follower, Ledger, Missing, in_file, missing
 from outagelib.picture import draw, outcome
 from outagelib.report import Outage, Subject, cells, read, table, write
+from outagelib.services import SERVICES, istgt_configuration, listens
 from outagelib.writer import BATCH, RECORD, Writer, record
 from rich.console import Console
 
@@ -184,6 +186,37 @@ def test_a_log_that_grows(tmp_path: Path) -> None:
     assert len(follower.look().acknowledged) == 2
 
 
+# --- targets -------------------------------------------------------------------------------------
+
+
+def test_every_target_has_a_service() -> None:
+    assert SERVICES.keys() == TARGETS.keys()
+
+
+def test_whether_a_program_listens(tmp_path: Path) -> None:
+    """At its own address and port, and not as a client of another."""
+    table = tmp_path / "tcp"
+    head = "  sl  local_address rem_address   st tx_queue rx_queue\n"
+    for row, expected in (
+        ("   0: 020A090A:0CBC 00000000:0000 0A 00000000:00000000\n", True),
+        ("   0: 020A090A:0CBC 010A090A:9C40 01 00000000:00000000\n", False),
+        ("   0: 020A090A:0016 00000000:0000 0A 00000000:00000000\n", False),
+        ("   0: 0109090A:0CBC 00000000:0000 0A 00000000:00000000\n", False),
+        ("", False),
+    ):
+        table.write_text(head + row)
+        assert listens(table, "10.9.10.2") is expected
+
+
+def test_istgt_has_a_target_for_each_disk() -> None:
+    """At the array's address."""
+    disks = {"a": Path("/dev/nullb0"), "b": Path("/dev/nullb1")}
+    said = istgt_configuration(disks, "10.9.10.3").splitlines()
+    assert "  Portal P1 10.9.10.3:3260" in said
+    assert [line.split()[-1] for line in said if "TargetName" in line] == ["a", "b"]
+    assert "  LUN0 Storage /dev/nullb1 Auto" in said
+
+
 # --- table and picture ---------------------------------------------------------------------------
 
 
@@ -196,8 +229,8 @@ def subject(name: str = "iserblk", **changes: Any) -> Subject:
     return Subject(**{**given, **changes})
 
 
-def measured(*subjects: Subject, case: str = "network") -> Outage:
-    return Outage(case, "ext4", "6.1", 20.9, 120.0, 12.5, subjects)
+def measured(*subjects: Subject, case: str = "network", **changes: Any) -> Outage:
+    return replace(Outage(case, "ext4", "6.1", 20.9, 120.0, 12.5, subjects), **changes)
 
 
 DEAD = subject(
@@ -268,6 +301,19 @@ def test_what_was_measured_can_be_shown_again(tmp_path: Path) -> None:
     assert [each.name for each in (tmp_path / "plots").iterdir()] == ["outage-reboot.svg"]
 
 
+def test_results_from_before_there_were_other_targets(tmp_path: Path) -> None:
+    file = tmp_path / "measured.json"
+    write(file, [measured(subject())])
+    file.write_text(file.read_text().replace(', "target": "LIO"', ""))
+    assert read(file) == [measured(subject())]
+
+
+def test_the_name_says_what_is_not_as_usual() -> None:
+    assert measured().name == "network"
+    other = measured(file_system="xfs", target="istgt")
+    assert other.name == "network-xfs-istgt" and other.title.endswith("(xfs, istgt)")
+
+
 def test_the_list() -> None:
     done = CliRunner().invoke(outage, ["--list"])
     assert [line.split()[0] for line in done.output.splitlines()] == [*CASES]
@@ -277,6 +323,11 @@ def test_the_list() -> None:
     ("text", "words"),
     [
         ("{}", "not written by scripts/outage"),
+        (
+            '[{"case": "network", "file_system": "ext4", "kernel": "6", "before_s": 1, "away_s": 1,'
+            ' "after_s": 1, "subjects": [], "target": "SCST"}]',
+            "no target is called SCST",
+        ),
         ('[{"case": "network"}]', "not written by scripts/outage"),
         ("[1]", "not written by scripts/outage"),
         ("no JSON", "Expecting value"),
@@ -311,7 +362,7 @@ def test_a_guest_that_measures_nothing(
     """The other cases are run and shown all the same."""
 
     def guest(words: list[str]) -> int:
-        if (name := words[-3]) not in able:
+        if (name := words[-5]) not in able:
             return 1
         results = Path(words[words.index("--results") + 1]) / "outage.json"
         write(results, [measured(subject(), case=name)])
@@ -372,5 +423,5 @@ def test_the_table_of_the_documents() -> None:
     text = (ROOT / "docs/outages.md").read_text()
     for each in read(PICTURES / "outages.json"):
         for subject in each.subjects:
-            words = [CASES[each.case].about, each.file_system, *cells(subject)]
+            words = [CASES[each.case].about, each.target, each.file_system, *cells(subject)]
             assert f"| {' | '.join(words)} |\n" in text
