@@ -69,13 +69,14 @@ def ends(jobs: str, units: Collection[str]) -> bool:
 
 
 def own_unit(cgroup: Path = Path("/proc/self/cgroup")) -> str:
-    """The unit that this process belongs to; "": none."""
+    """The unit of the system's manager that this process belongs to; "": none. Of what a user's
+    manager has started it is that manager's: units of its own may have the names of others."""
     try:
         lines = cgroup.read_text(errors="replace").splitlines()
     except OSError:
         return ""
     for line in lines:
-        for name in reversed(line.rpartition(":")[2].split("/")):
+        for name in line.rpartition(":")[2].split("/"):
             if _UNIT.fullmatch(name):
                 return name
     return ""

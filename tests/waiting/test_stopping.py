@@ -62,8 +62,10 @@ def test_systemctl_is_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         ("12:pids:/x\n0::/system.slice/luns.mount", "luns.mount"),
         (
             "0::/user.slice/user-0.slice/user@0.service/app.slice/run-u7.scope/inner",
-            "run-u7.scope",
+            "user@0.service",
         ),
+        ("0::/user.slice/user-0.slice/session-3.scope", "session-3.scope"),
+        ("0::/system.slice/run-u7.scope/inner.scope", "run-u7.scope"),
         ("0::/", ""),
     ],
 )
