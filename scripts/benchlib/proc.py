@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import socket
 import struct
+import time
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
@@ -50,17 +51,21 @@ def cpu_seconds(pids: Iterable[int]) -> float:
     return sum(parse_cpu_seconds(_read(pid, "stat")) for pid in pids)
 
 
-def parse_busy_seconds(stat: str) -> float:
-    """Processor time of the whole machine since its boot, the kernel's threads and interrupts
-    included, from the text of /proc/stat: all that is neither idle nor waiting for a disk."""
-    name, *fields = stat.partition("\n")[0].split()
-    assert name == "cpu"
-    user, nice, system, _idle, _iowait, irq, softirq, steal = map(int, fields[:8])
-    return (user + nice + system + irq + softirq + steal) / TICKS_PER_S
+def parse_busy_seconds(stat: str, now: float) -> float:
+    """Processor time of the whole machine, the kernel's threads and interrupts included, until the
+    monotonic time ``now``, from the text of /proc/stat. Only differences say something.
+
+    It is all that is neither idle nor waiting for a disk. These two the kernel measures; what the
+    processors did it counts by ticks, of which an emulated guest on a busy machine misses most.
+    """
+    lines = [line.split() for line in stat.splitlines()]
+    cpus = sum(line[0].startswith("cpu") for line in lines if line) - 1  # the first line is the sum
+    idle, iowait = map(int, lines[0][4:6])
+    return now * cpus - (idle + iowait) / TICKS_PER_S
 
 
 def busy_seconds() -> float:
-    return parse_busy_seconds(Path("/proc/stat").read_text(encoding="ascii"))
+    return parse_busy_seconds(Path("/proc/stat").read_text(encoding="ascii"), time.monotonic())
 
 
 def parse_disk_bytes(stat: str, *, writes: bool) -> int:

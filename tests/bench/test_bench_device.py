@@ -38,7 +38,6 @@ def test_requests_are_counted_by_the_disk_once_the_client_is_at_work() -> None:
     found = use_of(ENDLESS, Device("sdx"), READS, 0.01, disk)
     assert (found.ios, found.bytes) == (READS.depth, READS.depth * READS.block)
     assert found.seconds >= 0.01
-    assert found.cpu_seconds >= 0
     assert found.server_seconds == 0
     # Four times the depth have been done before: one look a turn, and one at either end.
     assert disk.looks == [("sdx", False)] * 7
