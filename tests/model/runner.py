@@ -263,12 +263,23 @@ class Runner:
             self.model.perhaps_told()
         elif self.model.may_tell and "were lost at the target" in str(error):
             self.model.told()  # possible after any reconnection
+        elif self.model.may_tell and self._is_aborted_flush(error):
+            self.model.perhaps_told()  # a flush beside it has met a loss: it is not sent again
         elif self._is_failed_flush(error):
             # It is the report of whatever was lost before, too.
             if self.model.may_tell:
                 self.model.perhaps_told()
         elif not self._is_repeated(error):
             assert self._may_fail and not isinstance(error, LocalProtocolError), repr(error)
+
+    @staticmethod
+    def _is_aborted_flush(error: IserblkError) -> bool:
+        """Whether the error is one of a flush that would be sent again, had nothing been lost."""
+        return bool(error.losses) and (
+            isinstance(error, ScsiError)
+            and isinstance(error.sense, Sense)
+            and error.sense.key == sense.ABORTED_COMMAND
+        )
 
     def _is_repeated(self, error: IserblkError) -> bool:
         """Whether the error is the report of a loss of which another connection was told before."""
