@@ -1,7 +1,8 @@
 """Compiles what pays: ``setup.py build_ext --inplace``. Everything works without: more slowly, and
 over RDMA devices without memory windows. With ISERBLK_PLAIN=1 the modules of ``iserblk.forms``
 are left out. ISERBLK_OPTIMIZE: the level of gcc's optimisation for these modules; the default is
-2. ISERBLK_PROGRESS: the number of an open file descriptor to which is written how far it is.
+1 (docs/compiled.md). ISERBLK_PROGRESS: the number of an open file descriptor to which is written
+how far it is.
 
 A C file that is compiled already, as it is and with the same options, is not compiled again: after
 an edit these are those whose C code has changed. Their objects are in build/.
@@ -171,7 +172,7 @@ def extensions() -> list[Extension]:
         PROGRESS.say(f"reading the types of {len(sources)} modules")
         made += mypycify(
             ["--config-file=pyproject.toml", *sources],
-            opt_level=os.environ.get("ISERBLK_OPTIMIZE", "2"),
+            opt_level=os.environ.get("ISERBLK_OPTIMIZE", "1"),
             multi_file=True,  # for several processors (Build)
             group_name=forms["LIBRARY"].removesuffix("__mypyc"),
         )
