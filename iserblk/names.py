@@ -7,7 +7,7 @@ import logging
 import re
 import secrets
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from iserblk.errors import BadArgument
@@ -27,6 +27,14 @@ def shown(text: str) -> str:
     """The beginning of a user's text, quoted for error texts. One with an @ is not shown: on either
     side there may be a secret, where it was meant for a URL."""
     return "(not shown, for its @)" if "@" in text else repr(text[:60])
+
+
+def suggestion(word: str, known: Iterable[str]) -> str:
+    """What was meant, perhaps, as the end of a sentence; "": nothing is known that is similar."""
+    import difflib  # noqa: PLC0415 - for mistakes alone
+
+    close = difflib.get_close_matches(word, list(known), 3)
+    return f": is it {' or '.join(close)}?" if close else ""
 
 
 def check_name(text: str, what: str, quote: Callable[[str], str] = shown) -> str:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from iserblk.errors import BadArgument
 from iserblk.metrics.address import parse_address
-from iserblk.names import check_name, shown
+from iserblk.names import check_name, shown, suggestion
 from iserblk.secret import Secret
 
 PORTAL = "portal"  # of ``Options.discover``: the target itself is asked, by SendTargets
@@ -85,8 +85,10 @@ class Options:
         for raw, value in pairs:
             key = raw.replace("_", "-")
             if key not in _KEYS:
+                meant = suggestion(key, OPTION_NAMES)
                 raise BadArgument(
-                    f"unknown option {shown(raw)}; the options are: {', '.join(OPTION_NAMES)}"
+                    f"unknown option {shown(raw)}"
+                    f"{meant or '; the options are: ' + ', '.join(OPTION_NAMES)}"
                 )
             if key in seen:
                 raise BadArgument(f"option {key} is given twice")

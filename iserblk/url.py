@@ -146,7 +146,9 @@ def split_url(text: str, needs_target: bool = True) -> Url:
     if portal or scheme != "slp":  # slp:// alone means all agents of the network
         host, port = _host_port(portal, _DIRECTORIES.get(scheme, DEFAULT_PORT))
     if not path and needs_target:
-        raise BadArgument(f"the URL names no target; write {_EXAMPLE}")
+        raise BadArgument(
+            f"the URL names no target; `iserblk discover {scheme}://HOST` lists those of a portal"
+        )
     iqn, slash, lun = path.partition("/")
     iqn = check_name(unquote(iqn), "target name", quote) if path else ""
     if slash and not lun:

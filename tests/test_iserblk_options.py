@@ -119,6 +119,7 @@ def test_what_happens_anyway(key: str, value: str) -> None:
         ("portals", "all", "portals='all': say given, discover, isns://HOST"),
         ("alua", "no", "alua='no': say ask or follow"),
         ("colour", "red", "unknown option 'colour'; the options are: .*io-timeout.*queue-depth"),
+        ("io_timeuot", "3", "unknown option 'io_timeuot': is it io-timeout?"),
         ("", "x", "unknown option"),
         ("rcap", "", "rcap has no value"),
         ("rcap", "tcp", "say auto, verbs, iwarp or iwarp-sctp"),

@@ -15,6 +15,7 @@ from iserblk.disk.multipath.addresses import settle
 from iserblk.errors import BadArgument
 from iserblk.iscsi.chap import Credentials
 from iserblk.named.files import Named, check_name, check_words, save, secret_path
+from iserblk.names import shown
 from iserblk.options import OPTION_NAMES, Options
 from iserblk.secret import Secret
 from iserblk.url import check_scheme, is_url, parse_url
@@ -62,7 +63,10 @@ def command(
     check_name(name)
     for text in urls:
         if not is_url(text):
-            raise BadArgument("a named LUN is made of URLs: write iser://HOST/TARGET-IQN/LUN")
+            raise BadArgument(
+                f"{shown(text)} is no URL, and a named LUN is made of URLs: "
+                "write iser://HOST/TARGET-IQN/LUN"
+            )
     if devices and mountpoint:
         raise BadArgument("--device is for attach, --mountpoint for mount: give one of them")
     if mountpoint is not None and not mountpoint.startswith("/"):

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 import click
 
+from iserblk.names import suggestion
 from iserblk.options import OPTION_NAMES
 from iserblk.url import OF_ONE_SCHEME
 
@@ -94,11 +93,3 @@ def names_of(command: click.Command, context: click.Context) -> list[str]:
         if isinstance(each, click.Option) and not each.hidden
         for name in (*each.opts, *each.secondary_opts)
     ]
-
-
-def suggestion(word: str, known: Iterable[str]) -> str:
-    """What was meant, perhaps, as the end of a sentence; "": nothing is known that is similar."""
-    import difflib  # noqa: PLC0415 - for mistakes alone
-
-    close = difflib.get_close_matches(word, list(known), 3)
-    return f": is it {' or '.join(close)}?" if close else ""

@@ -22,12 +22,13 @@ from typing import NoReturn
 import click
 
 from iserblk import __version__
-from iserblk.cli.command import Command, names_of, suggestion
+from iserblk.cli.command import Command, names_of
 from iserblk.cli.output import system_words
 from iserblk.credentials import hide_command_line
 from iserblk.endings import Endings, ending_signals, ignore_further
 from iserblk.errors import BadArgument, IserblkError
 from iserblk.installation import HERE
+from iserblk.names import suggestion
 from iserblk.printable import log_to_stderr, printable
 from iserblk.url import may_be_url
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import click
 
 from fuse_mount.errors import UsageError
@@ -10,7 +12,7 @@ from iserblk.cli.command import UsageStatus
 from iserblk.cli.notify import ready
 from iserblk.cli.options import connection, connection_options_but
 from iserblk.errors import IserblkError
-from iserblk.named.files import load
+from iserblk.named.files import load, may_be_name
 from iserblk.named.resolving import names_lun
 from iserblk.options import LASTING_WORDS
 from iserblk.url import is_url
@@ -45,7 +47,9 @@ def command(
     options of the connection as NAME=VALUE. It ignores the usual words of fstab lines (defaults,
     _netdev, nofail, noauto, user, x-…).
     """
-    if not urls and names_lun(mountpoint):
+    # Also a name that no LUN has, so that the error is about the name.
+    wrong = may_be_name(mountpoint) and not os.path.lexists(mountpoint)
+    if not urls and (names_lun(mountpoint) or wrong):
         urls = (mountpoint,)
         mountpoint = own_place(mountpoint, f"name it: `iserblk mount {mountpoint} MOUNTPOINT`")
     if not urls:  # click gives the only argument to the last one

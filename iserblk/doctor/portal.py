@@ -554,7 +554,9 @@ def _tell_of_lun(lun: int, data: inquiry.Standard, answer: _Answer) -> None:
     if data.qualifier:
         answer.error = TargetNotFound("no device is connected")
         answer.text = f"the target has no LUN {lun} for this initiator"
-        answer.remedy = "correct the LUN's number: `iserblk info` without it shows all"
+        answer.remedy = (
+            "correct the LUN's number: `iserblk info` with the URL without /LUN lists all LUNs"
+        )
         return
     what = inquiry.device_type_words(data.device_type)
     product = f"{data.vendor} {data.product} {data.revision}".strip()

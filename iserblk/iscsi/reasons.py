@@ -46,7 +46,7 @@ _LOGIN = {
     0x0200: "the target found an error in the login",
     0x0201: "authentication failed",
     0x0202: "not authorized: the target's access rules do not admit this initiator name",
-    0x0203: "the target does not have this target name; check it in the URL",
+    0x0203: "the target does not have this target name; `iserblk discover HOST` lists its names",
     0x0204: "the target was removed",
     0x0205: "the target supports no common version",
     0x0206: "too many connections",

@@ -50,8 +50,8 @@ _SENSE = {
     0x1104: _MEDIUM,
     0x2002: "give this initiator name access to the LUN at the target",
     0x2500: (
-        "correct the LUN's number (iserblk info without it lists them), or give this initiator name"
-        " access at the target"
+        "correct the LUN's number (`iserblk info` without /LUN lists all), or give this initiator"
+        " name access at the target"
     ),
     0x2700: _PROTECTED,
     0x2701: _PROTECTED,

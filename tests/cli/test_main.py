@@ -169,6 +169,7 @@ def test_wrong_usage_is_7(arguments: list[str], words: str) -> None:
         (["mount"], "Missing argument"),
         (["mount", "iser://h/iqn.2026-11.example:a"], "Missing argument 'MOUNTPOINT'"),
         (["mount", "/mnt"], "Missing argument 'URL…'"),
+        (["mount", "nothing"], "there is no LUN named nothing in"),
         (["mount", "-x"], "No such option"),
         (["umount"], "Missing argument"),
     ],

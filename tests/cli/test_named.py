@@ -100,7 +100,7 @@ def test_json(directory: Path) -> None:
     [
         ("nbd0 {}", "cannot be the name of a LUN"),
         ("a/b {}", "cannot be the name of a LUN"),
-        ("disk other", "made of URLs"),
+        ("disk other", "'other' is no URL, and a named LUN is made of URLs"),
         ("disk iser://host", "names no target"),
         ("disk {} {}", "given twice"),
         ("disk {}?isid=80a1b2c3d4e5", "isid"),

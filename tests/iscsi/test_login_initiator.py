@@ -189,7 +189,7 @@ def test_target_does_not_agree_to_iser(said_no: str | None) -> None:
         (0x0200, LoginError, "found an error"),
         (0x0201, AuthenticationError, "authentication failed"),
         (0x0202, LoginError, "access rules"),
-        (0x0203, TargetNotFound, "check it in the URL"),
+        (0x0203, TargetNotFound, "`iserblk discover HOST` lists"),
         (0x0204, TargetNotFound, "removed"),
         (0x0205, LoginError, "version"),
         (0x0206, LoginError, "too many connections"),

@@ -125,7 +125,10 @@ def names(session: CommandSession, lun: int, name: str, url: str) -> Operation[N
     steps = _Identify(session, lun, name, url)
     standard = inquiry.decode_standard((yield from steps.ask(cdb.inquiry(96), 96)))
     if standard.qualifier != 0:
-        raise NoSuchLun(f"{url}: the target has no LUN {lun}; `iserblk info` without it lists them")
+        raise NoSuchLun(
+            f"{url}: the target has no LUN {lun}; `iserblk info` with the URL without /{lun} lists"
+            " its LUNs"
+        )
     if standard.device_type != inquiry.DISK:
         raise NotADisk(
             f"{url}: LUN {lun} is no disk but {inquiry.device_type_words(standard.device_type)}; "

@@ -65,8 +65,10 @@ def kind_of(path: str, size: int | None, read_only: bool) -> int | None:
     PermissionDenied."""
     try:
         mode = os.stat(path).st_mode
-    except FileNotFoundError:
+    except FileNotFoundError as error:
         if size is None:
+            if not os.path.isdir(os.path.dirname(path) or "."):
+                raise _open_error(path, read_only, error) from None
             raise BadArgument(f"{path}: no such file; `size=1G` creates it") from None
         if read_only:
             raise BadArgument(f"{path}: no such file; leave out `ro` to create it") from None
