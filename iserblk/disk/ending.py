@@ -91,14 +91,15 @@ def all_unflushed(disks: Iterable[Unflushed]) -> int | None:
 
 
 def last_flush_failed(name: str, disk: Unflushed, error: IserblkError) -> str:
-    """One line for the log, or for stderr. ``name``: of the LUN."""
+    """One line for the log, or for stderr. ``name``: of the LUN. No number where it is 0: what was
+    trimmed, or a write that was not answered, is not counted."""
     count = disk.unflushed
-    what = "" if count is None else f"{count} unflushed bytes: "
+    what = f"{count} unflushed bytes: " if count else ""
     return f"{name}: the last flush failed, data may be lost: {what}{error}"
 
 
 def not_flushed(name: str, disk: Unflushed) -> str:
     """The same, where no flush was tried."""
     count = disk.unflushed
-    what = "what was" if count is None else f"{count} bytes"
+    what = f"{count} bytes" if count else "what was"
     return f"{name}: not flushed: {what} written since the last flush may be lost"

@@ -22,17 +22,20 @@ class Disk:
         self.unflushed = unflushed
 
 
-def test_what_is_said_of_what_is_not_flushed() -> None:
+@pytest.mark.parametrize("nothing", [None, 0])
+def test_what_is_said_of_what_is_not_flushed(nothing: int | None) -> None:
+    """A trim has no bytes that are counted, and "0 bytes may be lost" would say that all is
+    well."""
     error = CommandTimeout("portal: given up")
     assert last_flush_failed("lun1", Disk(8192), error) == (
         "lun1: the last flush failed, data may be lost: 8192 unflushed bytes: portal: given up"
     )
-    assert last_flush_failed("lun1", Disk(None), error) == (
+    assert last_flush_failed("lun1", Disk(nothing), error) == (
         "lun1: the last flush failed, data may be lost: portal: given up"
     )
     said = "lun1: not flushed: 8192 bytes written since the last flush may be lost"
     assert not_flushed("lun1", Disk(8192)) == said
-    assert "what was written since" in not_flushed("lun1", Disk(None))
+    assert "what was written since" in not_flushed("lun1", Disk(nothing))
 
 
 @pytest.mark.parametrize(
