@@ -143,8 +143,10 @@ class PduReceiver:
         self._discarded = discarded
 
     def take_staged(self) -> bytes:
-        """Take the bytes behind the last PDU away: another protocol begins with them."""
+        """Take the bytes behind the last PDU away: another protocol begins with them. No PDU comes
+        any more; the memory for them would be kept as long as the connection."""
         staged = bytes(self._staging[self._start : self._end])
+        self._staging = NOWHERE
         self._start = self._end = 0
         return staged
 
