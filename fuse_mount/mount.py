@@ -75,7 +75,7 @@ _OTHER_S = 2.0  # how long an unmount waits for what another one has open
 LOG_NAME = "iserblk-mount"  # of a server in the background, in syslog
 # How long a server that is told to end waits until files are closed: the kernel reports this only
 # after close(2), or the umount(8) of a loop mount, has returned.
-_CLOSED_S = 2.0
+CLOSED_S = 2.0
 _TELL_S = 60.0  # between two looks at what was left out of the log
 
 
@@ -367,7 +367,7 @@ async def _serve(
             if by_force:
                 ending.give_up()
             if not closed:
-                with trio.move_on_after(0 if by_force else _CLOSED_S):
+                with trio.move_on_after(0 if by_force else CLOSED_S):
                     await files.all_closed()
             if not closed:  # nor has the kernel's connection ended meanwhile (umount --force)
                 in_use[:] = files.written_to

@@ -2,14 +2,15 @@
 
 Stays in the foreground. With --background it returns as ``iserblk mount`` does; then --unmount
 MOUNTPOINT ends the mount, or --umount-helper, with the arguments that umount(8) gives a helper.
-FAKE_USER in the environment is the number of the user that it becomes first."""
+FAKE_USER in the environment is the number of the user that it becomes first; FAKE_CLOSED_S, how
+long a server that is told to end waits for files to be closed."""
 
 from __future__ import annotations
 
 import os
 import sys
 
-from fuse_mount import umount_helper
+from fuse_mount import mount, umount_helper
 from fuse_mount.__main__ import main
 from fuse_mount.errors import MountError
 from fuse_mount.mount import mount_background, unmount
@@ -19,6 +20,7 @@ from tests.support import fake_disk
 if __name__ == "__main__":
     fake_disk.install()
     vars(writers)["running"] = list  # the fake LUNs of all tests have the same names
+    mount.CLOSED_S = float(os.environ.get("FAKE_CLOSED_S", mount.CLOSED_S))
     if user := int(os.environ.get("FAKE_USER", "0")):
         os.setgroups([])
         os.setgid(user)

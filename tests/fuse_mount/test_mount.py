@@ -372,11 +372,15 @@ def test_a_signal_while_a_file_is_open(mounts: Mounts) -> None:
             os.close(file)
 
 
-def test_a_signal_while_a_file_is_open_for_writing(mounts: Mounts) -> None:
+@pytest.mark.parametrize("flags", [os.O_WRONLY, os.O_RDWR])
+def test_a_signal_while_a_file_is_open_for_writing(
+    mounts: Mounts, monkeypatch: pytest.MonkeyPatch, flags: int
+) -> None:
     """The signal's sender hears of it: what the file's user holds, such as the page cache of a loop
     mount, has nowhere to go."""
+    monkeypatch.setenv("FAKE_CLOSED_S", "0.1")
     server = mounts.start(luns=[{}, {}])
-    file = os.open(mounts.place / "lun1", os.O_RDWR)
+    file = os.open(mounts.place / "lun1", flags)
     try:
         server.terminate()
         status, said = ended(server)
@@ -387,7 +391,10 @@ def test_a_signal_while_a_file_is_open_for_writing(mounts: Mounts) -> None:
     assert f"{mounts.place}: data may be lost: lun1 was open for writing: " in said
 
 
-def test_a_file_that_is_closed_right_after_the_signal(mounts: Mounts) -> None:
+def test_a_file_that_is_closed_right_after_the_signal(
+    mounts: Mounts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FAKE_CLOSED_S", "3600")  # however slow this test is
     server = mounts.start()
     file = os.open(mounts.place / "lun0", os.O_RDWR)
     server.terminate()
