@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import struct
 import threading
+import tracemalloc
 
 import pytest
 from hypothesis import given
@@ -374,3 +376,17 @@ def test_closed() -> None:
     with pytest.raises(ConnectionLost):
         tx.flush()
     tx.flush()
+
+
+def test_what_another_protocol_begins_with_leaves_no_memory() -> None:
+    """The connection keeps the receiver as long as it lasts."""
+    gc.collect()
+    tracemalloc.start()
+    try:
+        stream = PduReceiver(lambda head, size: None, lambda message, whole: None)
+        before, _ = tracemalloc.get_traced_memory()
+        assert stream.take_staged() == b""
+        after, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert before - after > 8192
