@@ -239,6 +239,15 @@ class _Doubt:
             self.who = await speakers.ask(addresses, self._portal, question, patience)
         return self.who
 
+    async def stranger(self, addresses: Sequence[Address]) -> str:
+        """Who answers there and is no target, if anybody; for an attempt whose login gets no
+        answer. A target may take its time, whatever it speaks; a stranger never becomes one."""
+        if self.allowed and not self._asked and not self.who:
+            self._asked = True
+            question = speakers.login_question(self._options)
+            self.who = await speakers.ask(addresses, self._portal, question, LOGIN_TIMEOUT_S)
+        return self.who if is_stranger(self.who) else ""
+
     async def takes_mpa(self) -> bool:
         """Whether the portal answers an MPA Request. For one that has refused a login."""
         if not self.wanted:
@@ -343,10 +352,11 @@ async def _iser(
     there = replace(url, scheme="iscsi")
     plain = fallback_options(options)
     try:
-        stranger = _Doubt(there, plain, doubt.allowed)
-        reached = await _traditional(there, plain, kind, run, reason, stranger)
+        plain_doubt = _Doubt(there, plain, doubt.allowed)
+        reached = await _traditional(there, plain, kind, run, reason, plain_doubt)
     except (TransportError, NotSupported) as error:
-        if not (isinstance(error, OtherProtocol) and is_stranger(error.speaks)):
+        stranger = isinstance(error, OtherProtocol) and is_stranger(error.speaks)
+        if not stranger and str(error) != str(no_iser):
             error.args = (f"{error}; before that, by iSER: {no_iser}",)
         raise
     log.warning("%s: Traditional iSCSI is used: %s", portal, reason)
@@ -429,7 +439,8 @@ async def _by_stream(
     credentials = find_credentials(url, options)
     needs_rdma = options.style == AUTO and options.fallback != "iscsi"
     try:
-        stream = await connect_stream(await resolve(url.host, url.port), portal, CONNECT_TIMEOUT_S)
+        addresses = await resolve(url.host, url.port)
+        stream = await connect_stream(addresses, portal, CONNECT_TIMEOUT_S)
     except HostNotFound:
         raise
     except IserblkError as error:
@@ -446,14 +457,17 @@ async def _by_stream(
     connection = over_stream(stream, qp, needs_rdma, options.header, doubted)
     login = kind(connection, url, fallback_options(options), portal)
     login.credentials = credentials
+    running = _log_in(run(login), qp, portal)
     try:
-        result = await _log_in(run(login), qp, portal)
+        result = await doubting(running, lambda: doubt.stranger(addresses))
     except (TransportError, IserRefused) as error:
         if login.agreed and not doubted:
             doubt.iser = True
             if options.header != HEADER_LENGTH:
                 error.args = (f"{error}{header_hint(options)}",)
         raise _NotThisWay(error, True) from None
+    if isinstance(result, str):
+        raise _NotThisWay(ConnectionLost(f"{portal}: no target"), False)
     reason = f"style={options.style}, and the login agreed to iSER on the byte stream"
     if login.traditional and url.iqn:
         url = replace(url, scheme="iscsi")
@@ -490,13 +504,8 @@ async def _traditional(
     if not doubt.wanted:
         return Reached(url, portal, reason, await running)
 
-    async def look() -> str:
-        """A target may take its time, whatever it speaks; a stranger never becomes one."""
-        who = await doubt.ask(addresses, LOGIN_TIMEOUT_S)
-        return who if is_stranger(who) else ""
-
     try:
-        result = await doubting(running, look)
+        result = await doubting(running, lambda: doubt.stranger(addresses))
     except (ConnectionLost, ConnectTimeout, RemoteProtocolError) as error:
         await doubt.ask_late(error)
         raise doubt.told(error) from None

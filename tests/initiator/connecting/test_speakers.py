@@ -10,7 +10,7 @@ from contextlib import contextmanager, suppress
 import pytest
 import trio
 
-from iserblk.errors import ConnectTimeout, LoginError, NoMpaReply, OtherProtocol
+from iserblk.errors import ConnectFailed, ConnectTimeout, LoginError, NoMpaReply, OtherProtocol
 from iserblk.initiator.connecting import iwarp, login, reach
 from iserblk.initiator.connecting.reach import connect
 from iserblk.initiator.connecting.send_targets import send_targets
@@ -242,13 +242,31 @@ async def test_no_target_at_all(
 
 
 async def test_no_target_and_a_fallback(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As ``discover HOST``: the login that is tried instead finds out who is there."""
+    """As ``discover HOST``: a question beside the first login finds out who is there, and no login
+    is waited for."""
     monkeypatch.setattr(reach, "MPA_TIMEOUT_S", 0.2)
-    monkeypatch.setattr(reach, "LOGIN_TIMEOUT_S", 0.5)
-    with stranger(by_lines) as port, pytest.raises(OtherProtocol) as error:
+    monkeypatch.setattr(reach, "LOGIN_TIMEOUT_S", 3600.0)
+    with (
+        stranger(by_lines) as port,
+        trio.fail_after(END_S),
+        pytest.raises(OtherProtocol) as error,
+    ):
         await connect(parse_url(url(port)), Options(fallback="iscsi"))
     assert str(error.value).startswith(f"127.0.0.1:{port}: a web server answers there")
     assert "before that" not in str(error.value)
+
+
+@pytest.mark.parametrize("style", ["auto", "cm", "stream"])
+async def test_nobody_and_a_fallback(style: str) -> None:
+    """Both attempts fail alike: the error says it once."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        port = taken.getsockname()[1]
+        with pytest.raises(ConnectFailed) as error:
+            await connect(parse_url(url(port)), Options(fallback="iscsi", style=style))
+    assert str(error.value) == (
+        f"cannot connect to 127.0.0.1:{port}: Connection refused; is the target listening there?"
+    )
 
 
 async def test_a_slow_login_goes_on() -> None:
