@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 
 import click
@@ -26,10 +27,11 @@ _WIDTH = 110
 @click.command(epilog="Exit status: 0 every case has run, 1 not, 7 bad argument.")
 @click.option("--case", "names", multiple=True, type=click.Choice(list(CASES)), metavar="NAME",
               help="Only this outage; repeatable.")  # fmt: skip
-@click.option("--file-system", type=click.Choice(["ext4", "xfs"]), default="ext4",
-              help="The file system (default ext4).")  # fmt: skip
-@click.option("--target", type=click.Choice(list(TARGETS)), default="LIO",
-              help="The target (default LIO, the kernel's own).")  # fmt: skip
+@click.option("--file-system", "file_systems", multiple=True, type=click.Choice(["ext4", "xfs"]),
+              default=["ext4"], help="The file system (default ext4); repeatable.")  # fmt: skip
+@click.option("--target", "targets", multiple=True, type=click.Choice(list(TARGETS)),
+              default=["LIO"],
+              help="The target (default LIO, the kernel's own); repeatable.")  # fmt: skip
 @click.option("--away", type=click.FloatRange(1, 3000), metavar="S",
               help="Seconds for which the target is away, in place of the case's.")  # fmt: skip
 @click.option("--json", "file", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE",
@@ -41,8 +43,9 @@ _WIDTH = 110
               help="Run nothing: show what --json has written to FILE.")  # fmt: skip
 @click.option("--list", "only_list", is_flag=True, help="Print the cases, and do nothing.")
 def outage(
-    names: tuple[str, ...], file_system: str, target: str, away: float | None, file: Path | None,
-    plot: Path | None, results: Path | None, only_list: bool,
+    names: tuple[str, ...], file_systems: tuple[str, ...], targets: tuple[str, ...],
+    away: float | None, file: Path | None, plot: Path | None, results: Path | None,
+    only_list: bool,
 ) -> int:  # fmt: skip
     """Make an outage of a target, and show what becomes of file systems on it."""
     if only_list:
@@ -57,11 +60,13 @@ def outage(
         found = [each for each in found if not names or each.case in names]
     else:
         found = []
-        prefix = peer(TARGETS[target]) if TARGETS[target] else Path("/")
+        wish = {
+            "targets": {each: str(peer(TARGETS[each])) if TARGETS[each] else "/"
+                        for each in targets},
+            "file_systems": list(dict.fromkeys(file_systems)),
+        }  # fmt: skip
         for name in names or CASES:
-            measured = _run(name, file_system, target, prefix, away)
-            if measured is not None:
-                found.append(measured)
+            found += _run(name, wish, away)
     console = Console(width=_WIDTH)
     for each in found:
         console.print(report.table(each))
@@ -73,13 +78,12 @@ def outage(
             picture = plot / f"outage-{each.name}.svg"
             draw(each).write(picture)
             say(f"drew {picture}")
-    return 0 if results is not None or len(found) == len(names or CASES) else 1
+    missed = {*(names or CASES)} - {each.case for each in found}
+    return 1 if results is None and missed else 0
 
 
-def _run(
-    name: str, file_system: str, target: str, prefix: Path, away: float | None
-) -> report.Outage | None:
-    """One case, in a guest of its own; None, with a message, if it has not come to its end."""
+def _run(name: str, wish: Mapping[str, object], away: float | None) -> list[report.Outage]:
+    """One case, in a guest of its own; none, with a message, if it has not come to its end."""
     away_s = CASES[name].away_s if away is None else away
     with tempfile.TemporaryDirectory(prefix="iserblk-outage-") as directory:
         status = to_its_end(
@@ -88,14 +92,14 @@ def _run(
                 *("--timeout", str(_GUEST_S + away_s), "--results", directory),
                 *("env", f"PYTHONPATH={TOP / 'scripts'}:{TOP}"),
                 *("python", "-P", "-m", "outagelib.guest"),
-                *(name, file_system, str(away_s), target, str(prefix)),
+                json.dumps({"case": name, "away_s": away_s, **wish}),
             ]
         )
         measured = Path(directory) / "outage.json"
         if not measured.exists():
             say(f"{name}: the guest has ended with status {status}, and measured nothing")
-            return None
-        return report.from_json(json.loads(measured.read_text()))
+            return []
+        return report.read(measured)
 
 
 def to_its_end(words: list[str]) -> int:

@@ -1,32 +1,34 @@
 """The outage, in the lab's guest.
 
-    python -P -m outagelib.guest CASE FILE-SYSTEM AWAY_S TARGET PREFIX
+    python -P -m outagelib.guest WISH
 
-Each initiator has a file system on a LUN of its own, with a writer (writer.py); all have the same
-outage at the same time. It begins when every writer has records that are acknowledged and not
-flushed. Afterwards the writers flush and end, the network is cut, the disks lose what is in their
-cache, and the file systems are looked at on the target's disks: what is there then was flushed all
-the way. The guest is thrown away behind that, with what hangs in it.
+WISH is JSON, the arguments of ``Outage``. For each target and each kind of file system each
+initiator has a file system on a LUN of its own, with a writer (writer.py); all have the same outage
+at the same time. It begins when every writer has records that are acknowledged and not flushed.
+Afterwards the writers flush and end, the network is cut, the disks lose what is in their cache, and
+the file systems are looked at on the target's disks: what is there then was flushed all the way.
+The guest is thrown away behind that, with what hangs in it.
 
 Writes $LAB_RESULTS/outage.json: report.py has the form.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from outagelib import say, writer
-from outagelib.array import Array
-from outagelib.cases import CASES, Case
-from outagelib.initiators import INITIATORS, OF_QEMU
+from outagelib.array import Array, Disks, Network
+from outagelib.cases import CASES
+from outagelib.initiators import INITIATORS, OF_QEMU, Lun
 from outagelib.ledger import Follower, in_file, missing
 from outagelib.programs import run
 
@@ -38,7 +40,7 @@ _AFTER_S = 30.0
 _UNFLUSHED = 4
 _START_S = 600.0
 _BACK_S = 300.0  # how long a writer may need, when the target is back
-_END_S = 60.0
+_END_S = 300.0  # and for its last flush
 _LOOK_S = 0.02
 _FLUSHES = 15  # flush I/Os, in a block device's stat
 _RUN = Path("/run/outage")
@@ -47,16 +49,20 @@ _OF_TARGET = {"ext4": (), "xfs": ("-o", "nouuid")}  # the initiator's mount is s
 
 
 class Subject:
-    """One initiator, with its device, file system and writer."""
+    """An initiator with a LUN of ``array``: its device, file system and writer. ``index``: counts
+    those of the same initiator, from 0."""
 
-    def __init__(self, name: str, lun: int, file_system: str) -> None:
-        self.name = name
-        self.place = _RUN / name
+    def __init__(self, initiator: str, array: Array, file_system: str, index: int) -> None:
+        self.initiator = initiator
+        self.array = array
+        self.file_system = file_system
+        self.name = lun_name(initiator, array.target, file_system)
+        self.place = _RUN / self.name
         self.place.mkdir(parents=True)
         self.mount = self.place / "files"
         self.mount.mkdir()
-        say(f"{name}: attaching")
-        self.device = INITIATORS[name](name, lun)
+        say(f"{self.name}: attaching")
+        self.device = INITIATORS[initiator](Lun(array.host, self.name, array.lun, index))
         run(*_MKFS[file_system], self.device)
         run("mount", self.device, self.mount)
         self._log = self.place / "log"
@@ -107,21 +113,44 @@ class Subject:
         return "gone"
 
 
-class Outage:
-    def __init__(
-        self, case: Case, file_system: str, away_s: float, target: str, prefix: Path
-    ) -> None:
-        self._case = case
-        self._file_system = file_system
-        self._away_s = away_s
-        ours = os.environ["LAB_INITIATOR"]
-        self._target = target
-        self._array = Array(target, prefix, [*INITIATORS], LUN_MIB, [ours, OF_QEMU])
-        self._array.start()
-        lun = self._array.lun
-        self._subjects = [Subject(name, lun, file_system) for name in INITIATORS]
+def lun_name(initiator: str, target: str, file_system: str) -> str:
+    return f"{target}-{file_system}-{initiator}".lower()
 
-    def run(self) -> dict[str, Any]:
+
+class Outage:
+    """``targets``: with the directories that their programs are in."""
+
+    def __init__(
+        self, case: str, away_s: float, targets: dict[str, str], file_systems: Sequence[str]
+    ) -> None:
+        self._case = CASES[case]
+        self._away_s = away_s
+        if "xfs" in file_systems:
+            run("modprobe", "xfs")
+        self._network = Network()
+        disks = Disks()
+        may_come = [os.environ["LAB_INITIATOR"], OF_QEMU]
+        self._arrays = []
+        for number, (target, prefix) in enumerate(targets.items()):
+            names = [
+                lun_name(initiator, target, each)
+                for each in file_systems
+                for initiator in INITIATORS
+            ]
+            self._arrays.append(
+                Array(self._network, disks, number, target, Path(prefix), names, LUN_MIB, may_come)
+            )
+        for array in self._arrays:
+            array.start()
+        kinds = itertools.product(self._arrays, file_systems)
+        self._subjects = [
+            Subject(initiator, array, file_system, index)
+            for index, (array, file_system) in enumerate(kinds)
+            for initiator in INITIATORS
+        ]
+
+    def run(self) -> list[dict[str, Any]]:
+        """An outage for each target and kind of file system: report.py has the form."""
         say("all write")
         self._wait(lambda: all(each.ledger.flushes for each in self._subjects), _START_S)
         begin = time.monotonic()
@@ -146,37 +175,47 @@ class Outage:
         self._wait(lambda: all(each.ended for each in self._subjects), _END_S)
         end = time.monotonic()
         states = {each.name: each.mounted_how() for each in self._subjects}
-        self._array.cut()
-        self._array.stop()
-        self._array.lose_cache()
-        return {
-            "case": self._case.name,
-            "file_system": self._file_system,
-            "target": self._target,
-            "kernel": os.uname().release,
-            "before_s": round(cut - begin, 3),
-            "away_s": round(back - cut, 3),
-            "after_s": round(end - back, 3),
-            "subjects": [
-                self._judge(each, states[each.name], begin, cut, end) for each in self._subjects
-            ],
-        }
+        self._network.cut()
+        for array in self._arrays:
+            array.stop()
+            array.lose_cache()
+        return [
+            {
+                "case": self._case.name,
+                "file_system": file_system,
+                "target": array.target,
+                "kernel": os.uname().release,
+                "before_s": round(cut - begin, 3),
+                "away_s": round(back - cut, 3),
+                "after_s": round(end - back, 3),
+                "subjects": [
+                    self._judge(each, states[each.name], begin, cut, end)
+                    for each in self._subjects
+                    if each.array is array and each.file_system == file_system
+                ],
+            }
+            for array, file_system in dict.fromkeys(
+                (each.array, each.file_system) for each in self._subjects
+            )
+        ]
 
     def _begin(self) -> None:
         if self._case.cut:
-            self._array.cut()
-        if self._case.down:
-            self._array.stop()
-        if self._case.lost:
-            self._array.lose_cache()
+            self._network.cut()
+        for array in self._arrays:
+            if self._case.down:
+                array.stop()
+            if self._case.lost:
+                array.lose_cache()
 
     def _end(self) -> None:
-        if self._case.moved:
-            self._array.move()
-        if self._case.down:
-            self._array.start()
+        for array in self._arrays:
+            if self._case.moved:
+                array.move()
+            if self._case.down:
+                array.start()
         if self._case.cut:
-            self._array.join()
+            self._network.join()
 
     def _wait(self, condition: Callable[[], bool], limit_s: float) -> bool:
         """Whether it has come true in that time."""
@@ -200,7 +239,8 @@ class Outage:
         place.mkdir()
         whole = True
         try:
-            run("mount", *_OF_TARGET[self._file_system], self._array.device(subject.name), place)
+            device = subject.array.device(subject.name)
+            run("mount", *_OF_TARGET[subject.file_system], device, place)
         except RuntimeError as error:
             say(f"{subject.name}: {error}")
             lost = missing(ledger, lambda _number: False)
@@ -209,9 +249,9 @@ class Outage:
             file = place / "records"
             lost = missing(ledger, in_file(file) if file.exists() else lambda _number: False)
             run("umount", place)
-            whole = self._whole(subject.name)
+            whole = self._whole(subject)
         return {
-            "name": subject.name,
+            "name": subject.initiator,
             "pause_s": round(pause_s, 3),
             "went_on": went_on,
             "failed": len(ledger.failed),
@@ -224,22 +264,19 @@ class Outage:
             "rates": ledger.rates(begin, end),
         }
 
-    def _whole(self, name: str) -> bool:
+    def _whole(self, subject: Subject) -> bool:
         """Whether the file system has nothing to mend, with its journal replayed."""
-        device = self._array.device(name)
-        check = ["e2fsck", "-f", "-n"] if self._file_system == "ext4" else ["xfs_repair", "-n"]
+        check = ["e2fsck", "-f", "-n"] if subject.file_system == "ext4" else ["xfs_repair", "-n"]
         try:
-            run(*check, device)
+            run(*check, subject.array.device(subject.name))
         except RuntimeError as error:
-            say(f"{name}: {error}")
+            say(f"{subject.name}: {error}")
             return False
         return True
 
 
-def main(case: str, file_system: str, away_s: str, target: str, prefix: str) -> None:
-    if file_system == "xfs":
-        run("modprobe", "xfs")
-    measured = Outage(CASES[case], file_system, float(away_s), target, Path(prefix)).run()
+def main(wish: str) -> None:
+    measured = Outage(**json.loads(wish)).run()
     (Path(os.environ["LAB_RESULTS"]) / "outage.json").write_text(json.dumps(measured))
 
 

@@ -10,21 +10,33 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 from lablib.setups import TOP
 
-from outagelib.array import HOST
 from outagelib.programs import run
 from outagelib.services import PORT, iqn
 
-_DEVICE_S = 300.0
+_DEVICE_S = 900.0
 _LOOK_S = 0.1
+_NBD_DEVICES = 16  # by the module's default
 _TOO_SLOW = "is not ready after"
 
 
-def url(name: str, lun: int) -> str:
-    return f"iscsi://{HOST}:{PORT}/{iqn(name)}/{lun}"
+@dataclass(frozen=True)
+class Lun:
+    """``host``: of the target that is called ``name``; ``number``: of the LUN. ``index``: counts
+    the LUNs of the same initiator, from 0."""
+
+    host: str
+    name: str
+    number: int
+    index: int
+
+    @property
+    def url(self) -> str:
+        return f"iscsi://{self.host}:{PORT}/{iqn(self.name)}/{self.number}"
 
 
 def _until(condition: Callable[[], object], words: str) -> None:
@@ -40,11 +52,11 @@ def _size(device: Path) -> int:
     return int(Path("/sys/block", device.name, "size").read_text())
 
 
-def iserblk(name: str, lun: int) -> Path:
+def iserblk(lun: Lun) -> Path:
     deadline = time.monotonic() + _DEVICE_S
     while True:
         done = subprocess.run(
-            [sys.executable, "-P", "-m", "iserblk.cli", "attach", url(name, lun)],
+            [sys.executable, "-P", "-m", "iserblk.cli", "attach", lun.url],
             capture_output=True,
             text=True,
             check=False,
@@ -60,26 +72,29 @@ def iserblk(name: str, lun: int) -> Path:
             raise RuntimeError(f"iserblk attach: {done.stderr.strip()}")
 
 
-def open_iscsi(name: str, _lun: int) -> Path:
-    node = ["iscsiadm", "-m", "node", "-T", iqn(name), "-p", f"{HOST}:{PORT}"]
+def open_iscsi(lun: Lun) -> Path:
+    node = ["iscsiadm", "-m", "node", "-T", iqn(lun.name), "-p", f"{lun.host}:{PORT}"]
     run(*node, "-o", "new")
     run(*node, "--login")
-    pattern = "session*/device/target*/*/block/sd*"
     found: list[Path] = []
 
     def there() -> bool:
-        found[:] = [Path("/dev") / each.name
-                    for each in Path("/sys/class/iscsi_session").glob(pattern)]  # fmt: skip
+        found[:] = [
+            Path("/dev") / disk.name
+            for session in Path("/sys/class/iscsi_session").iterdir()
+            if (session / "targetname").read_text().strip() == iqn(lun.name)
+            for disk in session.glob("device/target*/*/block/sd*")
+        ]
         return bool(found) and found[0].exists() and _size(found[0]) > 0
 
     _until(there, "the disk of open-iscsi")
     return found[0]
 
 
-def qemu_nbd(name: str, lun: int) -> Path:
-    device = Path("/dev/nbd8")  # iserblk takes the first that is free
+def qemu_nbd(lun: Lun) -> Path:
+    device = Path(f"/dev/nbd{_NBD_DEVICES - 1 - lun.index}")  # iserblk takes the first that is free
     Path("/run/lock").mkdir(exist_ok=True)  # for its lock of the device
-    run("qemu-nbd", "--format=raw", f"--connect={device}", url(name, lun))
+    run("qemu-nbd", "--format=raw", f"--connect={device}", lun.url)
     _until(lambda: _size(device) > 0, "the device of qemu-nbd")
     return device
 

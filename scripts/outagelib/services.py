@@ -105,22 +105,24 @@ class Lio:
 
 
 class _Program:
-    """A target that is a program. It runs in the array's network namespace."""
+    """A target that is a program. It runs in the array's network namespace. ``run``: a directory
+    for its files."""
 
-    def __init__(self) -> None:
-        _RUN.mkdir(parents=True)
+    def __init__(self, name: str) -> None:
+        self.run = _RUN / name
+        self.run.mkdir(parents=True)
         self._process: subprocess.Popen[bytes] | None = None
 
     def _run(self, address: str, *words: object) -> None:
         """Start it, and wait until it listens at the address. Raises RuntimeError: it does not."""
-        log = _RUN / "log"
+        log = self.run / "log"
         with log.open("ab") as file:
             self._process = subprocess.Popen(
                 ["nsenter", f"--net=/run/netns/{NAMESPACE}", *map(str, words)],
                 stdin=subprocess.DEVNULL,
                 stdout=file,
                 stderr=file,
-                env={**os.environ, "TGT_IPC_SOCKET": str(_RUN / "ipc")},
+                env={**os.environ, "TGT_IPC_SOCKET": str(self.run / "ipc")},
             )
         deadline = time.monotonic() + _START_S
         table = Path(f"/proc/{self._process.pid}/net/tcp")
@@ -151,7 +153,7 @@ class Tgtd(_Program):
     lun = 1  # 0 is its controller
 
     def __init__(self, disks: Mapping[str, Path], _initiators: Sequence[str], prefix: Path) -> None:
-        super().__init__()
+        super().__init__("tgtd")
         self._disks = disks
         self._programs = prefix / "usr/sbin"
 
@@ -166,7 +168,7 @@ class Tgtd(_Program):
 
     def _admin(self, number: int, operation: str, mode: str, *more: object) -> None:
         words = ("--lld", "iscsi", "--op", operation, "--mode", mode, "--tid", number, *more)
-        run("env", f"TGT_IPC_SOCKET={_RUN / 'ipc'}", self._programs / "tgtadm", *words)
+        run("env", f"TGT_IPC_SOCKET={self.run / 'ipc'}", self._programs / "tgtadm", *words)
 
 
 class Istgt(_Program):
@@ -175,23 +177,24 @@ class Istgt(_Program):
     lun = 0
 
     def __init__(self, disks: Mapping[str, Path], _initiators: Sequence[str], prefix: Path) -> None:
-        super().__init__()
+        super().__init__("istgt")
         self._disks = disks
         self._program = prefix / "usr/sbin/istgt"
 
     def start(self, address: str) -> None:
-        (_RUN / "istgt.conf").write_text(istgt_configuration(self._disks, address))
-        self._run(address, self._program, "-D", "-c", _RUN / "istgt.conf")
+        configuration = self.run / "istgt.conf"
+        configuration.write_text(istgt_configuration(self._disks, address, self.run))
+        self._run(address, self._program, "-D", "-c", configuration)
 
 
-def istgt_configuration(disks: Mapping[str, Path], address: str) -> str:
-    """Beside what its own example has."""
+def istgt_configuration(disks: Mapping[str, Path], address: str, place: Path) -> str:
+    """Beside what its own example has. ``place``: for its files."""
     text = f"""\
 [Global]
   NodeBase "{BASE}"
-  PidFile {_RUN}/istgt.pid
-  AuthFile {_RUN}/auth.conf
-  MediaDirectory {_RUN}
+  PidFile {place}/istgt.pid
+  AuthFile {place}/auth.conf
+  MediaDirectory {place}
   Timeout 30
   NopInInterval 20
   DiscoveryAuthMethod None

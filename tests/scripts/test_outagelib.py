@@ -209,12 +209,13 @@ def test_whether_a_program_listens(tmp_path: Path) -> None:
 
 
 def test_istgt_has_a_target_for_each_disk() -> None:
-    """At the array's address."""
+    """At the array's address, and with its files in its place."""
     disks = {"a": Path("/dev/nullb0"), "b": Path("/dev/nullb1")}
-    said = istgt_configuration(disks, "10.9.10.3").splitlines()
+    said = istgt_configuration(disks, "10.9.10.3", Path("/run/it")).splitlines()
     assert "  Portal P1 10.9.10.3:3260" in said
     assert [line.split()[-1] for line in said if "TargetName" in line] == ["a", "b"]
     assert "  LUN0 Storage /dev/nullb1 Auto" in said
+    assert "  PidFile /run/it/istgt.pid" in said
 
 
 # --- table and picture ---------------------------------------------------------------------------
@@ -362,19 +363,22 @@ def test_a_guest_that_measures_nothing(
     """The other cases are run and shown all the same."""
 
     def guest(words: list[str]) -> int:
-        if (name := words[-5]) not in able:
+        wish = json.loads(words[-1])
+        if (name := wish["case"]) not in able:
             return 1
         results = Path(words[words.index("--results") + 1]) / "outage.json"
-        write(results, [measured(subject(), case=name)])
-        (one,) = json.loads(results.read_text())
-        results.write_text(json.dumps(one))
+        write(results, [measured(subject(), case=name, file_system=each)
+                        for each in wish["file_systems"]])  # fmt: skip
         return 0
 
     monkeypatch.setattr(command, "to_its_end", guest)
     words = ["--case", "network", "--case", "reboot", "--json", str(tmp_path / "file")]
+    words += ["--file-system", "xfs", "--file-system", "ext4"]
     monkeypatch.setattr("sys.argv", ["outage", *words])
     assert run_command(outage, "scripts/outage", say, "stopped") == status
-    assert [each.case for each in read(tmp_path / "file")] == able
+    assert [(each.case, each.file_system) for each in read(tmp_path / "file")] == [
+        (name, file_system) for name in able for file_system in ("xfs", "ext4")
+    ]
     missed = "outage: network: the guest has ended with status 1, and measured nothing"
     assert (missed in capsys.readouterr().err) == bool(status)
 
