@@ -220,6 +220,7 @@ def _lun(urls: Sequence[str], given: Mapping[str, str], info: LunInfo, by_nbdkit
         kernel_seconds(max(options.io_timeout for options in settled)),
         info.size,
         info.block_size,
+        info.max_transfer,
         _name(info),
         by_nbdkit,
         any(options.reserve for options in settled),

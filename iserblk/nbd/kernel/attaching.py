@@ -29,9 +29,9 @@ _GONE_S = 2.0  # in which a server has ended that has handed over its connection
 class Lun:
     """The LUN to attach. ``urls``: its paths; ``url``: for messages, without user info and options;
     ``options``: for all of ``urls``; ``io_timeout``: seconds, see ``client.kernel_seconds``;
-    ``size``, ``block_size``: bytes; ``name``: the same for all paths to the LUN, and for no other;
-    ``by_nbdkit``: which server serves it; ``reserved``: the server is to reserve the LUN; ``udev``:
-    properties that udev is to have of the device."""
+    ``size``, ``block_size``, ``max_transfer``: bytes; ``name``: the same for all paths to the LUN,
+    and for no other; ``by_nbdkit``: which server serves it; ``reserved``: the server is to reserve
+    the LUN; ``udev``: properties that udev is to have of the device."""
 
     urls: Sequence[str]
     url: str
@@ -39,6 +39,7 @@ class Lun:
     io_timeout: float
     size: int
     block_size: int
+    max_transfer: int
     name: str
     by_nbdkit: bool = False
     reserved: bool = False
@@ -123,7 +124,7 @@ def _connect(home: Home, lun: Lun, connections: int) -> None:
         home.make(state)
         home.tell_udev(lun.udev)
         _start(home, lun, state)
-        client.connect(home, lun.block_size, state)
+        client.connect(home, lun.block_size, lun.max_transfer, state)
         client.wait_until_usable(home.device, lun.size)
 
 

@@ -27,6 +27,10 @@ _TAKEN_S = 15.0  # until the kernel has noticed that the old connections are dea
 _POLL_S = 0.02
 _LOOK_MS = 5_000  # after a request that may have been lost with its server
 _FOREVER_S = 1_000_000.0  # eleven days: twice as many, in jiffies, fit into 31 bits
+# Bytes of a request of the kernel. By its default it cuts what is longer than 128 KiB: each piece
+# would be a command of its own, with its own R2T. Of a server's memory a client has 5 MiB.
+LARGEST = 1 << 20
+_LEAST = 4096
 _BLOCKS = (512, 1024, 2048, 4096)  # block sizes that the kernel's client supports, in bytes
 
 
@@ -58,9 +62,10 @@ def dead_timeout(io_timeout: float) -> int:
     return int(io_timeout) + 30
 
 
-def connect(home: Home, block_size: int, state: State) -> None:
-    """Connect the device of ``home`` to its server. ``block_size``: bytes. Raises IserblkError; the
-    device is then not connected, or another process has connected it (``home.is_ours``)."""
+def connect(home: Home, block_size: int, max_transfer: int, state: State) -> None:
+    """Connect the device of ``home`` to its server. ``block_size``, ``max_transfer``: bytes, of a
+    block and of the largest command. Raises IserblkError; the device is then not connected, or
+    another process has connected it (``home.is_ours``)."""
     device = home.device
     with open_links(home.socket, state.connections) as links, signals_held():
         write_pid(home.client_pid, os.getpid())
@@ -82,6 +87,7 @@ def connect(home: Home, block_size: int, state: State) -> None:
             if shown not in (0, os.getpid()):
                 write_pid(home.client_pid, shown)
             _look_after(device, state)
+            device.take_requests_of(max(_LEAST, min(LARGEST, max_transfer)))
         except OSError as error:
             raise IserblkError(f"{device.path}: the kernel could not connect it: "
                                f"{error.strerror}; `dmesg` may say more") from None  # fmt: skip

@@ -103,6 +103,12 @@ class Device:
             path = self.places.sys / "block" / self.name / "queue" / "io_timeout"
             path.write_text(f"{milliseconds}\n")
 
+    def take_requests_of(self, length: int) -> None:
+        """Have the kernel send up to so many bytes in one request, where it can."""
+        with contextlib.suppress(OSError):
+            path = self.places.sys / "block" / self.name / "queue" / "max_sectors_kb"
+            path.write_text(f"{length >> 10}\n")
+
     def announce(self) -> None:
         """Have the kernel send an event that says that the device has changed."""
         with contextlib.suppress(OSError):

@@ -10,6 +10,7 @@ import pytest
 
 from iserblk.disk.wish import Wish
 from iserblk.metrics.scraping import scrape
+from iserblk.nbd.buffers import CLIENT_BYTES
 from tests.cli.commands import good_json, serving
 from tests.nbd.kernel.attachers import SIZE, Attacher, path_of, wait_for
 from tests.nbd.kernel.fake_kernel import FakeKernel
@@ -30,6 +31,23 @@ def test_attach_and_detach(tool: Attacher, kernel: FakeKernel, target: TargetPro
     assert tool.good("detach", "nbd0") == ""
     tool.assert_nothing_left()
     assert "nothing is attached" in tool.refused(7, "detach", "nbd0")
+
+
+@pytest.mark.parametrize(
+    ("words", "kib"),
+    [((), 1024), (("-o", "max-transfer=65536"), 64), (("-o", "journal=off"), 1024)],
+)
+def test_the_kernel_may_send_larger_requests(
+    tool: Attacher, kernel: FakeKernel, target: TargetProcess, words: tuple[str, ...], kib: int
+) -> None:
+    """As large as one command may be, but no larger than a client's share of memory allows for
+    several at once."""
+    queue = kernel.root / "sys/block/nbd0/queue"
+    queue.mkdir()
+    tool.good("attach", f"{target.url}/1", *words)
+    assert (queue / "max_sectors_kb").read_text() == f"{kib}\n"
+    assert 4 * (kib << 10) < CLIENT_BYTES
+    tool.good("detach", "nbd0")
 
 
 def test_udev_is_told_what_the_lun_is_called(

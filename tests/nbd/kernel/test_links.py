@@ -12,7 +12,8 @@ import pytest
 
 from iserblk.errors import IserblkError, RemoteProtocolError
 from iserblk.nbd import messages as nbd
-from iserblk.nbd.kernel.links import kept, open_links
+from iserblk.nbd.kernel.client import LARGEST
+from iserblk.nbd.kernel.links import SO_SNDBUFFORCE, kept, open_links
 
 GREETING = nbd.GREETING.pack(nbd.MAGIC, nbd.OPTION_MAGIC, nbd.FIXED_NEWSTYLE | nbd.NO_ZEROES)
 SIZE, FLAGS = 12 << 20, nbd.HAS_FLAGS | nbd.SEND_FLUSH
@@ -54,6 +55,20 @@ def saying(path: Path, words: bytes, clients: int = 1) -> Iterator[list[bytes]]:
             yield heard
         finally:
             thread.join()
+
+
+def test_a_large_write_fits_into_the_socket(tmp_path: Path) -> None:
+    """Else the kernel waits for the server several times in each."""
+    path = tmp_path / "socket"
+    with socket.socket(socket.AF_UNIX) as sock:
+        try:
+            sock.setsockopt(socket.SOL_SOCKET, SO_SNDBUFFORCE, 4096)
+        except PermissionError:
+            pytest.skip("only root with CAP_NET_ADMIN may go beyond net.core.wmem_max")
+    with saying(path, GOOD), open_links(path, 1) as (link,):
+        # The kernel doubles the number, for what the bytes cost it.
+        room = link.sock.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF)
+        assert room == 2 * LARGEST
 
 
 def test_size_and_flags_of_the_default_export(tmp_path: Path) -> None:
