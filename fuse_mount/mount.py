@@ -72,6 +72,7 @@ _UNMOUNT_TIMEOUT_S = 120.0
 _FIRST_LOOK_S = 0.2
 _LOOK_S = 1.0
 _OTHER_S = 2.0  # how long an unmount waits for what another one has open
+_MNT_DETACH = 2  # umount2(2)
 LOG_NAME = "iserblk-mount"  # of a server in the background, in syslog
 # How long a server that is told to end waits until files are closed: the kernel reports this only
 # after close(2), or the umount(8) of a loop mount, has returned.
@@ -168,7 +169,7 @@ def unmount(mountpoint: str, how: How = How.FLUSHED, waits: bool = False) -> Non
     kind, number = is_mounted(mountpoint)
     if kind != _FILE_SYSTEM:
         _forget(mountpoint)
-        raise UsageError(f"{mountpoint}: no LUNs are mounted there")
+        raise UsageError(f"{mountpoint}: no LUNs are mounted there{_still_served(mountpoint)}")
     source = _source_at(mountpoint)
     wishes = [_wish(mountpoint, where) for where in directories()]
     try:
@@ -194,8 +195,21 @@ def unmount(mountpoint: str, how: How = How.FLUSHED, waits: bool = False) -> Non
         )
 
 
+def _still_served(mountpoint: str) -> str:
+    """In words: that the server of files that were mounted there runs; or ""."""
+    for found in running():
+        record = found.record
+        if record.command == "mount" and record.where == mountpoint:
+            return (
+                f"; the server of an earlier mount goes on (process {record.pid}): another mount"
+                " namespace has the files mounted, or it is ending"
+            )
+    return ""
+
+
 def _unmount_now(mountpoint: str, how: How, wishes: Sequence[Wish]) -> None:
-    """What another ``unmount`` holds open while it flushes is waited for. Raises MountFailed: still
+    """What another ``unmount`` holds open while it flushes is waited for; and by force, what its
+    server unmounts itself, as the kernel has ended the connection. Raises MountFailed: still
     mounted."""
     deadline = time.monotonic() + _OTHER_S
     while True:
@@ -204,7 +218,8 @@ def _unmount_now(mountpoint: str, how: How, wishes: Sequence[Wish]) -> None:
         )
         if not ended.returncode or not is_ours(mountpoint):  # else the server, or that one, has
             return
-        if time.monotonic() > deadline or not any(wish.made_by_others for wish in wishes):
+        waits = how is How.FORCE or any(wish.made_by_others for wish in wishes)
+        if time.monotonic() > deadline or not waits:
             words = " ".join(ended.stderr.split()).removeprefix(f"umount: {mountpoint}: ")
             raise MountFailed(f"{mountpoint}: still mounted: {words or 'cannot unmount'} "
                               f"(`fuser -vm` shows what uses it)")  # fmt: skip
@@ -398,8 +413,9 @@ async def _serve(
             files = LunFiles(disks.disks, options, ending)
             pyfuse3.trio = Readers().namespace()  # type: ignore[attr-defined]
             _mount(files, mountpoint, _source(source), options)
+            _, number = is_mounted(mountpoint)
             try:
-                _raise_background_limit(mountpoint)
+                _raise_background_limit(number)
                 mounted = True
                 ready()
                 with limited_lines():  # behind ``ready``, which says where the log is
@@ -408,6 +424,8 @@ async def _serve(
                         watching.start_soon(watch, ending.waits, wished, ask)
                         await pyfuse3.main(_MIN_TASKS, _MAX_TASKS)
                         watching.cancel_scope.cancel()
+                    if not told.first:
+                        _detach_dead(mountpoint, number)
                     ending.ask()
                     with trio.move_on_after(LONGEST_S) as limit:
                         failed += await files.flush_all()
@@ -417,6 +435,7 @@ async def _serve(
             finally:
                 closed = True
                 pyfuse3.close(unmount=True)
+                _detach_dead(mountpoint, number)
         nursery.cancel_scope.cancel()
     if failed and wish is not None:
         wish.leave(unflushed)
@@ -476,14 +495,35 @@ def _mount(files: Any, mountpoint: str, url: str, options: MountOptions) -> None
             os.close(stderr)
 
 
-def _raise_background_limit(mountpoint: str) -> None:
+def _detach_dead(mountpoint: str, number: int) -> None:
+    """Unmount what this server does not serve any more: the file system at ``mountpoint`` with
+    minor device ``number``, where it is still there. umount(8) with -f has the kernel end the
+    connection, and then refuses to unmount files in use; libfuse leaves such a mount alone. An
+    error is only logged."""
+    if is_mounted(mountpoint) != (_FILE_SYSTEM, number):
+        return
+    log.warning(
+        "%s: the kernel has ended the connection while files were in use (umount -f does so):"
+        " unmounted; requests to open files fail",
+        mountpoint,
+    )
+    try:
+        if os.geteuid() == 0:
+            _system_call("umount2", os.fsencode(mountpoint), _MNT_DETACH)
+        else:
+            subprocess.run(_unmount_command(mountpoint, How.LAZY), check=False)
+    except OSError as error:
+        log.error("%s: it stays mounted, and is dead: %s", mountpoint, error)
+
+
+def _raise_background_limit(number: int) -> None:
     """Raise the kernel's limit of 12 asynchronous requests. An error is only logged.
 
     The limit can be set only in fusectl. If the machine has not mounted that (containers), mount it
-    for a moment at a temporary directory. The minor device number of the mount is the name of the
-    connection's directory. (stat(2) would tell it, too, but this server would have to answer.)
+    for a moment at a temporary directory. ``number``: the minor device number of the mount, which
+    is the name of the connection's directory. (stat(2) would tell it, too, but this server would
+    have to answer.)
     """
-    _, number = is_mounted(mountpoint)
     name = f"{number}/max_background"
     try:
         if os.path.isdir(f"/sys/fs/fuse/connections/{number}"):

@@ -421,10 +421,36 @@ def test_a_file_system_that_is_gone_while_a_close_is_waited_for(
     finally:
         with contextlib.suppress(OSError):
             os.close(file)
-        # The kernel refuses to unmount what is in use, and ends its connection all the same.
-        subprocess.run(["umount", "--lazy", mounts.place], check=False, stderr=subprocess.DEVNULL)
     assert status in (0, 1)  # 1: the close was given up before
     assert mounts.log()[-2:] == ["closing", "close"]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="umount --force needs root")
+@pytest.mark.parametrize("by", ["umount", "helper"])
+def test_umount_by_force_of_what_is_in_use_leaves_no_dead_mount(mounts: Mounts, by: str) -> None:
+    """The kernel refuses to unmount what is in use, and ends its connection all the same: the
+    server unmounts, flushes, and logs out."""
+    server = mounts.start()
+    file = os.open(mounts.place / "lun0", os.O_RDWR)
+    try:
+        os.write(file, b"x")
+        if by == "helper":
+            done = mounts.run("--umount-helper", str(mounts.place), "-f")
+            assert (done.returncode, done.stderr) == (0, "")
+        else:
+            words = ["umount", "--internal-only", "--force", str(mounts.place)]
+            subprocess.run(words, check=False, stderr=subprocess.DEVNULL)
+        status, said = ended(server)
+    finally:
+        with contextlib.suppress(OSError):
+            os.close(file)
+    assert status == 0
+    assert said.rstrip().endswith("unmounted; requests to open files fail")
+    assert mounts.log()[-2:] == ["lun0 flush", "close"]
+    assert mount.is_mounted(str(mounts.place)) == ("", 0)
+    again = mounts.start()
+    again.terminate()
+    assert ended(again) == (0, "")
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="a loop mount needs root")
@@ -671,6 +697,9 @@ def test_unmounting_what_another_namespace_has_too(mounts: Mounts) -> None:
         assert "unmounted here, but its server goes on: the mount namespace of" in done.stderr
         assert f"process {holding.pid} (sh)" in done.stderr
         assert f"nsenter -t {holding.pid} -m umount '{mounts.place}'" in done.stderr
+        again = mounts.run("--unmount", str(mounts.place))
+        assert again.returncode == 1
+        assert f"an earlier mount goes on (process {server.pid}): another mount" in again.stderr
         assert server.poll() is None
     finally:
         holding.communicate("\n", timeout=60)
