@@ -102,9 +102,10 @@ def check_scheme(url: Url, options: Options) -> None:
     if url.scheme == "iscsi" and options.rcap != "auto":
         raise NotSupported("rcap: an iscsi:// URL means TCP; leave it out, or use an iser:// URL")
     if url.scheme == "iscsi" and (options.hello or options.header != 28):
+        name = "hello" if options.hello else "header"
         raise NotSupported(
-            "hello, header: an iscsi:// URL means Traditional iSCSI, without iSER's messages;"
-            " leave them out, or use an iser:// URL"
+            f"{name}: an iscsi:// URL means Traditional iSCSI, without iSER's messages; leave it"
+            " out, or use an iser:// URL"
         )
     if url.scheme == "iscsi" and options.style != "auto":
         raise NotSupported("style: an iscsi:// URL means TCP; leave it out, or use an iser:// URL")

@@ -25,7 +25,7 @@ _FOREIGN = ("chap-secret-file", "chap-secret-credential")  # sources that are le
 
 @click.command("add", cls=Command)
 @click.argument("name", metavar="NAME")
-@click.argument("urls", metavar="URL…", nargs=-1, required=True)
+@click.argument("urls", metavar="URL…", nargs=-1)
 @click.option(
     "--device",
     "devices",
@@ -60,7 +60,11 @@ def command(
     $XDG_CONFIG_HOME/iserblk. A CHAP secret is taken out of the URL, the environment or
     --chap-secret-fd, and kept beside it, in a file of its own that only its owner can read.
     """
+    if is_url(name):
+        raise BadArgument("a URL stands in place of the name: write `iserblk add NAME URL`")
     check_name(name)
+    if not urls:
+        raise click.UsageError("Missing argument 'URL…'.", click.get_current_context())
     for text in urls:
         if not is_url(text):
             raise BadArgument(

@@ -7,6 +7,7 @@ import logging
 import click
 
 from iserblk.cli.command import Command
+from iserblk.cli.here import places_of
 from iserblk.errors import BadArgument, IserblkError
 from iserblk.named.files import load, may_be_name
 from iserblk.named.resolving import names_lun
@@ -61,5 +62,10 @@ def _devices(path: str) -> tuple[str, ...]:
         return (path,)
     devices = load(path).devices
     if not devices:
-        raise BadArgument(f"{path} has no device of its own: name the device, e.g. /dev/nbd0")
+        attached = " and ".join(
+            f"it is attached at {place}: `iserblk detach {place}`"
+            for place in places_of(path, "attach")
+        )
+        remedy = attached or "name the device, e.g. /dev/nbd0"
+        raise BadArgument(f"{path} has no device of its own: {remedy}")
     return devices

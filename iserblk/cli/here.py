@@ -341,7 +341,7 @@ def _lun_of(url: str) -> tuple[str, int | None]:
 
 # --- what is not seen ----------------------------------------------------------------------------
 
-_THEIRS = "only that user and root can look at it"
+_THEIRS = "only the owner and root can look"
 
 
 def _unseen() -> list[Unseen]:
@@ -351,8 +351,8 @@ def _unseen() -> list[Unseen]:
             Unseen(
                 "",
                 (),
-                "XDG_RUNTIME_DIR is not set: what runs without it makes no sockets to be found by;"
-                " log in as this user (su -l, ssh, machinectl shell)",
+                "XDG_RUNTIME_DIR is not set, so a mount, an NBD server or a target that this user"
+                " runs cannot be found: log in as this user (su -l, ssh, machinectl shell)",
             )
         )
     hidden: dict[str, list[str]] = {}
@@ -449,6 +449,12 @@ def all_named() -> list[NamedLun]:
 def uses_of(named: Sequence[NamedLun], here: Here) -> list[Use]:
     """What uses the LUNs of ``named``."""
     return [use for use in here.uses if any(each.is_in(use) for each in named)]
+
+
+def places_of(name: str, what: str) -> list[str]:
+    """Where the command ``what`` has LUNs of the named LUN ``name`` in use. Raises BadArgument."""
+    uses = uses_of(luns_of(load(name)), look_around())
+    return list(dict.fromkeys(use.where for use in uses if use.what == what and use.where))
 
 
 def lun_name(use: Use, named: Sequence[NamedLun]) -> str:

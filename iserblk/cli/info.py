@@ -35,6 +35,8 @@ _WORDS = {
     "hello": "Hello exchanged",
     "mode": "STags are",
     "device": "RDMA device",
+    "header_digest": "header digest",
+    "data_digest": "data digest",
     "receive_size": "receive size",
     "receive_invalidate": "Send with Invalidate",
     "solicits": "Sends with solicited events",
@@ -97,7 +99,10 @@ def _show(info: LunInfo, login: Mapping[str, object]) -> None:
             ("zero (WRITE SAME)", _zero(info)),
             ("extents (GET LBA STATUS)", yes_no(info.can_extents)),
             ("largest transfer", size_words(info.max_transfer)),
-            ("best transfer", size_words(info.optimal_transfer) if info.optimal_transfer else "?"),
+            (
+                "best transfer",
+                size_words(info.optimal_transfer) if info.optimal_transfer else "not told",
+            ),
             *([("gateway to", " → ".join(info.gateway_to))] if info.gateway_to else []),
         ],
     )
@@ -132,4 +137,6 @@ def _zero(info: LunInfo) -> str:
 
 
 def _value(value: object) -> str:
+    if value in (None, "None"):  # of digests
+        return "none"
     return yes_no(value) if isinstance(value, bool) else str(value)

@@ -75,19 +75,58 @@ _USER_INFO = re.compile(r"\b(iser|iscsi):.*@", re.DOTALL | re.IGNORECASE)
 _MEANT = {
     "ls": "list",
     "cp": "copy",
+    "convert": "copy",
+    "dd": "copy",
     "rm": "remove",
     "delete": "remove",
     "cmp": "compare",
     "diff": "compare",
+    "verify": "compare",
     "discard": "trim",
     "login": "attach",
     "logout": "detach",
     "connect": "attach",
     "disconnect": "detach",
+    "map": "attach",
+    "unmap": "detach",
     "unmount": "umount",
     "benchmark": "bench",
+    "ps": "status",
+    "monitor": "top",
+    "watch": "top",
+    "metrics": "stats",
+    "scan": "discover",
+    "find": "discover",
+    "check": "doctor",
+    "ping": "doctor",
+    "export": "nbd",
+    "start": "enable",
     "help": "--help",
     "version": "--version",
+}
+_LOGS = (
+    "a server in the background logs to syslog: `journalctl -t iserblk-mount`, or -t iserblk-nbd,"
+    " -t iserblk-target, or -t iserblk-nbd0 for /dev/nbd0"
+)
+_COMPLETION = (
+    "packages bring completion of bash, zsh and fish; `scripts/manpages` installs it from a clone"
+    " (docs/using.md)"
+)
+_STOP = (
+    "`iserblk umount MOUNTPOINT` ends a mount, `iserblk detach /dev/nbdX` an attached device,"
+    " `iserblk disable NAME` a unit, and `kill PID` or ^C each server; `iserblk status` shows them"
+)
+# What there is no command for.
+_ELSEWHERE = {
+    "log": _LOGS,
+    "logs": _LOGS,
+    "journal": _LOGS,
+    "completion": _COMPLETION,
+    "completions": _COMPLETION,
+    "stop": _STOP,
+    "kill": _STOP,
+    "flush": "fsync(2), sync(1) and NBD's FLUSH flush; so do `iserblk umount` and `iserblk detach`",
+    "config": "options stand in a URL, behind -o, or with a name that `iserblk add` gives",
 }
 
 
@@ -133,6 +172,8 @@ class _Commands(click.Group):
             ctx.fail(f"{said}: a URL stands behind a command, e.g. `iserblk info URL`")
         if name in _MEANT:
             ctx.fail(f"{said}: is it `iserblk {_MEANT[name]}`?")
+        if name in _ELSEWHERE:
+            ctx.fail(f"{said}: {_ELSEWHERE[name]}")
         ctx.fail(said + suggestion(name, COMMANDS))
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

@@ -149,15 +149,18 @@ def _find(what: str) -> tuple[str, Address]:
                 ):
                     return place, each.address
     if is_url(what):  # it may have a secret
-        raise BadArgument("a URL stands in place of the device, mount point or socket: name that")
+        raise BadArgument(
+            "a URL stands in place of the device, mount point or socket: `iserblk status` shows"
+            " where a LUN is in use; name that place"
+        )
     if "/" in what:
         if Path(path).is_socket():
             return path, Path(path)
     elif ":" in what and not what.startswith(_NAMES):
         return what, parse_address(what, "stats")
     raise BadArgument(
-        f"{what}: no metrics are served for that; `iserblk status` lists what is in use here, and "
-        "metrics=PATH makes any command serve them"
+        f"{what}: no LUN of that name, and no device, mount point, socket or target that serves"
+        " metrics; `iserblk status` lists what is in use here"
     )
 
 

@@ -52,7 +52,7 @@ def scrape(
     except OSError as error:
         raise ConnectFailed(
             f"{name}: no process serves metrics there ({error.strerror or error}); "
-            "`iserblk stats` lists the processes that serve metrics"
+            "`iserblk status` says what was killed, and which command removes what is left"
         ) from None
     try:
         return parse_untrusted(body_untrusted(answer).decode(errors="replace"))

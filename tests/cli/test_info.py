@@ -36,6 +36,14 @@ def test_info_shows_every_disk(url: str) -> None:
     assert any(line.startswith("provider chosen because: rcap=auto") for line in lines)
 
 
+def test_info_says_which_digests(url: str) -> None:
+    plain = "iscsi" + url.removeprefix("iser")
+    for query, name in (("", "none"), ("?data-digest=crc32c", "CRC32C")):
+        shown = good("info", f"{plain}/1{query}")
+        lines = [" ".join(line.split()) for line in shown.splitlines()]
+        assert "header digest none" in lines and f"data digest {name}" in lines
+
+
 def test_one_odd_lun_does_not_hide_the_others(tmp_path: Path) -> None:
     """It is named on stderr, and the status says that something is missing."""
     specs = [f"{tmp_path}/{number}:size=1M" for number in range(3)]

@@ -345,6 +345,7 @@ def test_mounted_by_name(url: str, tmp_path: Path) -> None:
     assert "has no mount point of its own" in bad(1, "umount", "other")
     done = helper("other", place, "-o", "rw")
     assert (done.returncode, done.stderr) == (0, "")  # what mount(8) runs for a line of fstab
+    assert f"it is mounted at {place}: `iserblk umount {place}`" in bad(1, "umount", "other")
     good("umount", place)
 
 

@@ -160,7 +160,7 @@ def test_of_the_directory_of_a_unit_only_its_own_sockets_count(
         for word in ("/dev/nbd7", "nbd7"):
             with pytest.raises(SystemExit):
                 main.main(["stats", word])
-            assert "no metrics are served for that" in capsys.readouterr().err
+            assert "that serves metrics; `iserblk status` lists" in capsys.readouterr().err
     address.socket_of("/dev/nbd7", unit).unlink()
     with socket.socket(socket.AF_UNIX) as sock:
         sock.bind(str(address.socket_of("/dev/nbd7", unit)))
@@ -260,9 +260,11 @@ def test_one_that_was_killed_is_not_listed(
 
 
 def test_wrong_arguments(disk: BlockingDisk, place: Path, tmp_path: Path) -> None:
-    assert "no metrics are served for that" in bad(7, "stats", "/dev/nbd99")
-    assert "no metrics are served for that" in bad(7, "stats", tmp_path)
-    assert "no metrics are served for that" in bad(7, "stats", "iqn.2026-11.example:nothing")
+    assert "that serves metrics; `iserblk status` lists" in bad(7, "stats", "/dev/nbd99")
+    assert "that serves metrics; `iserblk status` lists" in bad(7, "stats", tmp_path)
+    assert "that serves metrics; `iserblk status` lists" in bad(
+        7, "stats", "iqn.2026-11.example:nothing"
+    )
     assert "loopback interface only" in bad(7, "stats", "192.0.2.1:9100")
     assert "--interval" in bad(7, "stats", place, "--json", "--interval", "2")
     assert "--interval" in bad(7, "stats", place, "--interval", "0")
