@@ -3,7 +3,10 @@
 cases.py       the outages, and the targets
 ledger.py      what a writer was told, and what of that is on the LUN afterwards
 writer.py      in the guest: writes numbered records to a file, and notes what it is told
-array.py       in the guest: the target's machine, whose power can be cut
+transactions.py
+               in the guest: runs pgbench, and notes what it is told
+work.py        in the guest: records or a database, and what is there afterwards
+array.py       in the guest: the targets' machines, whose power can be cut
 services.py    in the guest: LIO, tgtd or istgt on it
 programs.py    in the guest: runs programs
 initiators.py  in the guest: iserblk, open-iscsi and qemu-nbd, each as it is by default

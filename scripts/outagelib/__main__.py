@@ -18,6 +18,7 @@ from rich.console import Console
 from outagelib import report, say
 from outagelib.cases import CASES, TARGETS
 from outagelib.picture import draw
+from outagelib.work import programs_of_postgresql
 
 _GUEST_S = 3600
 _MEMORY = "3G"
@@ -32,6 +33,8 @@ _WIDTH = 110
 @click.option("--target", "targets", multiple=True, type=click.Choice(list(TARGETS)),
               default=["LIO"],
               help="The target (default LIO, the kernel's own); repeatable.")  # fmt: skip
+@click.option("--program", type=click.Choice(list(report.PROGRAMS)), default="records",
+              help="What works in the file systems (default records).")  # fmt: skip
 @click.option("--away", type=click.FloatRange(1, 3000), metavar="S",
               help="Seconds for which the target is away, in place of the case's.")  # fmt: skip
 @click.option("--json", "file", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE",
@@ -43,7 +46,7 @@ _WIDTH = 110
               help="Run nothing: show what --json has written to FILE.")  # fmt: skip
 @click.option("--list", "only_list", is_flag=True, help="Print the cases, and do nothing.")
 def outage(
-    names: tuple[str, ...], file_systems: tuple[str, ...], targets: tuple[str, ...],
+    names: tuple[str, ...], file_systems: tuple[str, ...], targets: tuple[str, ...], program: str,
     away: float | None, file: Path | None, plot: Path | None, results: Path | None,
     only_list: bool,
 ) -> int:  # fmt: skip
@@ -64,6 +67,7 @@ def outage(
             "targets": {each: str(peer(TARGETS[each])) if TARGETS[each] else "/"
                         for each in targets},
             "file_systems": list(dict.fromkeys(file_systems)),
+            "database": _database() if program == "pgbench" else "",
         }  # fmt: skip
         for name in names or CASES:
             found += _run(name, wish, away)
@@ -80,6 +84,15 @@ def outage(
             say(f"drew {picture}")
     missed = {*(names or CASES)} - {each.case for each in found}
     return 1 if results is None and missed else 0
+
+
+def _database() -> str:
+    """Where the programs of PostgreSQL are. Raises UsageError."""
+    programs = programs_of_postgresql()
+    if programs is None:
+        raise click.UsageError("--program pgbench: no PostgreSQL below /usr/lib/postgresql: "
+                               "apt-get install postgresql (which starts a server)")  # fmt: skip
+    return str(programs)
 
 
 def _run(name: str, wish: Mapping[str, object], away: float | None) -> list[report.Outage]:

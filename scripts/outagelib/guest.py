@@ -3,8 +3,9 @@
     python -P -m outagelib.guest WISH
 
 WISH is JSON, the arguments of ``Outage``. For each target and each kind of file system each
-initiator has a file system on a LUN of its own, with a writer (writer.py); all have the same outage
-at the same time. It begins when every writer has records that are acknowledged and not flushed.
+initiator has a file system on a LUN of its own, in which a program works (work.py); all have the
+same outage at the same time. It begins when every writer has records that are acknowledged and not
+flushed.
 Afterwards the writers flush and end, the network is cut, the disks lose what is in their cache, and
 the file systems are looked at on the target's disks: what is there then was flushed all the way.
 The guest is thrown away behind that, with what hangs in it.
@@ -25,12 +26,13 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from outagelib import say, writer
+from outagelib import say
 from outagelib.array import Array, Disks, Network
 from outagelib.cases import CASES
 from outagelib.initiators import INITIATORS, OF_QEMU, Lun
-from outagelib.ledger import Follower, in_file, missing
+from outagelib.ledger import Follower, missing
 from outagelib.programs import run
+from outagelib.work import Database, Records, Work
 
 LUN_MIB = 640
 _BEFORE_S = 30.0
@@ -49,10 +51,13 @@ _OF_TARGET = {"ext4": (), "xfs": ("-o", "nouuid")}  # the initiator's mount is s
 
 
 class Subject:
-    """An initiator with a LUN of ``array``: its device, file system and writer. ``index``: counts
-    those of the same initiator, from 0."""
+    """An initiator with a LUN of ``array``: its device, file system, and what works in that.
+    ``index``: counts those of the same initiator, from 0."""
 
-    def __init__(self, initiator: str, array: Array, file_system: str, index: int) -> None:
+    def __init__(
+        self, initiator: str, array: Array, file_system: str, work: Work, index: int
+    ) -> None:
+        self.work = work
         self.initiator = initiator
         self.array = array
         self.file_system = file_system
@@ -65,32 +70,28 @@ class Subject:
         self.device = INITIATORS[initiator](Lun(array.host, self.name, array.lun, index))
         run(*_MKFS[file_system], self.device)
         run("mount", self.device, self.mount)
-        self._log = self.place / "log"
-        self._follower = Follower(self._log)
+        self._follower = Follower(self.place / "log")
         self.ledger = self._follower.ledger
         self._flushes = 0
         self._covered = 0  # records, by these flushes
-        with (self.place / "said").open("wb") as said:
-            self._writer = subprocess.Popen(
-                [sys.executable, "-I", writer.__file__,
-                 self.mount / "records", self._log, self.place / "stop"],
-                stdin=subprocess.DEVNULL, stdout=said, stderr=said,
-            )  # fmt: skip
+        self._process = work.start(self.mount, self.place)
 
     def look(self) -> None:
         self._follower.look()
         flushes = int(Path("/sys/block", self.device.name, "stat").read_text().split()[_FLUSHES])
         if flushes != self._flushes:
             self._flushes, self._covered = flushes, len(self.ledger.acknowledged)
-        if self._writer.poll() not in (None, 0):
+        if self._process.poll() not in (None, 0):
             words = (self.place / "said").read_text().strip().splitlines()
             raise RuntimeError(f"the writer of {self.name} has ended: {words[-1:]}")
 
     @property
-    def unflushed(self) -> int:
-        """Records that are acknowledged, and that no flush of the device has covered, whether the
-        writer or its file system asked for it."""
-        return len(self.ledger.acknowledged) - self._covered
+    def is_due(self) -> bool:
+        """An outage may begin: there are records that are acknowledged, and that no flush of the
+        device has covered, whether the writer or its file system asked for it."""
+        return (
+            not self.work.unflushed or len(self.ledger.acknowledged) - self._covered >= _UNFLUSHED
+        )
 
     def goes_on(self, since: float) -> bool:
         """Whether it has done so for long enough since that moment."""
@@ -118,10 +119,16 @@ def lun_name(initiator: str, target: str, file_system: str) -> str:
 
 
 class Outage:
-    """``targets``: with the directories that their programs are in."""
+    """``targets``: with the directories that their programs are in. ``database``: the directory
+    of PostgreSQL's programs; "": numbered records are written instead."""
 
     def __init__(
-        self, case: str, away_s: float, targets: dict[str, str], file_systems: Sequence[str]
+        self,
+        case: str,
+        away_s: float,
+        targets: dict[str, str],
+        file_systems: Sequence[str],
+        database: str,
     ) -> None:
         self._case = CASES[case]
         self._away_s = away_s
@@ -142,9 +149,13 @@ class Outage:
             )
         for array in self._arrays:
             array.start()
+        self._work: Work = Records()
+        self._program = "pgbench" if database else "records"
+        if database:
+            self._work = Database(Path(database), _RUN / "new")
         kinds = itertools.product(self._arrays, file_systems)
         self._subjects = [
-            Subject(initiator, array, file_system, index)
+            Subject(initiator, array, file_system, self._work, index)
             for index, (array, file_system) in enumerate(kinds)
             for initiator in INITIATORS
         ]
@@ -156,8 +167,7 @@ class Outage:
         begin = time.monotonic()
         self._wait(
             lambda: (
-                time.monotonic() > begin + _BEFORE_S
-                and all(each.unflushed >= _UNFLUSHED for each in self._subjects)
+                time.monotonic() > begin + _BEFORE_S and all(each.is_due for each in self._subjects)
             ),
             _START_S,
         )
@@ -184,6 +194,7 @@ class Outage:
                 "case": self._case.name,
                 "file_system": file_system,
                 "target": array.target,
+                "program": self._program,
                 "kernel": os.uname().release,
                 "before_s": round(cut - begin, 3),
                 "away_s": round(back - cut, 3),
@@ -246,10 +257,10 @@ class Outage:
             lost = missing(ledger, lambda _number: False)
             whole = False
         else:
-            file = place / "records"
-            lost = missing(ledger, in_file(file) if file.exists() else lambda _number: False)
+            there, right = subject.work.looked_at(place, subject.place)
+            lost = missing(ledger, there)
             run("umount", place)
-            whole = self._whole(subject)
+            whole = self._whole(subject) and right
         return {
             "name": subject.initiator,
             "pause_s": round(pause_s, 3),
@@ -261,7 +272,7 @@ class Outage:
             "whole": whole,
             "acknowledged": len(ledger.acknowledged),
             "missing": asdict(lost),
-            "rates": ledger.rates(begin, end),
+            "rates": ledger.rates(begin, end, subject.work.unit),
         }
 
     def _whole(self, subject: Subject) -> bool:

@@ -62,10 +62,11 @@ class Ledger:
         gaps.append((until - times[-1] if times else until, False))
         return max(gaps)
 
-    def rates(self, start: float, end: float) -> list[int]:
-        """Acknowledged bytes of each whole second from ``start`` to ``end``."""
+    def rates(self, start: float, end: float, unit: int = RECORD) -> list[int]:
+        """What was acknowledged in each whole second from ``start`` to ``end``: bytes, or what else
+        a record counts for."""
         counts = Counter(int(each - start) for each in self.acknowledged if each >= start)
-        return [counts[second] * RECORD for second in range(int(end - start))]
+        return [counts[second] * unit for second in range(int(end - start))]
 
 
 class Follower:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 
 from iserblk.cli.drawing import Drawing, Scale, ticks, width_of
-from outagelib import writer
+from outagelib import transactions, writer
 from outagelib.ledger import Missing
 from outagelib.report import Outage, Subject
 
@@ -15,6 +15,15 @@ _HEAD, _FOOT = 68.0, 34.0
 _CAPTION, _PLOT, _GAP = 26.0, 60.0, 20.0  # of a panel, from above
 _PANEL = _CAPTION + _PLOT + _GAP
 _KIBI = 1 << 10
+# Of each program: the most that it does in a second, in units of so much in ``rates``; in words.
+_UNITS = {
+    "records": (
+        writer.RECORD * writer.PER_SECOND / _KIBI,
+        _KIBI,
+        "KiB/s that a program writes to its file system",
+    ),
+    "pgbench": (float(transactions.PER_SECOND), 1, "transactions of pgbench in a second"),
+}
 _KINDS = {"iserblk": "ours", "open-iscsi": "peer", "qemu-nbd": "other"}
 _STEP_S, _MOST_STEPS = 30, 12  # of the axis
 _MEAN_S = 3
@@ -26,13 +35,14 @@ def draw(outage: Outage) -> Drawing:
     words = "; ".join(f"{each.name}: {outcome(each)}" for each in outage.subjects)
     drawing = Drawing(_WIDTH, height, title, f"Throughput over time. {words}.")
     drawing.text(_EDGE, 30, title, "text title")
-    about = f"64 where nothing is in its way (means of {_MEAN_S} s); every initiator by default"
-    drawing.text(_EDGE, 50, f"KiB/s that a program writes to its file system: {about}", "faint")
+    most, unit, what = _UNITS[outage.program]
+    about = f"{what}: {most:g} where nothing is in its way (means of {_MEAN_S} s)"
+    drawing.text(_EDGE, 50, f"{about}; every initiator by default", "faint")
     end_s = outage.away_s + outage.after_s
     across = Scale(-outage.before_s, end_s, _LEFT, _RIGHT)
-    most = writer.RECORD * writer.PER_SECOND / _KIBI
     for index, each in enumerate(outage.subjects):
-        _panel(drawing, outage, each, across, _HEAD + _PANEL * index, ticks(most, 2)[-1])
+        top = _HEAD + _PANEL * index
+        _panel(drawing, outage, each, across, top, ticks(most, 2)[-1], unit)
     bottom = _HEAD + _PANEL * len(outage.subjects) - _GAP
     step = _STEP_S if outage.before_s + end_s < _MOST_STEPS * _STEP_S else 2 * _STEP_S
     second = -int(outage.before_s // step) * step
@@ -64,8 +74,9 @@ def _records(number: int) -> str:
 
 
 def _panel(
-    drawing: Drawing, outage: Outage, subject: Subject, across: Scale, top: float, most: float
-) -> None:
+    drawing: Drawing, outage: Outage, subject: Subject, across: Scale, top: float, most: float,
+    unit: int,
+) -> None:  # fmt: skip
     kind = _KINDS.get(subject.name, "other")
     drawing.rect(_EDGE, top + 5, 12, 12, kind)
     drawing.text(_EDGE + 18, top + 15, f"{subject.name}: {outcome(subject)}")
@@ -82,7 +93,7 @@ def _panel(
         drawing.text(_LEFT - 8, up(value) + 4, f"{value:g}", "faint", "end")
     points = []
     for start, end in _spans(outage, len(subject.rates)):
-        height = up(sum(subject.rates[start:end]) / (end - start) / _KIBI)
+        height = up(sum(subject.rates[start:end]) / (end - start) / unit)
         points += [(across(start - outage.before_s), height),
                    (across(end - outage.before_s), height)]  # fmt: skip
     drawing.path(points, kind, 2)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import subprocess
 
-_PROGRAM_S = 300
+_PROGRAM_S = 900
 
 
 def run(*words: object) -> str:

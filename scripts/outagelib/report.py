@@ -13,7 +13,8 @@ from rich.table import Table
 from outagelib.cases import CASES, TARGETS
 from outagelib.ledger import Missing
 
-_USUAL = ("ext4", "LIO")
+_USUAL = ("ext4", "LIO", "records")
+PROGRAMS = ("records", "pgbench")
 
 
 @dataclass(frozen=True)
@@ -22,7 +23,8 @@ class Subject:
     ``went_on``: some came behind it. ``failed``: calls that failed (write, fsync), the first
     of them ``first_failed_s`` after the beginning of the outage; ``errors``: in words. ``state``:
     how the file system is mounted at the end; ``whole``: on the target's disk it has nothing to
-    mend. ``acknowledged``: records. ``rates``: acknowledged bytes of each second."""
+    mend, nor has what is in it. ``acknowledged``: records. ``rates``: acknowledged bytes of each
+    second; of pgbench transactions."""
 
     name: str
     pause_s: float
@@ -49,7 +51,7 @@ class Subject:
 class Outage:
     """One case, as it has run. ``before_s``: what the rates begin with, until the outage;
     ``away_s``: until the target could be reached again; ``after_s``: what was looked at then.
-    ``target``: what it is."""
+    ``target``: what it is. ``program``: what works in the file systems."""
 
     case: str
     file_system: str
@@ -59,15 +61,23 @@ class Outage:
     after_s: float
     subjects: tuple[Subject, ...]
     target: str = "LIO"
+    program: str = "records"
 
     @property
     def title(self) -> str:
-        return f"{CASES[self.case].about} ({self.file_system}, {self.target})"
+        return f"{CASES[self.case].about} ({self.place}, {self.target})"
+
+    @property
+    def place(self) -> str:
+        """The file system, and what works in it, if that is not as usual."""
+        return ", ".join([self.file_system, *({self.program} - {*_USUAL})])
 
     @property
     def name(self) -> str:
         """Of a file: with what is not as usual."""
-        more = [each for each in (self.file_system, self.target) if each not in _USUAL]
+        more = [
+            each for each in (self.file_system, self.target, self.program) if each not in _USUAL
+        ]
         return "-".join([self.case, *more])
 
 
@@ -90,6 +100,8 @@ def from_json(measured: dict[str, Any]) -> Outage:
         raise ValueError(f"no case is called {made.case}")
     if made.target not in TARGETS:
         raise ValueError(f"no target is called {made.target}")
+    if made.program not in PROGRAMS:
+        raise ValueError(f"no program is called {made.program}")
     return made
 
 

@@ -6,7 +6,10 @@ import errno
 import io
 import json
 import os
+import shutil
+import signal
 import subprocess
+import tempfile
 import xml.etree.ElementTree as ET
 from collections.abc import Callable
 from dataclasses import replace
@@ -17,17 +20,20 @@ import pytest
 from click.testing import CliRunner
 from lablib.command import run_command
 from outagelib import __main__ as command
-from outagelib import say, writer
+from outagelib import say, transactions, writer
 from outagelib.__main__ import outage
 from outagelib.cases import CASES, TARGETS
 from outagelib.ledger import Follower, Ledger, Missing, in_file, missing
 from outagelib.picture import draw, outcome
 from outagelib.report import Outage, Subject, cells, read, table, write
 from outagelib.services import SERVICES, istgt_configuration, listens
+from outagelib.transactions import EACH, Transactions
+from outagelib.work import Database, programs_of_postgresql
 from outagelib.writer import BATCH, RECORD, Writer, record
 from rich.console import Console
 
 from tests.support.target import ROOT
+from tests.support.until import until_blocking
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -119,6 +125,91 @@ def test_what_fails_is_tried_again(
     assert [number for _, number in found.failed] == [errno.EIO, errno.EROFS]
     assert missing(found, in_file(tmp_path / "records")) == Missing(0, 0, 0)
     assert found.flushed == {1, 2, 3} and found.told == {0}
+
+
+# --- pgbench -------------------------------------------------------------------------------------
+
+# Two transactions in a run; the second run fails at once; the third is the last.
+RUNS = """\
+#!/bin/sh
+here=$(dirname "$0")
+for word; do
+  case $word in
+    --log-prefix=*) log=${word#*=} ;;
+    --define=number=*) echo "${word##*=}" >>"$here/starts" ;;
+  esac
+done
+if [ "$(wc -l <"$here/starts")" = 2 ]; then
+  echo "ERROR: could not extend file: Read-only file system" >&2
+  exit 2
+fi
+printf '0 1 900 0 2000000000 5\\n0 2 900 0 2000000000 90000\\n' >"$log.17"
+[ "$(wc -l <"$here/starts")" != 3 ] || touch "$here/stop"
+"""
+
+
+def test_transactions_are_numbered_through_all_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What pgbench has noted of a run that failed counts, and what failed gets its number again."""
+    monkeypatch.setattr(transactions, "PAUSE_S", 0.0)
+    program = tmp_path / "pgbench"
+    program.write_text(RUNS)
+    program.chmod(0o755)
+    log = io.StringIO()
+    Transactions(str(program), "/sockets", log, tmp_path / "stop").run()
+    starts = (tmp_path / "starts").read_text().split()
+    assert starts == ["-1", "1", "1"]  # the number before the first
+    found = ledger(*log.getvalue().splitlines())
+    assert len(found.acknowledged) == 4 and found.ended
+    assert found.flushed == {0, 1, 2, 3} and not found.told
+    assert [number for _, number in found.failed] == [errno.EROFS]
+    assert found.acknowledged[1] - found.acknowledged[0] == pytest.approx(0.09, abs=0.01)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
+def test_a_database_and_what_is_missing_in_it() -> None:
+    """Its server is killed, as by a loss of power, and starts on what is there."""
+    programs = programs_of_postgresql()
+    if programs is None:
+        pytest.skip("no PostgreSQL below /usr/lib/postgresql")
+    if os.geteuid():
+        pytest.skip("PostgreSQL gets a user of its own, which needs root")
+    with tempfile.TemporaryDirectory() as directory:
+        top = Path(directory)
+        top.chmod(0o755)  # for that user
+        work = Database(programs, top / "new")
+        place, mount = top / "place", top / "files"
+        place.mkdir()
+        mount.mkdir()
+        process = work.start(mount, place)
+        try:
+            follower = Follower(place / "log")
+            until_blocking(lambda: len(follower.look().acknowledged) > EACH)
+        finally:
+            server = int((mount / "db/postmaster.pid").read_text().splitlines()[0])
+            os.kill(server, signal.SIGQUIT)
+            (place / "stop").touch()
+            process.wait()
+        found = follower.look()
+        assert found.ended and found.flushed == set(range(len(found.acknowledged)))
+        there, right = work.looked_at(mount, place)
+        assert right and missing(found, there) == Missing(0, 0, 0)
+        (mount / "db/global/pg_control").write_bytes(b"")
+        shutil.rmtree(place / "sockets-at-the-target")
+        there, right = work.looked_at(mount, place)
+        assert not right and missing(found, there).flushed == len(found.flushed)
+
+
+def test_pgbench_without_postgresql(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(command, "programs_of_postgresql", lambda: None)
+    monkeypatch.setattr("sys.argv", ["outage", "--program", "pgbench"])
+    assert run_command(outage, "scripts/outage", say, "stopped") == 7
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("outage: --program pgbench: no PostgreSQL below /usr/lib/postgresql")
 
 
 # --- what was told -------------------------------------------------------------------------------
@@ -313,6 +404,18 @@ def test_the_name_says_what_is_not_as_usual() -> None:
     assert measured().name == "network"
     other = measured(file_system="xfs", target="istgt")
     assert other.name == "network-xfs-istgt" and other.title.endswith("(xfs, istgt)")
+    other = measured(program="pgbench")
+    assert other.name == "network-pgbench" and other.title.endswith("(ext4, pgbench, LIO)")
+
+
+def test_a_picture_of_a_database() -> None:
+    found = subject(rates=(10,) * 21 + (0,) * 132)
+    picture = ET.fromstring(draw(measured(found, program="pgbench")).svg())
+    words = [each.text or "" for each in picture.findall(f"{SVG}text")]
+    assert any(each.startswith("transactions of pgbench in a second: 10") for each in words)
+    (line,) = picture.findall(f"{SVG}polyline")
+    heights = {float(pair.split(",")[1]) for pair in line.get("points", "").split()}
+    assert len(heights) > 1 and max(heights) - min(heights) == pytest.approx(60)
 
 
 def test_the_list() -> None:
@@ -328,6 +431,11 @@ def test_the_list() -> None:
             '[{"case": "network", "file_system": "ext4", "kernel": "6", "before_s": 1, "away_s": 1,'
             ' "after_s": 1, "subjects": [], "target": "SCST"}]',
             "no target is called SCST",
+        ),
+        (
+            '[{"case": "network", "file_system": "ext4", "kernel": "6", "before_s": 1, "away_s": 1,'
+            ' "after_s": 1, "subjects": [], "program": "dbench"}]',
+            "no program is called dbench",
         ),
         ('[{"case": "network"}]', "not written by scripts/outage"),
         ("[1]", "not written by scripts/outage"),
@@ -427,5 +535,5 @@ def test_the_table_of_the_documents() -> None:
     text = (ROOT / "docs/outages.md").read_text()
     for each in read(PICTURES / "outages.json"):
         for subject in each.subjects:
-            words = [CASES[each.case].about, each.target, each.file_system, *cells(subject)]
+            words = [CASES[each.case].about, each.target, each.place, *cells(subject)]
             assert f"| {' | '.join(words)} |\n" in text
