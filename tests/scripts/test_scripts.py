@@ -7,6 +7,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -54,6 +55,71 @@ def test_setting_up_again_does_nothing_and_says_nothing() -> None:
     """These tests run in what `scripts/setup --tests` made."""
     done = script("setup", "--tests")
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+def checkout_to_set_up(top: Path, wheels: Path) -> None:
+    """A checkout that needs one Python package, which is in ``wheels``."""
+    for folder in ("scripts", "iserblk/cli", "fuse_mount", "nbd_plugin"):
+        (top / folder).mkdir(parents=True)
+    for script_file in ("setup", "floors.py"):
+        shutil.copy(ROOT / "scripts" / script_file, top / "scripts")
+    (top / "pyproject.toml").write_text(
+        '[build-system]\nrequires = []\n[project]\ndependencies = ["needed"]\n'
+        "[project.optional-dependencies]\nfuse = []\ndev = []\n"
+    )
+    (top / "iserblk/__init__.py").touch()
+    (top / "iserblk/cli/__init__.py").touch()
+    (top / "iserblk/cli/__main__.py").write_text("import needed\nprint(needed.__file__)\n")
+    wheels.mkdir()
+    about = "needed-1.dist-info"
+    with zipfile.ZipFile(wheels / "needed-1-py3-none-any.whl", "w") as wheel:
+        wheel.writestr("needed.py", "")
+        wheel.writestr(f"{about}/METADATA", "Metadata-Version: 2.1\nName: needed\nVersion: 1\n")
+        tags = "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+        wheel.writestr(f"{about}/WHEEL", tags)
+        wheel.writestr(f"{about}/RECORD", "")
+
+
+def test_two_set_ups_at_once(tmp_path: Path) -> None:
+    """The second, which begins while the first makes .venv, waits, and finds all of it there."""
+    top, wheels, fakes = tmp_path / "top", tmp_path / "wheels", tmp_path / "bin"
+    checkout_to_set_up(top, wheels)
+    fakes.mkdir()
+    for name, text in (("dpkg-query", "printf installed"), ("apt-cache", "exit 0")):
+        (fakes / name).write_text(f"#!/bin/sh\n{text}\n")
+        (fakes / name).chmod(0o755)
+    env = {
+        **os.environ,
+        "PATH": f"{fakes}:{os.environ['PATH']}",
+        "PIP_NO_INDEX": "1",
+        "PIP_FIND_LINKS": str(wheels),
+    }
+    running: list[subprocess.Popen[str]] = []
+
+    def begin() -> subprocess.Popen[str]:
+        running.append(
+            subprocess.Popen(
+                [top / "scripts/setup", "--plain"], stderr=subprocess.PIPE, text=True, env=env
+            )
+        )
+        return running[-1]
+
+    try:
+        first = begin()
+        assert first.stderr is not None
+        assert first.stderr.readline() == "setup: making .venv\n"
+        second = begin()
+        (_, said), (_, nothing) = first.communicate(), second.communicate()
+    finally:
+        for each in running:
+            each.kill()
+            each.wait()
+    assert (first.returncode, second.returncode) == (0, 0), said + nothing
+    assert said.startswith("setup: installing Python packages") and nothing == ""
+    done = subprocess.run(
+        [top / ".venv/bin/iserblk"], capture_output=True, text=True, check=True, cwd="/"
+    )
+    assert done.stdout.startswith(f"{top}/.venv/") and done.stderr == ""
 
 
 def test_setup_sees_what_apt_has(tmp_path: Path) -> None:
