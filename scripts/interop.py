@@ -32,6 +32,8 @@ HEAD = """# What iserblk was run against
 
 Made by scripts/test (scripts/interop.py) from results of tests; do not edit. Each row is one test:
 those of tests/lab ran in a virtual machine (docs/lab.md). Data was compared in all of them.
+The version is the peer's. The date is that of the run since which the test has had this result with
+this version; what a later run says otherwise replaces all rows of the same test, or the same peer.
 
 nbd-tester-client is in no package of Debian, because the NBD sources build it for their own tests
 only. Built by hand, it agrees with `iserblk nbd`: handshake, throughput (also with flushes, and
