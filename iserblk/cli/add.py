@@ -60,8 +60,6 @@ def command(
     $XDG_CONFIG_HOME/iserblk. A CHAP secret is taken out of the URL, the environment or
     --chap-secret-fd, and kept beside it, in a file of its own that only its owner can read.
     """
-    if is_url(name):
-        raise BadArgument("a URL stands in place of the name: write `iserblk add NAME URL`")
     check_name(name)
     if not urls:
         raise click.UsageError("Missing argument 'URL…'.", click.get_current_context())

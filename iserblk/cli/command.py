@@ -11,6 +11,22 @@ from iserblk.url import OF_ONE_SCHEME
 _ALL = "iserblk.cli.command.all"  # in the context's ``meta``: all options are to be shown
 
 
+# What other programs call it.
+_MEANT = {
+    "--port": "--listen",
+    "--portal": "--listen",
+    "--address": "--listen",
+    "--bind": "--listen",
+    "--ro": "--read-only",
+    "--readonly": "--read-only",
+    "--daemon": "--background",
+    "--fork": "--background",
+    "--detach": "--background",
+    "--timeout": "--io-timeout",
+    "--pid-file": "--pidfile",
+}
+
+
 class Rare(click.Option):
     """An option that few people set: ``--help-all`` shows it, and ``--help`` does not."""
 
@@ -76,6 +92,8 @@ class Command(click.Command):
                 return f"{said}: every user would see it; put it into the file of chap-secret-file"
             scheme = "iscsi" if key in OF_ONE_SCHEME["iscsi"] else "iser"
             return f"{said}: it is an option of URLs: {scheme}://HOST/TARGET-IQN/LUN?{key}=VALUE"
+        if name in _MEANT and _MEANT[name] in own:
+            return f"{said}: is it {_MEANT[name]}?"
         return said + suggestion(name, own)
 
 

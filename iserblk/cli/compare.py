@@ -65,6 +65,11 @@ def command(places: tuple[str, ...], strict: bool, as_json: bool, **options: str
     that does is named. If one is longer, its rest has to be zeroes. Nothing is written, and holes
     of both are not read. Files that a target serves for writing are refused.
     """
+    if "-" in places:
+        raise BadArgument(
+            "compare reads no pipes: `iserblk copy` writes one to a file first; a file called - is"
+            " ./-"
+        )
     given = connection(options)
     ends = two_ends(named_places(places, given, writes=False), "compare")
 

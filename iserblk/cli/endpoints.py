@@ -35,6 +35,7 @@ from iserblk.disk.writers import is_shared, note_use
 from iserblk.errors import BadArgument, Busy, IserblkError, PermissionDenied, WriteProtected
 from iserblk.images import image_warning
 from iserblk.metrics.records import Recorded
+from iserblk.named.files import may_be_name
 from iserblk.named.resolving import names_lun_not_file, urls_of
 from iserblk.url import is_url, parse_url
 
@@ -230,7 +231,7 @@ def two_ends(places: Sequence[str], command: str) -> tuple[Sequence[str], Sequen
         ends.append([place])
         known.append(lun)
     if len(ends) == 1 and len(places) > 1:
-        raise BadArgument(f"{command}: both are the same")
+        raise BadArgument(f"{command}: both are the same; name another file, LUN or device")
     if len(ends) == 1:
         raise BadArgument(f"{command} takes two files, LUNs or devices: write the second behind it")
     if len(ends) != 2:
@@ -309,19 +310,27 @@ def _opened(path: str, flags: int) -> Iterator[FileEnd]:
         fd = os.open(path, flags | os.O_CLOEXEC | os.O_NONBLOCK, 0o666)
     except OSError as error:
         why = f"{path}: {error.strerror}"
+        if error.errno == errno.ENOENT and may_be_name(path):
+            why += "; and there is no LUN of that name (`iserblk list` shows the names)"
+        if error.errno == errno.ENXIO:  # a Unix socket
+            why = f"{path}: a socket; {_NO_SOCKET}"
+        if error.errno == errno.EISDIR:
+            why += ": name a file in it"
         if error.errno == errno.EBUSY:
             why += ": it is mounted, or a target serves it, or a program has it to itself"
         raise _ERRORS.get(error.errno or 0, BadArgument)(why) from None
     try:
         mode = os.fstat(fd).st_mode
         if not (stat.S_ISREG(mode) or stat.S_ISBLK(mode)):
-            raise BadArgument(f"{path}: neither a file nor a block device")
+            what = "neither a file nor a block device"
+            raise BadArgument(f"{path}: {what}; `-` is standard input and output of copy")
         regular = stat.S_ISREG(mode) and files.file_system(fd) != _LUNS_OF_A_MOUNT
         yield FileEnd(fd, path, os.lseek(fd, 0, os.SEEK_END), regular)
     finally:
         os.close(fd)
 
 
+_NO_SOCKET = "name a file, a block device, or the LUN's own URL (nbdcopy speaks NBD)"
 _ERRORS: dict[int, type[IserblkError]] = {
     errno.EACCES: PermissionDenied,
     errno.EPERM: PermissionDenied,

@@ -133,6 +133,8 @@ def listen_tcp(
             words = error.strerror
             if error.errno == errno.EADDRINUSE:
                 words = "the port is in use; choose another, or 0"
+            elif error.errno == errno.EADDRNOTAVAIL:
+                words = "this machine has no such address (`ip address` lists those that it has)"
             raise refusal(error)(f"--listen {listen}: {words}") from None
         yield [sock], uri_of(sock)
 

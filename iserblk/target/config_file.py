@@ -10,13 +10,13 @@ import json
 import os
 import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from iserblk.credentials import has_secret, read_guarded, read_secret
 from iserblk.errors import BadArgument
 from iserblk.iscsi.chap import Accounts
-from iserblk.names import check_name, shown
+from iserblk.names import check_name, shown, suggestion
 from iserblk.options import BUSY_POLL_US, parse_metrics
 from iserblk.secret import Secret
 from iserblk.target.access import ANY, Access, Grant, parse_luns
@@ -83,6 +83,10 @@ class _Table:
 
     def names(self) -> list[str]:
         return list(self._values)
+
+    def may_have(self, keys: Iterable[str]) -> None:
+        """Keys that are taken only where they are there."""
+        self._known.extend(keys)
 
     def value(self, key: str) -> object:
         """None: the key is missing."""
@@ -152,8 +156,12 @@ class _Table:
     def end(self) -> None:
         """Raises BadArgument if there is a key that nothing has taken."""
         for key in self._values:
-            known = ", ".join(sorted(self._known))
-            raise BadArgument(f"{self.at(key)}: unknown key; the keys here are: {known}")
+            known = sorted({*self._known})
+            meant = suggestion(key, known).removeprefix(": ")
+            raise BadArgument(
+                f"{self.at(key)}: unknown key; the keys here are: {', '.join(known)}"
+                f"{meant and f'; {meant}'}"
+            )
 
 
 class _Reader:
@@ -271,6 +279,7 @@ class _Reader:
         urls = lun.texts("url", 'a URL, or a list of the URLs of one LUN: ["iscsi://…"]')
         read_only = lun.flag("ro")
         options = {"ro": ""} if read_only else {}
+        lun.may_have(KEYS)
         for key in KEYS:
             if lun.has(key):
                 options[key] = _option(lun, key)

@@ -202,6 +202,11 @@ WRONG = [
     (f"{HEAD}{LUN}block = 1000", "lun.0: `block=1000`: the block size is"),
     (f"{HEAD}{LUN}wce = 1", "lun.0.wce: write true or false"),
     (f"{HEAD}{LUN}ro = 1", "lun.0.ro: write true or false"),
+    (
+        f'{HEAD}[lun.0]\nfil = "x"',
+        "lun.0.fil: unknown key; the keys here are: block, file, ro, serial, size, soft-threshold,"
+        " url, volatile-cache, wce; is it file",
+    ),
     (f"{HEAD}{LUN}read-only = true", "lun.0.read-only: unknown key; the keys here are: .*ro"),
     (f'{HEAD}{LUN}wce = false\nvolatile-cache = "1M"', "lun.0: `wce=0` and `volatile-cache=`"),
     (f'{HEAD}[lun.0]\nurl = "iser://h/{IQN}/0"\nsize = 1', "lun.0.size: is for a file"),

@@ -71,6 +71,8 @@ async def listen_tcp(listen: str, or_another: bool = False) -> list[trio.SocketL
             raise Busy(f"listen {listen}: the port is in use; choose another, or 0") from None
         cause = error.__cause__ if isinstance(error.__cause__, OSError) else error
         text = os.strerror(cause.errno) if cause.errno else str(cause)
+        if cause.errno == errno.EADDRNOTAVAIL:
+            text = "this machine has no such address (`ip address` lists those that it has)"
         raise BadArgument(f"listen {listen}: cannot listen there: {text}") from None
     if port == 0:
         # Each address would get a port of its own, but the URL can name only one port.
