@@ -46,7 +46,10 @@ _END_S = 300.0  # and for its last flush
 _LOOK_S = 0.02
 _FLUSHES = 15  # flush I/Os, in a block device's stat
 _RUN = Path("/run/outage")
-_MKFS = {"ext4": ("mkfs.ext4", "-q", "-F"), "xfs": ("mkfs.xfs", "-q", "-f")}
+_MKFS = {
+    "ext4": ("mkfs.ext4", "-q", "-F", "-E", "lazy_itable_init=0,lazy_journal_init=0"),
+    "xfs": ("mkfs.xfs", "-q", "-f"),
+}
 _OF_TARGET = {"ext4": (), "xfs": ("-o", "nouuid")}  # the initiator's mount is still there
 
 
@@ -68,7 +71,6 @@ class Subject:
         self.mount.mkdir()
         say(f"{self.name}: attaching")
         self.device = INITIATORS[initiator](Lun(array.host, self.name, array.lun, index))
-        run(*_MKFS[file_system], self.device)
         run("mount", self.device, self.mount)
         self._follower = Follower(self.place / "log")
         self.ledger = self._follower.ledger
@@ -147,6 +149,13 @@ class Outage:
             self._arrays.append(
                 Array(self._network, disks, number, target, Path(prefix), names, LUN_MIB, may_come)
             )
+        # They are made at the target, and whole: tgtd takes minutes for the WRITE SAME commands by
+        # which the kernel's initiator would fill them with zeros.
+        for array, file_system, initiator in itertools.product(
+            self._arrays, file_systems, INITIATORS
+        ):
+            disk = array.device(lun_name(initiator, array.target, file_system))
+            run(*_MKFS[file_system], disk)
         for array in self._arrays:
             array.start()
         self._work: Work = Records()
