@@ -26,7 +26,6 @@ from __future__ import annotations
 import logging
 import os
 import sys
-import time
 from collections import deque
 from typing import Final
 
@@ -34,7 +33,8 @@ import trio
 
 from iserblk.disk.seam import AsyncDisk
 from iserblk.errors import IserblkError
-from iserblk.waiting.strands import elsewhere
+from iserblk.loop.clock import monotonic, since_epoch_ns
+from iserblk.loop.strands import elsewhere
 
 log = logging.getLogger(__name__)
 
@@ -53,7 +53,7 @@ class LunFile:
         self.name = os.fsencode(name)
         self.disk = disk
         self.end = NO_END
-        self.modified_ns = time.time_ns()
+        self.modified_ns = since_epoch_ns()
         self._truncators: set[int] = set()  # open files, by their handles
         self._updaters: set[int] = set()
         self._asked = float("-inf")
@@ -63,7 +63,7 @@ class LunFile:
     async def ask_size(self) -> None:
         """Ask the target for the size, unless that was done a moment ago, or another request is
         doing it. If the target does not answer, the known size stays."""
-        now = time.monotonic()
+        now = monotonic()
         if now >= self._asked + _ASK_S:
             self._asked = float("inf")
             try:
@@ -71,7 +71,7 @@ class LunFile:
             except IserblkError as error:
                 log.info("size: %s", error)
             finally:
-                self._asked = time.monotonic()
+                self._asked = monotonic()
 
     # --- the end ---
 
@@ -127,7 +127,7 @@ class LunFile:
             self._pass_on()
         if handle is not None:
             self._truncators.add(handle)
-        self.modified_ns = time.time_ns()
+        self.modified_ns = since_epoch_ns()
 
     async def write_behind(self, data: memoryview, offset: int) -> None:
         """Write ``data``, which ends behind the end. Raises what ``AsyncDisk.zero`` and ``write``

@@ -19,7 +19,6 @@ import shutil
 import signal
 import subprocess
 import tempfile
-import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -39,6 +38,9 @@ from iserblk.disk.wish import Wish
 from iserblk.errors import BadArgument, IserblkError, NotSupported
 from iserblk.installation import HERE, no_pyfuse3
 from iserblk.limited_log import limited_lines, tell_left_out
+from iserblk.loop import tasks
+from iserblk.loop.blocking import sleep
+from iserblk.loop.clock import monotonic
 from iserblk.metrics.address import default_option, make_room, socket_of, unit_directory
 from iserblk.metrics.address import directory as own_directory
 from iserblk.metrics.places import directories
@@ -48,7 +50,7 @@ from iserblk.options import LASTING
 from iserblk.url import is_url, parse_url
 
 if TYPE_CHECKING:
-    from iserblk.waiting.until_told import UntilTold
+    from iserblk.loop.until_told import UntilTold
 
 log = logging.getLogger(__name__)
 
@@ -109,7 +111,7 @@ def mount_foreground(
     _check_system()
     import trio  # noqa: PLC0415 - after the check, as it may be missing
 
-    from iserblk.waiting.until_told import until_told  # noqa: PLC0415
+    from iserblk.loop.until_told import until_told  # noqa: PLC0415
 
     with _locked(mountpoint):
         number = 0
@@ -211,7 +213,7 @@ def _unmount_now(mountpoint: str, how: How, wishes: Sequence[Wish]) -> None:
     """What another ``unmount`` holds open while it flushes is waited for; and by force, what its
     server unmounts itself, as the kernel has ended the connection. Raises MountFailed: still
     mounted."""
-    deadline = time.monotonic() + _OTHER_S
+    deadline = monotonic() + _OTHER_S
     while True:
         ended = subprocess.run(
             _unmount_command(mountpoint, how), stderr=subprocess.PIPE, text=True, check=False
@@ -219,11 +221,11 @@ def _unmount_now(mountpoint: str, how: How, wishes: Sequence[Wish]) -> None:
         if not ended.returncode or not is_ours(mountpoint):  # else the server, or that one, has
             return
         waits = how is How.FORCE or any(wish.made_by_others for wish in wishes)
-        if time.monotonic() > deadline or not waits:
+        if monotonic() > deadline or not waits:
             words = " ".join(ended.stderr.split()).removeprefix(f"umount: {mountpoint}: ")
             raise MountFailed(f"{mountpoint}: still mounted: {words or 'cannot unmount'} "
                               f"(`fuser -vm` shows what uses it)")  # fmt: skip
-        time.sleep(_OTHER_S / 40)
+        sleep(_OTHER_S / 40)
 
 
 def _is_flushed(mountpoint: str) -> bool:
@@ -261,12 +263,12 @@ def _wait_for_server(mountpoint: str, number: int, waits: bool) -> int | None:
     has ended; returns how many bytes it has not flushed, where it says so. Where the file system is
     mounted elsewhere, too, its server goes on for that: see ``unmount``."""
     told = False
-    now = time.monotonic()
+    now = monotonic()
     deadline, look = now + _UNMOUNT_TIMEOUT_S, now + _FIRST_LOOK_S
     directory = os.open(mountpoint, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         while not _try_lock(directory, fcntl.LOCK_SH):
-            now = time.monotonic()
+            now = monotonic()
             if now > look and not told:
                 look = now + _LOOK_S
                 found = holder(_FILE_SYSTEM, f"0:{number}")
@@ -283,7 +285,7 @@ def _wait_for_server(mountpoint: str, number: int, waits: bool) -> int | None:
                     " or a mount namespace that cannot be seen from here has the files mounted;"
                     f" its log: {where_log_is(LOG_NAME)}"
                 )
-            time.sleep(0.02)
+            sleep(0.02)
     finally:
         os.close(directory)
     left = [_wish(mountpoint, where).left for where in directories()]
@@ -354,7 +356,7 @@ async def _serve(
     from iserblk.disk.aio import open_disks  # noqa: PLC0415
     from iserblk.disk.ending import LONGEST_S, EndOfUse  # noqa: PLC0415
     from iserblk.disk.writers import is_shared, note_use  # noqa: PLC0415
-    from iserblk.waiting.stopping import is_stopping, mount_unit, own_unit, watch  # noqa: PLC0415
+    from iserblk.loop.stopping import is_stopping, mount_unit, own_unit, watch  # noqa: PLC0415
 
     early = 0
     mounted = closed = False
@@ -451,10 +453,9 @@ async def _serve(
 
 async def _tell_left_out() -> None:
     """See ``iserblk.limited_log``."""
-    import trio  # noqa: PLC0415 - see ``_serve``
 
     while True:
-        await trio.sleep(_TELL_S)
+        await tasks.sleep(_TELL_S)
         tell_left_out()
 
 

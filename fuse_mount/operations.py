@@ -1,7 +1,7 @@
 """The FUSE file system: a directory with one file per LUN.
 
 Many requests run at once, as strands of pyfuse3's session loop. Code between two awaits is atomic.
-Requests may await only the methods of disks, nothing of trio (iserblk/waiting/strands.py). The only
+Requests may await only the methods of disks, nothing of trio (iserblk/loop/strands.py). The only
 exception that may leave a method is FUSEError: any other ends the whole mount.
 
 A file behaves like a block device. Its size is fixed: a write at the end fails with ENOSPC; a read
@@ -15,7 +15,6 @@ import itertools
 import logging
 import os
 import stat
-import time
 from collections.abc import Mapping, Sequence
 from typing import NoReturn
 
@@ -41,6 +40,7 @@ from fuse_mount.options import MountOptions
 from iserblk.disk.ending import EndOfUse, all_unflushed, last_flush_failed, not_flushed
 from iserblk.disk.seam import AsyncDisk, FlushClient
 from iserblk.errors import CommandTimeout, IserblkError
+from iserblk.loop.clock import since_epoch_ns
 
 log = logging.getLogger(__name__)
 
@@ -76,7 +76,7 @@ class LunFiles(pyfuse3.Operations):
         self._files = [LunFile(name, disk) for name, disk in disks.items()]
         self._names = [file.name for file in self._files]
         self._options = options
-        self._started_ns = time.time_ns()
+        self._started_ns = since_epoch_ns()
         self._idle_buffers: list[memoryview] = []
         self._open: dict[int, LunFile] = {}  # by handle
         self._writable: set[int] = set()  # of these
@@ -290,7 +290,7 @@ class LunFiles(pyfuse3.Operations):
                 await disk.write(data, off)
         except Exception as error:
             _fail(error, "write")
-        file.modified_ns = time.time_ns()
+        file.modified_ns = since_epoch_ns()
         return len(data)
 
     async def fsync(self, fh: FileHandleT, datasync: bool) -> None:

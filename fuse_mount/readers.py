@@ -3,13 +3,12 @@
 pyfuse3 finds its event loop under the name ``trio`` in its own namespace (its asyncio support
 replaces that name, too). It needs only a nursery for its tasks, and a lock around
 ``lowlevel.wait_readable``, so that one task at a time reads. With the real trio, each request
-costs several turns of the loop. Here the tasks are strands (iserblk/waiting/strands.py): while
+costs several turns of the loop. Here the tasks are strands (iserblk/loop/strands.py): while
 more requests are waiting, a request costs no turn of the loop.
 """
 
 from __future__ import annotations
 
-import select
 from collections import deque
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
@@ -17,9 +16,11 @@ from types import SimpleNamespace
 
 import trio
 
-from iserblk.waiting import strands
-from iserblk.waiting.descriptors import Nap
-from iserblk.waiting.strands import Strand, Strands, open_strands, park, pause
+from iserblk.loop import strands
+from iserblk.loop.blocking import Poller
+from iserblk.loop.descriptors import Nap
+from iserblk.loop.strands import Strand, Strands, open_strands, park, pause
+from iserblk.loop.tasks import until_readable
 
 # Requests read before the loop gets a turn, so that its other tasks run, too.
 _MOST_AT_ONCE = 64
@@ -55,7 +56,7 @@ class Readers:
     """
 
     def __init__(self) -> None:
-        self._poll = select.poll()
+        self._poller = Poller()
         self._fd = -1
         self._closed = False
         self._parked: deque[Strand] = deque()
@@ -99,12 +100,12 @@ class Readers:
         Raises ClosedResourceError after ``notify_closing``.
         """
         if fd != self._fd:
-            self._poll.register(fd, select.POLLIN)
+            self._poller.add(fd)
             self._fd = fd
         while True:
             if self._closed:
                 raise trio.ClosedResourceError
-            if self._poll.poll(0):
+            if self._poller.wait(0):
                 self._at_once += 1
                 if self._at_once > _MOST_AT_ONCE:
                     self._at_once = 0
@@ -125,7 +126,7 @@ class Readers:
             if not self._watching:
                 await self._watcher.sleep()
             try:
-                await trio.lowlevel.wait_readable(self._fd)
+                await until_readable(self._fd)
             except trio.ClosedResourceError:
                 return
             self._watching = False

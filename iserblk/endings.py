@@ -7,9 +7,10 @@ was ignored when the process began (nohup(1)), or means that files are to be rea
 from __future__ import annotations
 
 import signal
-import time
 from collections.abc import Callable, Sequence
 from types import FrameType
+
+from iserblk.loop.clock import monotonic
 
 # Within this time, in seconds, a further signal is no further wish: timeout(1) sends SIGTERM to its
 # child and to the group of its child, a shell and the kernel each send SIGHUP when a terminal is
@@ -48,7 +49,7 @@ class Endings:
         self,
         numbers: Sequence[signal.Signals],
         told: Callable[[int], None] = lambda _number: None,
-        clock: Callable[[], float] = time.monotonic,
+        clock: Callable[[], float] = monotonic,
     ) -> None:
         self.numbers = numbers
         self.first = 0

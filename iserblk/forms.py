@@ -91,8 +91,11 @@ MODULES = (
     "iserblk.target.store.store",
     "iserblk.target.store.volatile",
     "iserblk.target.task_set",
-    "iserblk.waiting.busy_polling",
-    "iserblk.waiting.watching",
+    "iserblk.loop.clock",
+    "iserblk.loop.blocking",
+    "iserblk.loop.gathering",
+    "iserblk.loop.busy_polling",
+    "iserblk.loop.watching",
 )
 
 # Modules that are not compiled, and have constants (Final) that MODULES take from them: mypyc

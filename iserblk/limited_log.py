@@ -11,7 +11,8 @@ import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from threading import Lock
-from time import monotonic
+
+from iserblk.loop.clock import monotonic
 
 BURST = 20  # lines of a kind at once
 EVERY_S = 10.0  # for each line more

@@ -12,12 +12,12 @@ import contextlib
 import fcntl
 import os
 import stat
-import time
 from pathlib import Path
 from types import TracebackType
 
 from iserblk import files
 from iserblk.errors import BadArgument, Busy, IserblkError, PermissionDenied
+from iserblk.loop.clock import since_boot, since_epoch
 
 _PART = ".new"  # behind the name, of the file that a process holds while it starts
 _MARGIN_S = 2.0  # clocks of processes and of files
@@ -169,6 +169,6 @@ def _lives(pid: int, since: float) -> bool:
     except OSError:
         return False
     state, ticks = fields[0], int(fields[19])  # proc(5): state, starttime
-    booted = time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
+    booted = since_epoch() - since_boot()
     begun = booted + ticks / os.sysconf("SC_CLK_TCK")
     return state not in (b"Z", b"X") and begun <= since + _MARGIN_S

@@ -78,12 +78,12 @@ try:
     from iserblk.disk.wish import Wish
     from iserblk.errors import BadArgument, IserblkError, NotSupported
     from iserblk.limited_log import LineLimit
+    from iserblk.loop.stopping import LOOK_S, is_stopping, own_unit
     from iserblk.named.resolving import urls_of
     from iserblk.nbd.kernel.owed import Owed
     from iserblk.nbd.long_changes import LONG, LongChangesOfThreads
     from iserblk.options import Options
     from iserblk.url import is_url, parse_url
-    from iserblk.waiting.stopping import LOOK_S, is_stopping, own_unit
 except ImportError as missing:
     # SystemExit while nbdkit loads the script ends it with this one line and exit status 1.
     sys.exit(f"nbdkit: iserblk: {missing}; {_remedy(missing)}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import graphlib
+import time
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -18,21 +19,25 @@ PACKAGE = ROOT / "iserblk"
 # modules are, one each. The name of such a package stands for all that is in it.
 ALLOWED: dict[str, set[str]] = {
     "forms": set(),
+    "loop.clock": set(),
+    "loop.blocking": {"loop.clock"},
+    "loop.gathering": set(),
+    "loop.tasks": set(),
     "errors": set(),
     "printable": set(),
     "background": {"printable"},
     "crc": set(),
     "files": set(),
-    "pidfile": {"errors", "files"},
+    "pidfile": {"loop.clock", "errors", "files"},
     "images": set(),
     "installation": set(),
     "secret": set(),
-    "endings": set(),
-    "waiting": {"endings"},
-    "limited_log": set(),
+    "endings": {"loop.clock"},
+    "loop": {"endings", "loop.clock", "loop.blocking", "loop.gathering", "loop.tasks"},
+    "limited_log": {"loop.clock"},
     "newcomers": set(),
     "names": {"errors"},
-    "metrics": {"errors", "names", "newcomers"},
+    "metrics": {"loop.clock", "loop.tasks", "errors", "names", "newcomers"},
     "options": {"errors", "secret", "metrics", "names"},
     "url": {"errors", "secret", "names", "options"},
     "sockets": {"errors"},
@@ -43,17 +48,31 @@ ALLOWED: dict[str, set[str]] = {
     "rcap.seam": set(),
     "rcap.stags": {"errors", "rcap.seam"},
     "rcap.iwarp": {"errors", "crc", "sockets", "rcap.seam", "rcap.stags"},
-    "rcap.verbs": {"errors", "installation", "rcap.seam"},
+    "rcap.verbs": {
+        "loop.blocking",
+        "loop.clock",
+        "loop.gathering",
+        "errors",
+        "installation",
+        "rcap.seam",
+    },
     "rcap.inprocess": {"errors", "rcap.seam", "rcap.stags", "rcap.iwarp"},
     "datamover": {"errors", "crc", "iscsi", "rcap.seam"},
-    "initiator.session": {"errors", "scsi", "iscsi", "datamover"},
-    "initiator.commands": {"errors", "scsi", "iscsi", "datamover", "initiator.session"},
-    "initiator.drivers": {"errors", "waiting", "initiator.session"},
+    "initiator.session": {"loop.clock", "loop.gathering", "errors", "scsi", "iscsi", "datamover"},
+    "initiator.commands": {
+        "loop.clock",
+        "errors",
+        "scsi",
+        "iscsi",
+        "datamover",
+        "initiator.session",
+    },
+    "initiator.drivers": {"errors", "loop", "initiator.session"},
     "initiator.connecting": {
-        *("errors", "names", "options", "url", "credentials", "sockets", "iscsi", "waiting"),
+        *("errors", "names", "options", "url", "credentials", "sockets", "iscsi", "loop"),
         *("rcap.seam", "rcap.iwarp", "rcap.verbs", "datamover", "initiator.session"),
     },
-    "initiator.reconnecting": {"errors", "waiting", "initiator.session", "initiator.drivers"},
+    "initiator.reconnecting": {"errors", "loop", "initiator.session", "initiator.drivers"},
     "discovery.isns": {"errors", "names", "iscsi"},
     "discovery.isns_connection": {"errors", "discovery.isns"},
     "discovery.slp": {"errors", "names", "iscsi"},
@@ -65,53 +84,72 @@ ALLOWED: dict[str, set[str]] = {
         *("discovery.slp", "discovery.slp_connection", "discovery.multicast"),
     },
     "discovery.isns_client": {
-        *("errors", "names", "options", "url", "iscsi", "waiting", "initiator.connecting"),
+        *("errors", "names", "options", "url", "iscsi", "loop", "initiator.connecting"),
         *("discovery.isns", "discovery.isns_connection"),
     },
     "discovery.targets": {
-        *("errors", "names", "options", "url", "iscsi", "waiting", "initiator.connecting"),
+        *("errors", "names", "options", "url", "iscsi", "loop", "initiator.connecting"),
         *("discovery.ranking", "discovery.isns_client", "discovery.slp_client"),
     },
     "disk.seam": {"scsi", "initiator.session"},
     "disk.ranges": {"initiator.session"},
     "disk.durability": {
+        "loop.clock",
         *("errors", "scsi", "initiator.session", "initiator.commands"),
         *("disk.seam", "disk.ranges"),
     },
     "disk.lun": {
+        "loop.clock",
         *("errors", "names", "metrics", "scsi", "iscsi", "initiator.session", "initiator.commands"),
         *("disk.seam", "disk.ranges", "disk.durability"),
     },
     "disk.resume": {"errors", "initiator.session", "disk.seam", "disk.lun"},
     "disk.settling": {"errors", "initiator", "disk.lun"},
-    "disk.ending": {"errors", "initiator.session"},
+    "disk.ending": {"loop.clock", "errors", "initiator.session"},
     "disk.wish": {"files"},
     "disk.multipath": {
+        "loop.clock",
+        "loop.tasks",
         *("errors", "names", "options", "url", "credentials", "scsi", "iscsi", "initiator"),
         "discovery",
         *("disk.seam", "disk.lun", "disk.resume", "disk.settling"),
     },
     "disk.opening": {
-        *("errors", "names", "options", "url", "credentials", "scsi", "initiator", "waiting"),
+        *("errors", "names", "options", "url", "credentials", "scsi", "initiator", "loop"),
         *("disk.seam", "disk.lun", "disk.resume", "disk.settling", "disk.multipath"),
     },
     "disk.writers": {"metrics", "disk.seam", "disk.lun", "disk.multipath"},
     "disk.file": {"errors", "disk.seam"},
-    "disk.metered": {"metrics", "initiator.session", "disk.seam", "disk.lun", "disk.file"},
-    "disk.metrics_ports": {"metrics", "initiator.session", "disk.lun", "disk.multipath"},
+    "disk.metered": {
+        "loop.clock",
+        "metrics",
+        "initiator.session",
+        "disk.seam",
+        "disk.lun",
+        "disk.file",
+    },
+    "disk.metrics_ports": {
+        "loop.clock",
+        "metrics",
+        "initiator.session",
+        "disk.lun",
+        "disk.multipath",
+    },
     "disk.blocking": {"errors", "initiator", "disk"},
     "disk.aio": {"errors", "initiator", "disk"},
     "disk.asyncio": {"errors", "disk.aio", "disk.seam"},
-    "disk.request_queue": {"errors", "waiting", "initiator.session", "disk.seam"},
+    "disk.request_queue": {"errors", "loop", "initiator.session", "disk.seam"},
     "doctor": {
+        "loop.clock",
+        "loop.tasks",
         *("forms", "errors", "installation", "names", "options", "url", "printable", "secret"),
         *("rcap.iwarp", "rcap.verbs", "scsi"),
         *("initiator.commands", "initiator.connecting", "initiator.drivers"),
     },
     "nbd.messages": {"errors"},
     "nbd.buffers": set(),
-    "nbd.limited_log": {"errors", "limited_log"},
-    "nbd.long_changes": {"waiting"},
+    "nbd.limited_log": {"loop.clock", "errors", "limited_log"},
+    "nbd.long_changes": {"loop"},
     "nbd.exports": {"errors", "disk.seam", "nbd.messages", "nbd.long_changes"},
     "nbd.handshake": {"errors", "nbd.messages", "nbd.exports"},
     "nbd.transmission": {
@@ -120,7 +158,7 @@ ALLOWED: dict[str, set[str]] = {
     "nbd.listening": {"errors", "metrics"},
     "nbd.tls": {"errors", "credentials", "sockets"},
     "nbd.client": {
-        *("errors", "sockets", "waiting", "disk.seam", "nbd.messages", "nbd.buffers"),
+        *("errors", "sockets", "loop", "disk.seam", "nbd.messages", "nbd.buffers"),
         *("nbd.exports", "nbd.handshake", "nbd.transmission", "nbd.tls", "nbd.limited_log"),
         "nbd.long_changes",
     },
@@ -128,7 +166,7 @@ ALLOWED: dict[str, set[str]] = {
         "errors",
         "limited_log",
         "newcomers",
-        "waiting",
+        "loop",
         "nbd.buffers",
         "nbd.exports",
         "nbd.handshake",
@@ -137,30 +175,50 @@ ALLOWED: dict[str, set[str]] = {
         "nbd.client",
     },
     "nbd.serving": {
-        *("errors", "waiting", "disk.aio", "disk.ending", "disk.multipath"),
+        *("errors", "loop", "disk.aio", "disk.ending", "disk.multipath"),
         *("disk.seam", "nbd.exports", "nbd.handshake", "nbd.client", "nbd.server"),
     },
     "nbd.kernel": {
         *("endings", "errors", "installation", "names", "background", "credentials", "metrics"),
         *("files", "pidfile", "limited_log", "disk.seam", "disk.writers", "nbd.messages"),
-        *("nbd.buffers", "waiting", "disk.ending", "disk.wish"),
+        *("nbd.buffers", "loop", "disk.ending", "disk.wish"),
         *("nbd.listening", "nbd.client", "nbd.server", "nbd.serving"),
     },
-    "nbd.nbdkit": {"endings", "errors", "credentials", "disk.blocking", "nbd.kernel"},
-    "csi": {"errors", "files", "metrics", "options", "url", "nbd.kernel"},
-    "target.store": {"errors", "files", "images"},
+    "nbd.nbdkit": {
+        "loop.blocking",
+        "loop.clock",
+        "endings",
+        "errors",
+        "credentials",
+        "disk.blocking",
+        "nbd.kernel",
+    },
+    "csi": {
+        "loop.blocking",
+        "loop.clock",
+        "errors",
+        "files",
+        "metrics",
+        "options",
+        "url",
+        "nbd.kernel",
+    },
+    "target.store": {"loop.clock", "errors", "files", "images"},
     "target.ports": {"errors", "files", "names", "scsi"},
     "target.task_set": {"scsi"},
     "target.seam": {"scsi", "target.ports", "target.task_set"},
     "target.scsi": {
+        "loop.clock",
         *("errors", "names", "scsi"),
         *("target.store", "target.ports", "target.seam", "target.task_set"),
     },
     "target.iscsi": {
+        "loop.tasks",
         *("errors", "scsi", "iscsi", "sockets", "rcap.seam", "rcap.iwarp", "rcap.verbs"),
         *("datamover", "target.ports", "target.seam", "target.task_set"),
     },
     "target.announcing": {
+        "loop.tasks",
         *("errors", "newcomers", "iscsi", "discovery.isns", "discovery.isns_connection"),
         *("discovery.slp", "discovery.slp_connection", "discovery.multicast"),
     },
@@ -181,9 +239,9 @@ ALLOWED: dict[str, set[str]] = {
         *("limited_log", "metrics", "newcomers"),
         *("target.attempts", "target.keeping", "target.iscsi"),
     },
-    "target.pump": {"errors", "waiting", "target.iscsi"},
+    "target.pump": {"errors", "loop", "target.iscsi"},
     "target.server": {
-        *("errors", "limited_log", "metrics", "newcomers", "waiting", "iscsi", "sockets"),
+        *("errors", "limited_log", "metrics", "newcomers", "loop", "iscsi", "sockets"),
         *("rcap.seam", "datamover"),
         *(
             "target.access",
@@ -203,7 +261,7 @@ ALLOWED: dict[str, set[str]] = {
         ),
     },
     "gateway": {
-        *("errors", "waiting", "scsi", "initiator.session"),
+        *("errors", "loop", "scsi", "initiator.session"),
         *("disk.seam", "disk.aio", "disk.multipath", "target.store", "target.scsi"),
     },
     "aio": {"disk.aio", "disk.request_queue"},
@@ -219,7 +277,7 @@ ALLOWED: dict[str, set[str]] = {
             "limited_log",
             "pidfile",
             "printable",
-            "waiting",
+            "loop",
             "names",
             "options",
             "url",
@@ -233,7 +291,7 @@ ALLOWED: dict[str, set[str]] = {
 }
 # Only the drivers, the shells and the command line wait.
 TRIO_ALLOWED = {
-    "waiting",
+    "loop",
     "cli",
     "initiator.connecting",
     "initiator.reconnecting",
@@ -370,6 +428,81 @@ def test_protocol_layers_open_no_sockets(path: Path) -> None:
     if name_of(path).split(".")[0] in ("scsi", "iscsi", "datamover"):
         used = {module.split(".")[0] for module in imports_of(path)}
         assert not used & {"socket", "select", "os", "trio", "errno"}
+
+
+# What ``time`` has that reads no clock, where it is given a time.
+_NO_CLOCKS = {"strftime": 2, "localtime": 1, "gmtime": 1}
+# Clocks, sleeps and waits for descriptors, beside all that ``time`` and ``select`` have.
+_OF_THE_LOOP = {
+    *("trio.sleep", "trio.sleep_until", "trio.current_time", "asyncio.sleep"),
+    *("trio.lowlevel.wait_readable", "trio.lowlevel.wait_writable"),
+    *("datetime.now", "datetime.today", "datetime.utcnow", "date.today"),
+    *("datetime.datetime.now", "datetime.datetime.today", "datetime.date.today"),
+}
+
+
+def waits(source: str) -> Iterator[str]:
+    """What in ``source`` reads a clock, sleeps or waits for a descriptor."""
+    tree = ast.parse(source)
+    given = {id(node.func): len(node.args) for node in ast.walk(tree) if isinstance(node, ast.Call)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom):
+            if node.module in ("time", "select", "selectors"):
+                yield f"from {node.module} import"
+            names = {f"{node.module}.{alias.name}" for alias in node.names}
+            yield from names & _OF_THE_LOOP
+        elif isinstance(node, ast.Import):
+            names = {alias.name for alias in node.names}
+            yield from names & {"select", "selectors"}
+            yield from (
+                f"{each.name} as" for each in node.names if each.asname and each.name == "time"
+            )
+        elif isinstance(node, ast.Attribute):
+            text = ast.unparse(node)
+            if text in _OF_THE_LOOP:
+                yield text
+            module, _, name = text.partition(".")
+            clock = module == "time" and hasattr(time, name)
+            if clock and given.get(id(node), 0) < _NO_CLOCKS.get(name, 9):
+                yield text
+
+
+@pytest.mark.parametrize(
+    "path",
+    [*modules(), *ROOT.glob("fuse_mount/*.py"), *ROOT.glob("nbd_plugin/*.py")],
+    ids=lambda path: str(path.relative_to(ROOT)),
+)
+def test_only_the_loop_reads_clocks_and_waits(path: Path) -> None:
+    """Else a test, or a simulated world, could not make up the time, nor the order of events. (What
+    is waited for in trio, such as its events and the deadlines of its scopes, trio itself does; it
+    is the loop's guest.)"""
+    if path.is_relative_to(PACKAGE / "loop"):
+        return
+    assert not list(waits(path.read_text()))
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "from time import monotonic",
+        "import time\ntime.sleep(1)",
+        "import time\nf(time.time)",
+        "import time\ntime.localtime()",
+        "import time\ntime.strftime('%H')",
+        "import time as t",
+        "import select",
+        "import trio\nasync def f():\n    await trio.sleep(1)",
+        "import trio\nasync def f():\n    await trio.lowlevel.wait_readable(3)",
+        "from trio import sleep",
+        "from datetime import datetime\ndatetime.now()",
+    ],
+)
+def test_what_waits_is_found(source: str) -> None:
+    assert list(waits(source))
+
+
+def test_words_for_a_given_time_read_no_clock() -> None:
+    assert not list(waits("import time\ntime.strftime('%H', time.localtime(3))"))
 
 
 def test_nobody_keeps_the_state_of_a_thread() -> None:

@@ -6,7 +6,6 @@ import contextlib
 import logging
 import os
 import sys
-import time
 from collections.abc import Mapping, Sequence
 
 import click
@@ -22,6 +21,8 @@ from iserblk.disk.seam import LunInfo
 from iserblk.disk.writers import is_shared, warn_of_writers
 from iserblk.endings import Endings, ending_signals
 from iserblk.errors import BadArgument, Busy, IserblkError
+from iserblk.loop.blocking import sleep
+from iserblk.loop.clock import monotonic
 from iserblk.named.files import Named, may_be_name
 from iserblk.named.resolving import resolve
 from iserblk.nbd.kernel import device
@@ -291,7 +292,7 @@ def _stay(served: Mapping[Device, Lun], told: Endings) -> None:
                 since.pop(each, None)
             except IserblkError as error:
                 said = f"{each.path}: its server has died; {error}"
-                now = time.monotonic()
+                now = monotonic()
                 if error.exit_status in _LASTING or now > since.get(each, now) + lun.io_timeout:
                     raise IserblkError(said) from None
                 if each not in since:
@@ -314,18 +315,18 @@ def _has_successor(each: Device, lun: Lun) -> bool:
     """Called when the device's server has ended: because another process is detaching the device,
     or replacing the server, or because the server died. False: the device is detached. Raises
     IserblkError when a successor of a server that died could not serve."""
-    deadline = time.monotonic() + _ENDING_S
+    deadline = monotonic() + _ENDING_S
     while Home(each).is_ours():
         with Server(Home(each)) as server:
             if not server.ended():
                 return True
-        if time.monotonic() > deadline:
+        if monotonic() > deadline:
             try:
                 if replace(lun, each):
                     log.warning("%s: its server has died; it has a new one", each.path)
             except Busy:  # a detach or another replace is under way
-                deadline = time.monotonic() + _ENDING_S
-        time.sleep(_ENDING_S / 20)
+                deadline = monotonic() + _ENDING_S
+        sleep(_ENDING_S / 20)
     return False
 
 
@@ -351,6 +352,6 @@ def _detach_when_unused(each: Device, told: Endings) -> None:
             if str(error) != said:
                 log.warning("%s (waiting; another signal ends this)", error)
                 said = str(error)
-            time.sleep(_LOOK_S)
+            sleep(_LOOK_S)
         else:
             return

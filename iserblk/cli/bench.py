@@ -6,7 +6,6 @@ import os
 import random
 import resource
 import threading
-import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -28,6 +27,7 @@ from iserblk.disk.request_queue import open_queue
 from iserblk.disk.seam import AsyncLun, LunInfo
 from iserblk.disk.writers import is_shared, note_use
 from iserblk.errors import BadArgument, IserblkError, WriteProtected
+from iserblk.loop.clock import monotonic, nanoseconds
 from iserblk.metrics.records import Recorded
 from iserblk.named.resolving import urls_of
 
@@ -204,7 +204,7 @@ async def _load_by_tasks(disk: AsyncLun, job: Job, offsets: Iterator[int], resul
         buffer = memoryview(bytearray(os.urandom(job.block)))
         operation = disk.write if job.writes else disk.read_into
         add = result.latencies.add
-        now = time.perf_counter_ns
+        now = nanoseconds
         began = now()
         while began < end:
             await operation(buffer, next(offsets))
@@ -213,7 +213,7 @@ async def _load_by_tasks(disk: AsyncLun, job: Job, offsets: Iterator[int], resul
             began = ended
 
     with _timed(result, job, lambda: result.latencies.count):
-        end = time.perf_counter_ns() + int(job.seconds * 1e9)
+        end = nanoseconds() + int(job.seconds * 1e9)
         async with trio.open_nursery() as nursery:
             for _ in range(job.depth):
                 nursery.start_soon(worker)
@@ -222,7 +222,7 @@ async def _load_by_tasks(disk: AsyncLun, job: Job, offsets: Iterator[int], resul
 async def _load_by_queue(disk: AsyncLun, job: Job, offsets: Iterator[int], result: Result) -> None:
     """The tag of a request is when it began."""
     add = result.latencies.add
-    now = time.perf_counter_ns
+    now = nanoseconds
     async with open_queue(disk) as queue:
         begin = queue.write if job.writes else queue.read
         with _timed(result, job, lambda: result.latencies.count):
@@ -259,7 +259,7 @@ def _blocking(urls: Sequence[str], options: dict[str, str], job: Job, result: Re
             latencies = Histogram()
             with lock:
                 parts.append(latencies)
-            now = time.perf_counter_ns
+            now = nanoseconds
             began = now()
             try:
                 while began < end and not errors:
@@ -277,7 +277,7 @@ def _blocking(urls: Sequence[str], options: dict[str, str], job: Job, result: Re
 
         threads = [threading.Thread(target=worker) for _ in range(job.depth)]
         with _timed(result, job, lambda: sum(part.count for part in parts.copy())):
-            end = time.perf_counter_ns() + int(job.seconds * 1e9)
+            end = nanoseconds() + int(job.seconds * 1e9)
             try:
                 for thread in threads:
                     thread.start()
@@ -304,13 +304,13 @@ _FACES: dict[str, Callable[[Sequence[str], dict[str, str], Job, Result], None]] 
 def _timed(result: Result, job: Job, count: Callable[[], int]) -> Iterator[None]:
     """Measure the body, also where it is ended before its time, and show how far it is. ``count``:
     how many of its requests have ended; may be called from any thread."""
-    began, before = time.perf_counter(), resource.getrusage(resource.RUSAGE_SELF)
+    began, before = monotonic(), resource.getrusage(resource.RUSAGE_SELF)
     try:
         with _watched(result.samples, began, job, count), _shown(began, job, count):
             yield
     finally:
         after = resource.getrusage(resource.RUSAGE_SELF)
-        result.seconds = time.perf_counter() - began
+        result.seconds = monotonic() - began
         result.cpu_seconds = after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime
 
 
@@ -320,10 +320,10 @@ def _shown(began: float, job: Job, count: Callable[[], int]) -> Iterator[None]:
     with timed_progress(job.seconds, "measuring") as (pause, tell):
 
         def show() -> None:
-            at, done = time.perf_counter() - began, 0
+            at, done = monotonic() - began, 0
             while not ended.wait(pause):
                 last, before = at, done
-                at, done = time.perf_counter() - began, count()
+                at, done = monotonic() - began, count()
                 if at < job.seconds:
                     tell(at, f"{(done - before) / (at - last):,.0f} IOPS")
 
@@ -361,13 +361,13 @@ def _watched(
 
     def watch() -> None:
         while not ended.wait(pause):
-            samples.append((time.perf_counter() - began, count()))
+            samples.append((monotonic() - began, count()))
 
     try:
         with _beside(watch, ended):
             yield
     finally:
-        now = time.perf_counter() - began
+        now = monotonic() - began
         if len(samples) > 1 and now - samples[-1][0] < pause / 2:
             samples.pop()  # what is left of a slice is too short for a rate
         samples.append((now, count()))

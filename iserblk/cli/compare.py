@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import sys
-import time
 import traceback
 from typing import Any
 
@@ -18,6 +17,7 @@ from iserblk.cli.progress import progress
 from iserblk.cli.running import run
 from iserblk.cli.transfer import compare
 from iserblk.errors import BadArgument, IserblkError
+from iserblk.loop.clock import monotonic
 
 log = logging.getLogger(__name__)
 
@@ -78,12 +78,12 @@ def command(places: tuple[str, ...], strict: bool, as_json: bool, **options: str
             if same_place(one, other):
                 raise BadArgument("compare: both are the same")
             sizes = one.size, other.size
-            began = time.monotonic()
+            began = monotonic()
             if strict and sizes[0] != sizes[1]:
                 return min(sizes), sizes, 0.0
             with progress(max(sizes), "comparing") as advance:
                 first = await compare(one, other, advance)
-            return first, sizes, time.monotonic() - began
+            return first, sizes, monotonic() - began
 
     first, sizes, seconds = run(look)
     if as_json:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 
@@ -28,6 +27,7 @@ from iserblk.cli.transfer import Totals, copy, copy_in, copy_out
 from iserblk.cli.transfer import verify as compare_again
 from iserblk.disk.seam import AsyncDisk
 from iserblk.errors import BadArgument, IserblkError
+from iserblk.loop.clock import monotonic
 
 log = logging.getLogger(__name__)
 
@@ -143,27 +143,27 @@ async def _copy(
     has been checked."""
     if isinstance(other, Stream):
         assert not isinstance(one, Stream)
-        began = time.monotonic()
+        began = monotonic()
         with progress(one.size, "copying") as advance:
             totals = await copy_out(one, other, advance)
-        return totals, time.monotonic() - began
+        return totals, monotonic() - began
     fits = isinstance(other, FileEnd) and other.regular  # it becomes as large as the source
     if one.size is not None and not fits:
         _check_sizes(one.size, other.size)
     if not isinstance(one, Stream):
         if isinstance(other, FileEnd) and fits:
             await other.resize(one.size)
-        began = time.monotonic()
+        began = monotonic()
         with progress(one.size, "copying") as advance:
             totals = await copy(one, other, advance)
-        return totals, time.monotonic() - began
-    began = time.monotonic()
+        return totals, monotonic() - began
+    began = monotonic()
     with progress(one.size, "copying") as advance:
         totals, more = await copy_in(one, other, None if fits else other.size, advance)
     if isinstance(other, FileEnd) and fits:
         await other.resize(one.done)
         await other.flush()
-    seconds = time.monotonic() - began
+    seconds = monotonic() - began
     if one.size is not None:
         if one.done < one.size:
             raise IserblkError(f"stdin ended after {one.done} bytes, and had {one.size} before")

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import os
 import sys
-import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
@@ -23,6 +22,7 @@ from iserblk.doctor.machine import Machine
 from iserblk.doctor.portal import PortalReport
 from iserblk.doctor.processes import Process, hidden, processes, variables
 from iserblk.errors import IserblkError
+from iserblk.loop.clock import since_epoch
 from iserblk.named.files import check_name, directories, load, misnamed, names
 from iserblk.secret import Secret
 
@@ -98,7 +98,7 @@ def report_json(
         unread["processes of other users"] = "/proc does not show them (hidepid)"
     tried = [portal_json(each) for each in portals]
     report: dict[str, object] = {
-        "time": int(time.time()),
+        "time": int(since_epoch()),
         "user": user_name(str(os.geteuid())),
         "findings": findings_json(findings),
         "works": dict(works),

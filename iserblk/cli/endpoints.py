@@ -34,6 +34,7 @@ from iserblk.disk.seam import (
 from iserblk.disk.writers import is_shared, note_use
 from iserblk.errors import BadArgument, Busy, IserblkError, PermissionDenied, WriteProtected
 from iserblk.images import image_warning
+from iserblk.loop.tasks import sleep, task_time
 from iserblk.metrics.records import Recorded
 from iserblk.named.files import may_be_name
 from iserblk.named.resolving import names_lun_not_file, urls_of
@@ -83,15 +84,15 @@ class Opened:
     async def lock(self, to_write: bool) -> None:
         """Keep targets, and other copies, from the file as long as it is open; those that only read
         do not mind each other. Raises Busy."""
-        give_up = trio.current_time() + _UDEV_S
+        give_up = task_time() + _UDEV_S
         device = stat.S_ISBLK(os.fstat(self.fd).st_mode)
         while not self._lock(to_write):
-            if not device or trio.current_time() > give_up:
+            if not device or task_time() > give_up:
                 raise Busy(
                     f"{self.path}: a target serves it, or another copy uses it; give the URL of its"
                     " LUN, or end the target before"
                 )
-            await trio.sleep(0.1)
+            await sleep(0.1)
 
     def _lock(self, to_write: bool) -> bool:
         try:

@@ -4,7 +4,6 @@ a page for browsers."""
 from __future__ import annotations
 
 import socket
-import time
 from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
@@ -20,6 +19,7 @@ from iserblk.cli.watch.history import Look, Seen, Silent
 from iserblk.cli.watch.page import POLICY, page
 from iserblk.cli.watch.sampling import Sampling
 from iserblk.limited_log import limited_lines
+from iserblk.loop.clock import monotonic, since_epoch
 from iserblk.metrics.address import parse_address, words
 from iserblk.metrics.joining import NO_ANSWER, NO_PROCESS, Answer, Joined
 from iserblk.metrics.places import Source, directories, in_directory, named
@@ -119,7 +119,7 @@ def look_of(answers: Iterable[Answer]) -> Look:
         targets += len(reading.targets)
         sessions += sum(target.sessions for target in reading.targets)
     return Look(
-        time.monotonic(), time.time(), tuple(luns), tuple(silent),
+        monotonic(), since_epoch(), tuple(luns), tuple(silent),
         targets=targets, sessions=sessions,
     )  # fmt: skip
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 import logging
 import os
 import pwd
-import time
 from collections.abc import Iterable, Iterator, Sequence
 from collections.abc import Set as AbstractSet
 from concurrent.futures import ThreadPoolExecutor
@@ -28,6 +27,7 @@ from iserblk.errors import (
     IserblkError,
     PermissionDenied,
 )
+from iserblk.loop.clock import monotonic
 from iserblk.metrics.address import directory, place_of, served, socket_of
 from iserblk.metrics.places import Place, directories, in_directory, of_others
 from iserblk.metrics.reading import ProcessReading
@@ -172,7 +172,7 @@ def _ask(place: Place, sessions: bool, silent: AbstractSet[Place]) -> Answer | U
     except IserblkError as error:
         log.info("%s", error)
         return Answer(place, None, WRONG)
-    return Answer(place, reading, at=time.monotonic())
+    return Answer(place, reading, at=monotonic())
 
 
 # --- what uses what ------------------------------------------------------------------------------

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import sys
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 from iserblk.cli.output import size_words
+from iserblk.loop.clock import monotonic
 
 if TYPE_CHECKING:
     from iserblk.cli.transfer import Advance
@@ -78,7 +78,7 @@ def progress(size: int | None, what: str) -> Iterator[Advance]:
         yield lambda _count: None
         return
     if not sys.stderr.isatty():
-        yield Lines(size, what, time.monotonic).advance
+        yield Lines(size, what, monotonic).advance
         return
     from rich.console import Console  # noqa: PLC0415 - rich takes a while
     from rich.progress import (  # noqa: PLC0415

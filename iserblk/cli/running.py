@@ -9,7 +9,7 @@ from typing import TypeVar
 import trio
 
 from iserblk.errors import first_error
-from iserblk.waiting.until_told import UntilTold, until_told
+from iserblk.loop.until_told import UntilTold, until_told
 
 T = TypeVar("T")
 

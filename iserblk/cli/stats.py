@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import os
 import sys
-import time
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -21,6 +20,7 @@ from iserblk.cli.stats_rows import Row, Rows, TargetRow, path_words, plain, time
 from iserblk.cli.stats_targets import target_json, target_lines
 from iserblk.cli.status import end_unseen
 from iserblk.errors import BadArgument
+from iserblk.loop.clock import monotonic
 from iserblk.metrics.address import (
     Address,
     directory,
@@ -92,7 +92,7 @@ def _look(what: str | None) -> tuple[Rows, list[Unseen]]:
     WHAT, all processes: those that do not answer are left out, because they may just be ending."""
     if what is not None and not names_lun(what):
         name, address = _find(what)
-        return _rows(name, scrape(address), address, time.monotonic()), []
+        return _rows(name, scrape(address), address, monotonic()), []
     here = look_around()
     rows = Rows()
     for answer in here.answers:

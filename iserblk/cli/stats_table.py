@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping, Sequence
 
 from rich.console import Console, Group, RenderableType
@@ -14,6 +13,7 @@ from iserblk.cli.output import size_words
 from iserblk.cli.states import lun_state
 from iserblk.cli.stats_rows import Row, Rows, TargetRow, path_words, plain, time_words
 from iserblk.cli.stats_targets import address_words
+from iserblk.loop.blocking import sleep
 from iserblk.metrics.reading import together
 
 _COLUMNS = ("IOPS", "MiB/s", "mean", "p99", "in flight", "retries", "reconnects", "unflushed")
@@ -38,7 +38,7 @@ def watch(look: Callable[[], Rows], interval: float, nothing: str) -> None:
                 shown = tables(rows, before, console.width) if rows else Text(nothing)
                 live.update(shown, refresh=True)
                 before = rows
-                time.sleep(interval)
+                sleep(interval)
     except KeyboardInterrupt:
         pass  # the regular end
 

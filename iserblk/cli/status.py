@@ -25,6 +25,7 @@ from iserblk.cli.output import print_json, size_words
 from iserblk.cli.states import AWAY, KILLED, SILENT
 from iserblk.cli.stats_rows import plain
 from iserblk.errors import PermissionDenied
+from iserblk.loop.clock import since_epoch
 from iserblk.printable import shell_word
 
 _HEAD = ("STATE", "WHAT", "WHERE", "LUN", "SIZE", "UNFLUSHED", "SINCE")
@@ -72,7 +73,7 @@ def lines(uses: Sequence[Use], named: Sequence[NamedLun]) -> list[str]:
     """What is shown of ``uses``: the table, and what to do about those that are bad."""
     if not uses:
         return [_NOTHING]
-    now = time.time()
+    now = since_epoch()
     bad: list[bool] = [False]
     rows: list[Sequence[str]] = [_HEAD]
     for use in uses:
@@ -168,7 +169,7 @@ def remedies(uses: Iterable[Use]) -> list[str]:
 def _state_words(use: Use) -> str:
     if use.away_since is None:
         return use.state
-    return f"{use.state} since {since_words(use.away_since, time.time())}, and requests wait"
+    return f"{use.state} since {since_words(use.away_since, since_epoch())}, and requests wait"
 
 
 def remedy_of(use: Use) -> str:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import errno
 import os
-import select
 import stat
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -18,6 +17,7 @@ import trio
 
 from iserblk.cli.endpoints import Opened
 from iserblk.errors import BadArgument, IserblkError
+from iserblk.loop.blocking import readable, writable
 
 T = TypeVar("T")
 
@@ -51,7 +51,7 @@ class Stream(Opened):
         IserblkError."""
         done = 0
         while done < len(buffer):
-            count = await self._call(partial(os.readv, self.fd, [buffer[done:]]), select.POLLIN)
+            count = await self._call(partial(os.readv, self.fd, [buffer[done:]]), readable)
             if not count:
                 break
             done += count
@@ -62,24 +62,22 @@ class Stream(Opened):
         """Raises IserblkError, also where nobody reads any more."""
         done = 0
         while done < len(buffer):
-            count = await self._call(partial(os.write, self.fd, buffer[done:]), select.POLLOUT)
+            count = await self._call(partial(os.write, self.fd, buffer[done:]), writable)
             done += count
             self.done += count
 
     async def flush(self) -> None:
         """Write a file to the disk. What has gone into a pipe is the other program's."""
         if self._seekable:
-            await self._call(partial(os.fsync, self.fd), select.POLLOUT)
+            await self._call(partial(os.fsync, self.fd), writable)
 
-    async def _call(self, function: Callable[[], T], event: int) -> T:
+    async def _call(self, function: Callable[[], T], wait: Callable[[int, None], bool]) -> T:
         def call() -> T:
             while True:
                 try:
                     return function()
                 except BlockingIOError:  # another program has made the pipe so
-                    waiting = select.poll()
-                    waiting.register(self.fd, event)
-                    waiting.poll()
+                    wait(self.fd, None)
 
         try:
             return await trio.to_thread.run_sync(call, abandon_on_cancel=True)

@@ -7,7 +7,6 @@ import shutil
 import socket
 import sys
 import threading
-import time
 from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING
@@ -20,6 +19,8 @@ from iserblk.cli.options import Seconds
 from iserblk.cli.states import RUNNING
 from iserblk.cli.status import end_unseen
 from iserblk.cli.watch.history import SORT, SORTS, History, Look, Seen, Silent, in_order
+from iserblk.loop.blocking import sleep
+from iserblk.loop.clock import monotonic, processor_seconds, since_epoch
 
 if TYPE_CHECKING:
     from iserblk.cli.watch.frame import View
@@ -77,7 +78,7 @@ def _print_one(named: Sequence[NamedLun], interval: float, view: View) -> None:
     here = look_around()
     history.add(look_of(here, named))
     if history.luns:
-        time.sleep(interval)
+        sleep(interval)
         here = look_around(before=here)
         history.add(look_of(here, named))
     width = max(LEAST_WIDTH, shutil.get_terminal_size((_WIDTH, 0)).columns)
@@ -113,8 +114,8 @@ def look_of(here: Here, named: Sequence[NamedLun] = ()) -> Look:
         if each.state == RUNNING and each.has_lun
     )
     return Look(
-        time.monotonic(),
-        time.time(),
+        monotonic(),
+        since_epoch(),
         tuple(luns),
         tuple(silent),
         tuple(each.words for each in here.unseen),
@@ -190,11 +191,11 @@ class Looking:
     def _run(self) -> None:
         try:
             while not self._end.is_set():
-                began, used = time.monotonic(), time.process_time()
+                began, used = monotonic(), processor_seconds()
                 self._looks.append(self._look())
                 self._tell()
-                used = time.process_time() - used
-                took = time.monotonic() - began
+                used = processor_seconds() - used
+                took = monotonic() - began
                 self._end.wait(max(self._interval - took, _SHARE * used))
         except BaseException as error:
             self._error = error

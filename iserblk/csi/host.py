@@ -13,7 +13,6 @@ import shutil
 import stat
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -22,6 +21,8 @@ from typing import Protocol
 from iserblk.csi.refusals import OF_STATUS, Code, Refused
 from iserblk.csi.volumes import BLOCK, MOUNT, Volume, lock_of_call
 from iserblk.errors import Busy, IserblkError
+from iserblk.loop.blocking import sleep
+from iserblk.loop.clock import monotonic
 from iserblk.nbd.kernel import device
 from iserblk.nbd.kernel.device import Device, Places
 from iserblk.nbd.kernel.server import Server
@@ -221,10 +222,10 @@ class Machine:
 
     def wait_for_size(self, volume: Volume, secret: Path, size: int) -> int:
         each = self._device(volume.device)
-        end = time.monotonic() + _GROW_S
-        while each.size < size and time.monotonic() < end:
+        end = monotonic() + _GROW_S
+        while each.size < size and monotonic() < end:
             _read_directly(volume.device)  # the target tells of it in its next answer
-            time.sleep(_LOOK_S)
+            sleep(_LOOK_S)
         if each.size < size:  # it does not tell: a server that begins asks
             done = run_iserblk(
                 ["attach", "--replace", *_options(volume, secret), *volume.urls, volume.device]

@@ -22,7 +22,6 @@ import hashlib
 import json
 import os
 import threading
-import time
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -32,6 +31,8 @@ from iserblk import files
 from iserblk.csi import messages
 from iserblk.csi.refusals import Code, Refused
 from iserblk.errors import IserblkError
+from iserblk.loop.blocking import sleep
+from iserblk.loop.clock import monotonic
 from iserblk.options import OPTION_NAMES, Options
 from iserblk.url import parse_url
 
@@ -277,16 +278,16 @@ class Records:
         """No other call for this volume runs meanwhile, in any process; nor a program that a killed
         plugin has left running (``lock_of_call``). Raises Refused when that has not ended after
         ``patience_s`` (default: that of the records). Not to be nested."""
-        end = time.monotonic() + (self._patience_s if patience_s is None else patience_s)
+        end = monotonic() + (self._patience_s if patience_s is None else patience_s)
         self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         lock = os.open(self._path(volume_id, "lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             while not _flocked(lock):
-                if time.monotonic() >= end:
+                if monotonic() >= end:
                     raise Refused(
                         Code.ABORTED, f"volume {volume_id}: another call for it is under way"
                     )
-                time.sleep(_LOOK_S)
+                sleep(_LOOK_S)
             _call.locks = (lock,)
             yield
         finally:

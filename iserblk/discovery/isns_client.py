@@ -12,10 +12,11 @@ from iserblk.discovery.isns_connection import IsnsConnection
 from iserblk.errors import ConnectTimeout, IserblkError, RemoteProtocolError
 from iserblk.initiator.connecting.iwarp import connect_tcp, resolve
 from iserblk.iscsi.send_targets import MAXIMUM_RECORDS, LeftOut, TargetRecord, Told
+from iserblk.loop.patience import fail_after
+from iserblk.loop.tasks import task_time
 from iserblk.names import initiator_name
 from iserblk.options import Options
 from iserblk.url import Url, name_portal
-from iserblk.waiting.patience import fail_after
 
 log = logging.getLogger(__name__)
 
@@ -71,7 +72,7 @@ async def _look(server: IsnsConnection, initiator: str, wanted: str) -> Told:
     finally:
         if entity:
             with (
-                trio.CancelScope(deadline=trio.current_time() + FAREWELL_S, shield=True),
+                trio.CancelScope(deadline=task_time() + FAREWELL_S, shield=True),
                 contextlib.suppress(IserblkError),
             ):
                 await server.ask(isns.DEV_DEREG, isns.deregistration(initiator, entity))

@@ -17,9 +17,9 @@ from iserblk.initiator.connecting.reach import choose
 from iserblk.initiator.connecting.send_targets import send_targets
 from iserblk.initiator.connecting.styles import STREAM
 from iserblk.iscsi.send_targets import Portal, Told, needs_interface
+from iserblk.loop.patience import fail_after
 from iserblk.options import Options
 from iserblk.url import Url, name_portal
-from iserblk.waiting.patience import fail_after
 
 PROBE_TIMEOUT_S = 5.0
 PROBES_AT_A_TIME = 16

@@ -4,11 +4,11 @@ not flushed."""
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from time import monotonic
 from typing import Protocol
 
 from iserblk.errors import ConnectionLost, IserblkError
 from iserblk.initiator.session.session import Session
+from iserblk.loop.clock import monotonic
 
 SILENT_S = 2.0
 """After so long without a word, and with commands under way, a target counts as one that may be

@@ -7,7 +7,6 @@ it took; its latency is what the front-end saw.
 from __future__ import annotations
 
 from collections.abc import Callable
-from time import perf_counter_ns as clock
 from typing import BinaryIO
 
 from iserblk.disk.file import open_file
@@ -22,6 +21,7 @@ from iserblk.disk.seam import (
     LunInfo,
 )
 from iserblk.initiator.session.slots import TaskSlot, Waiter
+from iserblk.loop.clock import nanoseconds
 from iserblk.metrics.counting import (
     BYTES,
     ERRORS,
@@ -48,15 +48,15 @@ class _Timed:
         self._length = length
 
     def __enter__(self) -> None:
-        self._start = clock()
+        self._start = nanoseconds()
 
     def __exit__(self, kind: object, error: object, traceback: object) -> None:
         count(self._metrics, self._operation, self._start, self._length, error is not None)
 
 
 def count(metrics: LunMetrics, operation: int, start: int, length: int, failed: bool) -> None:
-    """Count a request that began at ``start`` (ns of ``clock``) and has ended."""
-    took = clock() - start
+    """Count a request that began at ``start`` (ns of the clock) and has ended."""
+    took = nanoseconds() - start
     row = metrics.of_this_thread.rows[operation]
     row[index_of(took)] += 1
     row[NANOSECONDS] += took
@@ -115,23 +115,23 @@ class MeteredBlocking:
         return self.disk.refresh()
 
     def read_into(self, buffer: memoryview, offset: int) -> None:
-        start = clock()
+        start = nanoseconds()
         try:
             self._read(buffer, offset)
         except BaseException:
             count(self._metrics, READ, start, 0, True)
             raise
-        took = clock() - start
+        took = nanoseconds() - start
         _succeeded(self._here.rows[READ], took, len(buffer))
 
     def write(self, buffer: memoryview, offset: int, fua: bool = False) -> None:
-        start = clock()
+        start = nanoseconds()
         try:
             self._write(buffer, offset, fua)
         except BaseException:
             count(self._metrics, WRITE, start, 0, True)
             raise
-        took = clock() - start
+        took = nanoseconds() - start
         _succeeded(self._here.rows[WRITE], took, len(buffer))
 
     def flush(self, client: FlushClient | None = None) -> None:
@@ -229,25 +229,25 @@ class MeteredAsync:
         return await self.disk.refresh()
 
     async def read_into(self, buffer: memoryview, offset: int, deadline: float = 0.0) -> None:
-        start = clock()
+        start = nanoseconds()
         try:
             await self._read(buffer, offset, deadline)
         except BaseException:
             count(self._metrics, READ, start, 0, True)
             raise
-        took = clock() - start
+        took = nanoseconds() - start
         _succeeded(self._rows[READ], took, len(buffer))
 
     async def write(
         self, buffer: memoryview, offset: int, fua: bool = False, deadline: float = 0.0
     ) -> None:
-        start = clock()
+        start = nanoseconds()
         try:
             await self._write(buffer, offset, fua, deadline)
         except BaseException:
             count(self._metrics, WRITE, start, 0, True)
             raise
-        took = clock() - start
+        took = nanoseconds() - start
         _succeeded(self._rows[WRITE], took, len(buffer))
 
     async def flush(self, client: FlushClient | None = None) -> None:
@@ -292,14 +292,14 @@ class MeteredAsync:
         return await self.disk.command(cdb, data_in, data_out, timeout_s=timeout_s)
 
     def begin_read(self, buffer: memoryview, offset: int, waiter: Waiter) -> TaskSlot | None:
-        start = clock()
+        start = nanoseconds()
         slot = self._begin_read(buffer, offset, waiter)
         if slot is not None:
             self._starts[slot.index] = start
         return slot
 
     def begin_write(self, buffer: memoryview, offset: int, waiter: Waiter) -> TaskSlot | None:
-        start = clock()
+        start = nanoseconds()
         slot = self._begin_write(buffer, offset, waiter)
         if slot is not None:
             self._starts[slot.index] = start
@@ -314,7 +314,7 @@ class MeteredAsync:
             count(self._metrics, READ, self._starts[index], 0, True)
             raise
         if not deadline:
-            took = clock() - self._starts[index]
+            took = nanoseconds() - self._starts[index]
             _succeeded(self._rows[READ], took, length)
         return deadline
 
@@ -326,7 +326,7 @@ class MeteredAsync:
             count(self._metrics, WRITE, self._starts[index], 0, True)
             raise
         if not deadline:
-            took = clock() - self._starts[index]
+            took = nanoseconds() - self._starts[index]
             _succeeded(self._rows[WRITE], took, length)
         return deadline
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from functools import partial
-from time import monotonic, time
 from typing import NamedTuple
 
 import trio
@@ -15,6 +14,7 @@ from iserblk.disk.multipath.paths import Paths
 from iserblk.initiator.session.deadlines import Ladder
 from iserblk.initiator.session.session import Session
 from iserblk.initiator.session.slots import QUEUED
+from iserblk.loop.clock import monotonic, since_epoch
 from iserblk.metrics.address import parse_address
 from iserblk.metrics.counting import OPERATIONS
 from iserblk.metrics.process import read_process
@@ -127,7 +127,7 @@ def _away_since(session: Session) -> int:
     """Seconds since 1970; 0: there is a connection, or there will be none."""
     if session.suspended is None:
         return 0
-    return int(time() - (monotonic() - session.suspended_at))
+    return int(since_epoch() - (monotonic() - session.suspended_at))
 
 
 def _connections(session: Session) -> tuple[ConnectionReading, ...]:

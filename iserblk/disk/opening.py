@@ -6,7 +6,6 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from time import monotonic
 
 from iserblk.disk.lun.geometry import Geometry
 from iserblk.disk.lun.identify import NotADisk, identify, names
@@ -36,11 +35,12 @@ from iserblk.initiator.drivers.tasks import TrioDriver
 from iserblk.initiator.reconnecting import Driver, Reconnector, respite
 from iserblk.initiator.session.session import Session
 from iserblk.initiator.session.slots import Operation
+from iserblk.loop.clock import monotonic
+from iserblk.loop.interrupts import uninterrupted
+from iserblk.loop.patience import move_on_after
 from iserblk.names import initiator_name
 from iserblk.options import Options
 from iserblk.scsi import luns
-from iserblk.waiting.interrupts import uninterrupted
-from iserblk.waiting.patience import move_on_after
 
 log = logging.getLogger(__name__)
 

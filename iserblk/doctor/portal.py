@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from time import monotonic
 
 import trio
 
@@ -44,6 +43,8 @@ from iserblk.initiator.connecting.reach import (
 from iserblk.initiator.connecting.send_targets import send_targets
 from iserblk.initiator.connecting.styles import AUTO, STREAM
 from iserblk.initiator.drivers.tasks import TrioDriver
+from iserblk.loop.clock import monotonic
+from iserblk.loop.tasks import sleep, task_time
 from iserblk.names import initiator_name
 from iserblk.options import Options
 from iserblk.rcap.iwarp.mpa import MpaInitiator
@@ -92,11 +93,11 @@ class _Answer:
     @contextmanager
     def timed(self) -> Iterator[None]:
         """The check is what is done inside the with block."""
-        began = trio.current_time()
+        began = task_time()
         try:
             yield
         finally:
-            self.seconds = trio.current_time() - began
+            self.seconds = task_time() - began
 
     def finding(self, failed: str) -> Finding:
         """The Finding of this check. ``failed``: its status if the check failed."""
@@ -574,7 +575,7 @@ async def _ask(
     session = driver.session
 
     async def limit() -> None:
-        await trio.sleep(limits.ask)
+        await sleep(limits.ask)
         session.fail(CommandTimeout(f"no answer within {limits.ask:g} s"))
 
     async with trio.open_nursery() as nursery:

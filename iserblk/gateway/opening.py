@@ -14,10 +14,10 @@ from iserblk.disk.multipath.addresses import settle
 from iserblk.disk.seam import DirectDisk, LunInfo
 from iserblk.errors import BadArgument, IserblkError
 from iserblk.gateway.store import DiskStore
+from iserblk.loop.strands import open_strands
 from iserblk.scsi.inquiry import MAX_GATEWAYS, Provisioning
 from iserblk.target.scsi.traits import Traits
 from iserblk.target.scsi.unit import LogicalUnit
-from iserblk.waiting.strands import open_strands
 
 log = logging.getLogger(__name__)
 

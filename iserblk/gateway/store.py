@@ -25,9 +25,10 @@ from iserblk.disk.seam import EXTENT_HOLE, DirectDisk
 from iserblk.errors import CommandError, CommandTimeout, IserblkError, NotSupported
 from iserblk.gateway.statuses import internal_error, status_error
 from iserblk.initiator.session.slots import TaskSlot, Waiter
+from iserblk.loop.descriptors import Nap
+from iserblk.loop.strands import Strands, park
+from iserblk.loop.tasks import sleep
 from iserblk.target.store.store import OWNER, Ended, Extent, OnLoss, no_loss
-from iserblk.waiting.descriptors import Nap
-from iserblk.waiting.strands import Strands, park
 
 log = logging.getLogger(__name__)
 
@@ -330,7 +331,7 @@ class DiskStore:
         """Body of a task: ask for the size from time to time; ``disk`` remembers it. Also look at
         what the LUN says of itself, which may be something else after a reconnection."""
         while True:
-            await trio.sleep(SIZES_S)
+            await sleep(SIZES_S)
             try:
                 await self.disk.refresh()
             except IserblkError as error:

@@ -10,7 +10,6 @@ import logging
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Iterable
-from time import monotonic
 from typing import Final, Generic, TypeVar
 
 from iserblk.datamover.seam import BIDIRECTIONAL, NO_DATA, READ, WRITE
@@ -28,6 +27,7 @@ from iserblk.initiator.session.commanding import CommandSession
 from iserblk.initiator.session.sending import InDoubt, Unanswered
 from iserblk.initiator.session.slots import QUEUED, Operation, TaskSlot, Waiter
 from iserblk.iscsi import bhs, reasons
+from iserblk.loop.clock import monotonic
 from iserblk.scsi import alua, opcodes, remedies
 from iserblk.scsi import sense as sense_data
 from iserblk.scsi import status as sam

@@ -21,7 +21,6 @@ import math
 import random
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from time import monotonic
 from typing import Protocol
 
 import trio
@@ -44,7 +43,9 @@ from iserblk.initiator.session.driving import SessionDriver
 from iserblk.initiator.session.sending import CONTROL_SLOTS
 from iserblk.initiator.session.session import AS_ASKED, Session
 from iserblk.initiator.session.slots import Operation
-from iserblk.waiting.patience import move_on_after
+from iserblk.loop.clock import monotonic
+from iserblk.loop.patience import move_on_after
+from iserblk.loop.tasks import sleep, sleep_until, task_time
 
 log = logging.getLogger(__name__)
 
@@ -67,7 +68,7 @@ async def respite(session: Session) -> None:
     left = session.reinstate_at - monotonic()
     if left > 0:
         log.info("%s: Time2Wait of the target: %.1f s", session.portal, left)
-        await trio.sleep(left)
+        await sleep(left)
 
 
 class Driver(SessionDriver, Protocol):
@@ -176,11 +177,11 @@ class Reconnector:
     async def _sleep(self, seconds: float, shortest: float) -> None:
         """For ``seconds``; when a command is submitted meanwhile, only until ``shortest`` has
         passed."""
-        end = trio.current_time() + shortest
+        end = task_time() + shortest
         with trio.move_on_after(seconds) as self._sleeping:
             self._heard = trio.Event()
             await self._heard.wait()
-            await trio.sleep_until(end)
+            await sleep_until(end)
 
     async def _regain(self) -> None:
         """Make attempts until the session goes on or ends."""
@@ -326,7 +327,7 @@ class Reconnector:
         """Until the session has taken up what was offered."""
         self._driver.kick()
         while self._session.offered and self._wanted:
-            await trio.sleep(ADOPTED_S)
+            await sleep(ADOPTED_S)
             self._driver.kick()
         self._regained_at = monotonic()
 
@@ -371,7 +372,7 @@ class Reconnector:
             # is not where this process does not run: each look counts for its pause alone.)
             heard, silent = fresh.last_heard, 0.0
             while silent < SILENCE_S:
-                await trio.sleep(LOOK_S)
+                await sleep(LOOK_S)
                 silent += LOOK_S
                 if fresh.last_heard != heard:
                     heard, silent = fresh.last_heard, 0.0

@@ -10,7 +10,6 @@ import logging
 import os
 import socket
 import stat
-import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -20,6 +19,8 @@ import trio
 
 from iserblk import __version__
 from iserblk.errors import RemoteProtocolError
+from iserblk.loop.clock import monotonic
+from iserblk.loop.tasks import task_time
 from iserblk.metrics.exposition import CONTENT_TYPE, parse_untrusted
 from iserblk.metrics.merging import Merger, escaped
 from iserblk.metrics.places import Place, Source
@@ -173,11 +174,11 @@ class Joined:
 
 async def _ask(asked: _Asked, room: _Room, limiter: trio.CapacityLimiter) -> None:
     async with limiter:
-        began = trio.current_time()
+        began = task_time()
         try:
             with trio.fail_after(ANSWER_S):
                 answer = await _answer(asked.place, room)
-            asked.at = time.monotonic()
+            asked.at = monotonic()
             asked.text = body_untrusted(answer).decode()
             asked.why = ""
         except trio.TooSlowError:
@@ -192,7 +193,7 @@ async def _ask(asked: _Asked, room: _Room, limiter: trio.CapacityLimiter) -> Non
             asked.why = str(error)
         except UnicodeDecodeError:
             asked.why = "the answer is no text"
-        asked.seconds = trio.current_time() - began
+        asked.seconds = task_time() - began
 
 
 async def _answer(place: Place, room: _Room) -> bytes:

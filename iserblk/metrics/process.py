@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Sequence
 
 from iserblk import __version__
+from iserblk.loop.clock import since_epoch
 from iserblk.metrics.reading import LunReading, ProcessReading
 from iserblk.metrics.target_reading import TargetReading
 
@@ -16,7 +16,7 @@ class _Process:
 
     def __init__(self) -> None:
         self.command = ""
-        self.began = int(time.time())
+        self.began = int(since_epoch())
 
 
 _THIS = _Process()
@@ -25,7 +25,7 @@ _THIS = _Process()
 def this_is(command: str) -> None:
     """This process is the command ``command`` of iserblk, which begins now."""
     _THIS.command = command
-    _THIS.began = int(time.time())
+    _THIS.began = int(since_epoch())
 
 
 def began() -> int:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import socket
 import stat
-import time
 from pathlib import Path
 
 from iserblk.errors import (
@@ -15,6 +14,7 @@ from iserblk.errors import (
     PermissionDenied,
     RemoteProtocolError,
 )
+from iserblk.loop.clock import monotonic
 from iserblk.metrics.address import Address, words
 from iserblk.metrics.exposition import parse_untrusted
 from iserblk.metrics.reading import ProcessReading
@@ -77,7 +77,7 @@ def body_untrusted(answer: bytes) -> bytes:
 
 
 def _ask(address: Address, request: bytes, owner: int | None, timeout_s: float) -> bytes:
-    end = time.monotonic() + timeout_s
+    end = monotonic() + timeout_s
     parts = []
     size = 0
     with _connected(address, owner, timeout_s) as sock:
@@ -87,7 +87,7 @@ def _ask(address: Address, request: bytes, owner: int | None, timeout_s: float) 
             size += len(more)
             if size > ANSWER_BYTES:
                 raise RemoteProtocolError("HTTP", f"{words(address)}: the answer is too long")
-            if (left := end - time.monotonic()) <= 0:
+            if (left := end - monotonic()) <= 0:
                 raise TimeoutError
             sock.settimeout(left)
     return b"".join(parts)

@@ -23,6 +23,7 @@ from pathlib import Path
 import trio
 
 from iserblk.errors import BadArgument, Busy, IserblkError, PermissionDenied
+from iserblk.loop.tasks import sleep
 from iserblk.metrics.address import Address, make_room, words
 from iserblk.metrics.reading import ProcessReading
 from iserblk.newcomers import origin_of
@@ -157,7 +158,7 @@ async def serve_document(
                 client, address = await sock.accept()
             except OSError as error:  # probably the process has no descriptors left
                 log.info("metrics: %s", error)
-                await trio.sleep(1)
+                await sleep(1)
                 continue
             try:
                 await clients.admit()
@@ -298,7 +299,7 @@ async def _attend(
 async def _load() -> None:
     """Import what ``_text`` needs, when start-up is over. With the first answer it might be too
     late: iserblk may have been removed by then, or be another version."""
-    await trio.sleep(START_S)
+    await sleep(START_S)
     try:
         await trio.to_thread.run_sync(load_exposition)
     except Exception:  # it may be so now: half upgraded, for example; the LUNs go on working

@@ -16,7 +16,6 @@ import contextlib
 import errno
 import fcntl
 import logging
-import select
 import socket
 import ssl
 import termios
@@ -29,6 +28,13 @@ import trio
 
 from iserblk.disk.seam import DirectDisk, Extent, FlushClient
 from iserblk.errors import BadArgument, IserblkError, OutOfRange, RemoteProtocolError
+from iserblk.loop.blocking import hung_up
+from iserblk.loop.busy_polling import Pace
+from iserblk.loop.descriptors import Nap
+from iserblk.loop.interrupts import uninterrupted
+from iserblk.loop.strands import Strands, park
+from iserblk.loop.tasks import task_time, until_readable, until_writable
+from iserblk.loop.watching import Watch
 from iserblk.nbd import messages as nbd
 from iserblk.nbd.buffers import Memory
 from iserblk.nbd.exports import Export
@@ -38,11 +44,6 @@ from iserblk.nbd.long_changes import LONG
 from iserblk.nbd.tls import PlainStream, TlsStream
 from iserblk.nbd.transmission import Request, Transmission
 from iserblk.sockets.wire import WOULD_BLOCK, wire
-from iserblk.waiting.busy_polling import Pace
-from iserblk.waiting.descriptors import Nap
-from iserblk.waiting.interrupts import uninterrupted
-from iserblk.waiting.strands import Strands, park
-from iserblk.waiting.watching import Watch
 
 log = logging.getLogger(__name__)
 
@@ -164,13 +165,13 @@ class Client:
                     begun()
                 while event is not None:
                     if isinstance(event, Look):
-                        left = limit.deadline - trio.current_time()
+                        left = limit.deadline - task_time()
                         if event.export.name not in asked:
                             asked.add(event.export.name)
                             left += HANDSHAKE_EACH_S
                         limit.deadline = inf  # the limit is the client's, not the target's
                         await self._look(event.export)
-                        limit.deadline = trio.current_time() + left
+                        limit.deadline = task_time() + left
                         handshake.looked()
                     else:
                         assert context is not None
@@ -190,9 +191,9 @@ class Client:
         stream = TlsStream(self._wire, context)
         while not stream.shake_hands():
             if not stream.flush():
-                await trio.lowlevel.wait_writable(self._fd)
+                await until_writable(self._fd)
             else:
-                await trio.lowlevel.wait_readable(self._fd)
+                await until_readable(self._fd)
         self._stream = stream
 
     async def _send_all(self, data: bytes) -> None:
@@ -200,7 +201,7 @@ class Client:
         while rest or not self._stream.flush():
             count = self._stream.send([rest], len(rest)) if rest else WOULD_BLOCK
             if count == WOULD_BLOCK:
-                await trio.lowlevel.wait_writable(self._fd)
+                await until_writable(self._fd)
             else:
                 rest = rest[count:]
 
@@ -209,7 +210,7 @@ class Client:
             count = self._stream.receive([buffer])
             if count != WOULD_BLOCK:
                 return count
-            await trio.lowlevel.wait_readable(self._fd)
+            await until_readable(self._fd)
 
     # -- transmission -----------------------------------------------------------------------------
 
@@ -373,7 +374,7 @@ class Client:
         while not self._over or transmission.open or transmission.held or self._blocked:
             if self._wants_input():
                 self._rest()
-                await trio.lowlevel.wait_readable(self._fd)
+                await until_readable(self._fd)
                 self._pace.work()
                 self._turn()
             else:
@@ -415,7 +416,7 @@ class Client:
         while True:
             if not self._blocked:
                 await self._write_nap.sleep()
-            await trio.lowlevel.wait_writable(self._fd)
+            await until_writable(self._fd)
             self._blocked = False
             self._turn(flush=True)
             if self._over or self._wants_input():
@@ -720,9 +721,7 @@ class Client:
 
     def _is_gone(self) -> bool:
         """The client takes nothing either: it has closed its end. (TCP tells of that later.)"""
-        poll = select.poll()
-        poll.register(self._fd, 0)
-        return bool(poll.poll(0))
+        return hung_up(self._fd)
 
     async def _abandon(self, _waiter: object) -> None:
         """The strands are being closed. Abort the commands, and wait until they have ended: before

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from time import monotonic
 
 from iserblk.errors import CommandTimeout, IserblkError
 from iserblk.limited_log import BURST, EVERY_S, Allowance
+from iserblk.loop.clock import monotonic
 
 
 class LimitedLog:

@@ -11,7 +11,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from iserblk.waiting import strands
+from iserblk.loop import strands
 
 LONG = 32 << 20  # bytes: what is larger is carried out in many steps
 

@@ -12,12 +12,10 @@ import fcntl
 import logging
 import os
 import re
-import select
 import socket
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import IO
@@ -27,6 +25,8 @@ from iserblk.credentials import FIRST_DESCRIPTOR, handed_on
 from iserblk.disk.blocking import open_disks
 from iserblk.endings import Endings, ending_signals
 from iserblk.errors import BadArgument, IserblkError, RemoteProtocolError, TransportError
+from iserblk.loop.blocking import readable
+from iserblk.loop.clock import monotonic
 from iserblk.nbd.kernel.programs import PLUGIN, last_line, nbdkit_environment, nbdkit_program
 
 log = logging.getLogger(__name__)
@@ -207,11 +207,10 @@ def _wait_for(heard: IO[bytes], child: subprocess.Popen[bytes]) -> bool:
     """True once the plugin has logged in, and clients are served; False when nbdkit ended before
     that. Raises the plugin's error where it could not log in, and IserblkError after
     ``_START_TIMEOUT_S``."""
-    deadline = time.monotonic() + _START_TIMEOUT_S
+    deadline = monotonic() + _START_TIMEOUT_S
     said = b""
     while not said.endswith(b"\n"):
-        found, _, _ = select.select([heard], [], [], max(deadline - time.monotonic(), 0))
-        if not found:
+        if not readable(heard.fileno(), deadline):
             raise IserblkError(f"nbdkit is not ready after {_START_TIMEOUT_S:g} s")
         more = heard.read(1000)
         if not more:

@@ -16,6 +16,8 @@ import trio
 
 from iserblk.errors import RemoteProtocolError
 from iserblk.limited_log import tell_left_out
+from iserblk.loop.strands import Strands, open_strands
+from iserblk.loop.tasks import sleep, until_readable
 from iserblk.nbd.buffers import Memory
 from iserblk.nbd.client import Client, Connection
 from iserblk.nbd.exports import Export
@@ -23,7 +25,6 @@ from iserblk.nbd.handshake import Tls
 from iserblk.nbd.limited_log import ClientLogs
 from iserblk.nbd.transmission import Transmission
 from iserblk.newcomers import Newcomers, origin_of
-from iserblk.waiting.strands import Strands, open_strands
 
 log = logging.getLogger(__name__)
 
@@ -183,7 +184,7 @@ class NbdServer:
     async def _look_round(self) -> None:
         """Clients that stall with their memory full of requests do not stop the others."""
         while True:
-            await trio.sleep(STALL_S)
+            await sleep(STALL_S)
             starved = self.memory.starved
             for client in list(self._clients):
                 client.give_way(starved)
@@ -193,7 +194,7 @@ class NbdServer:
     async def _hurry(self) -> None:
         """Clients that take no replies do not hold up the end."""
         while True:
-            await trio.sleep(LAST_WORDS_S)
+            await sleep(LAST_WORDS_S)
             for client in self._clients:
                 client.hurry()
 
@@ -206,7 +207,7 @@ class NbdServer:
         self, listening: socket.socket, nursery: trio.Nursery, group: Strands
     ) -> None:
         while True:
-            await trio.lowlevel.wait_readable(listening)
+            await until_readable(listening)
             await self._open.wait()
             try:
                 sock, address = listening.accept()
@@ -216,7 +217,7 @@ class NbdServer:
                 self._logs.conduct.warning(
                     "a connection could not be accepted: %s%s", error.strerror, _remedy(error)
                 )
-                await trio.sleep(_ACCEPT_PAUSE_S)
+                await sleep(_ACCEPT_PAUSE_S)
                 continue
             nursery.start_soon(self._serve, sock, _name(address), group)
 

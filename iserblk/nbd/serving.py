@@ -23,12 +23,13 @@ from iserblk.disk.ending import (
 from iserblk.disk.multipath.addresses import settle
 from iserblk.disk.seam import NO_CLIENT, DirectDisk, LossCount, LunInfo
 from iserblk.errors import IserblkError, WritesLost, first_error
+from iserblk.loop.stopping import watch
+from iserblk.loop.tasks import sleep
+from iserblk.loop.until_told import UntilTold, until_told
 from iserblk.nbd.client import Connection
 from iserblk.nbd.exports import Export
 from iserblk.nbd.handshake import Tls
 from iserblk.nbd.server import NbdServer, allow_descriptors
-from iserblk.waiting.stopping import watch
-from iserblk.waiting.until_told import UntilTold, until_told
 
 log = logging.getLogger(__name__)
 
@@ -144,7 +145,7 @@ def serve(
             assert resized is not None
             known = {name: export.size for name, export in exports.items()}
             while True:
-                await trio.sleep(_SIZES_S)
+                await sleep(_SIZES_S)
                 for name, export in exports.items():
                     with contextlib.suppress(IserblkError):  # a lost target is asked again
                         await export.disk.refresh()

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from iserblk.errors import TransportError
+from iserblk.loop.busy_polling import Pace
+from iserblk.loop.multiplexing import multiplexer
+from iserblk.loop.watching import Watch
 from iserblk.target.iscsi.connection import TargetConnection
-from iserblk.waiting.busy_polling import Pace
-from iserblk.waiting.multiplexing import multiplexer
-from iserblk.waiting.watching import Watch
 
 
 class Pump:

@@ -17,7 +17,6 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mappin
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
-from time import monotonic
 
 import trio
 
@@ -31,6 +30,8 @@ from iserblk.iscsi.chap import Accounts
 from iserblk.iscsi.login_target import LoginTarget, LoginTargetConfig
 from iserblk.iscsi.send_targets import Portal
 from iserblk.limited_log import tell_left_out
+from iserblk.loop.clock import monotonic
+from iserblk.loop.tasks import sleep, task_time, until_readable, until_writable
 from iserblk.metrics.target_reading import TargetLunReading, TargetReading
 from iserblk.newcomers import Newcomers, origin_of
 from iserblk.rcap.seam import QueuePair
@@ -210,7 +211,7 @@ class TargetServer:
                 log.info("a peer closed its connection at once: %s", error.strerror)
                 return
             accepted = None
-            until = trio.current_time() + LOGIN_TIMEOUT_S
+            until = task_time() + LOGIN_TIMEOUT_S
             with _contained(peer):
                 with trio.move_on_at(until) as scope:
                     self._login_begins(sock, peer, scope)
@@ -262,7 +263,7 @@ class TargetServer:
         Cancelled. ``at_once``: see TargetConnection. ``until``: when the login must have ended;
         None: it begins now."""
         if until is None:
-            until = trio.current_time() + LOGIN_TIMEOUT_S
+            until = task_time() + LOGIN_TIMEOUT_S
         with _contained(peer):
             try:
                 flags = ConnectionFlags.unpack(qp.peer_private_data)
@@ -409,7 +410,7 @@ class TargetServer:
             with trio.move_on_after(session.retention_s) as scope:
 
                 def begin_anew() -> None:
-                    scope.deadline = trio.current_time() + session.retention_s
+                    scope.deadline = task_time() + session.retention_s
 
                 connection.on_recovery = begin_anew
                 connection.on_released = scope.cancel
@@ -471,11 +472,11 @@ class TargetServer:
         origin = origin_of(peer)
 
         async def resume_later(seconds: float, resume: Callable[[], None]) -> None:
-            await trio.sleep(seconds)
+            await sleep(seconds)
             resume()
 
         def hold(user: str, resume: Callable[[], None]) -> bool:
-            seconds = self._attempts.wait(origin, user, trio.current_time())
+            seconds = self._attempts.wait(origin, user, task_time())
             if seconds > 0:
                 log.info("%s: CHAP waits for %.0f s behind failed attempts", peer, seconds)
                 nursery.start_soon(resume_later, seconds, resume)
@@ -485,7 +486,7 @@ class TargetServer:
             if right:
                 self._attempts.succeeded(origin, user)
             else:
-                self._attempts.failed(origin, user, trio.current_time())
+                self._attempts.failed(origin, user, task_time())
 
         connection.hold_attempt = hold
         connection.on_attempt = judged
@@ -653,7 +654,7 @@ class TargetServer:
     async def _settle_claim(self, session: TargetSession) -> None:
         """Body of a task: end a session none of whose connections answers a ping."""
         try:
-            await trio.sleep(CLAIM_S)
+            await sleep(CLAIM_S)
         finally:
             self._claimed.remove(session)
         if session.done or any(
@@ -829,7 +830,7 @@ async def _pump(
     # The last answer (to a logout, or to a login that failed) still has to leave.
     with trio.move_on_after(LAST_WORDS_S), suppress(TransportError):
         while connection.wants_write() and not connection.cut:
-            await trio.lowlevel.wait_writable(fd)
+            await until_writable(fd)
             connection.progress(monotonic())
 
 
@@ -840,9 +841,9 @@ async def _look_after(connection: TargetConnection, peer: str) -> None:
     asked = False
     while not connection.done:
         connection.silent |= _WATCH
-        await trio.sleep(PING_S)
+        await sleep(PING_S)
         connection.trim()
-        owed = connection.overdue(trio.current_time())
+        owed = connection.overdue(task_time())
         if owed:
             log.warning("%s: session ended: %s", peer, owed)
             connection.give_up()
@@ -862,7 +863,7 @@ async def _look_after(connection: TargetConnection, peer: str) -> None:
 async def _tick(connection: TargetConnection) -> None:
     """Have the connection ask for what was lost."""
     while not connection.done:
-        await trio.sleep(TICK_S)
+        await sleep(TICK_S)
         try:
             connection.tick()
         except TransportError as error:
@@ -964,7 +965,7 @@ async def serve(
             except OSError as error:  # out of descriptors: a connection that ends frees some
                 log.error("cannot accept: %s", error.strerror)
                 limiter.release()
-                await trio.sleep(0.1)
+                await sleep(0.1)
                 continue
             sessions.start_soon(limited, server.serve_tcp, stream.socket, port_of[listener])
 
@@ -974,7 +975,7 @@ async def serve(
         while True:
             # No event comes for a half-open connection that has to be given up.
             with trio.move_on_after(RDMA_TICK_S):
-                await trio.lowlevel.wait_readable(listener.fileno())
+                await until_readable(listener.fileno())
             try:
                 established = listener.progress(monotonic())
             except IserblkError as error:
@@ -1073,7 +1074,7 @@ async def serve(
 async def _tell_left_out() -> None:
     """Body of a task."""
     while True:
-        await trio.sleep(TELL_S)
+        await sleep(TELL_S)
         tell_left_out()
 
 

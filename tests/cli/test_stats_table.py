@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from types import TracebackType
@@ -136,7 +135,7 @@ def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
             raise KeyboardInterrupt
 
     monkeypatch.setattr(stats_table, "Live", Live)
-    monkeypatch.setattr(time, "sleep", sleep)
+    monkeypatch.setattr(stats_table, "sleep", sleep)
     return found
 
 

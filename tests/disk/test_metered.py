@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 import trio
 
-from iserblk.disk import metered
 from iserblk.disk.metered import (
     MeteredAsync,
     MeteredBlocking,
@@ -20,6 +19,7 @@ from iserblk.disk.metered import (
 from iserblk.disk.seam import NO_CLIENT
 from iserblk.errors import OutOfRange
 from iserblk.initiator.session.slots import TaskSlot
+from iserblk.loop import clock
 from iserblk.metrics.counting import (
     BYTES,
     ERRORS,
@@ -128,7 +128,7 @@ def _clock(monkeypatch: pytest.MonkeyPatch) -> None:
             yield now
             now += TOOK_NS
 
-    monkeypatch.setattr(metered, "clock", ticks().__next__)
+    monkeypatch.setattr(clock, "source_ns", ticks().__next__)
 
 
 @pytest.mark.parametrize(("operation", "size", "call", "options"), REQUESTS)
@@ -184,10 +184,10 @@ async def test_buckets_of_the_data_path_are_those_of_count(
 ) -> None:
     """READ and WRITE have the arithmetic in line."""
     for call, operation in ((REQUESTS[0], READ), (REQUESTS[1], WRITE)):
-        monkeypatch.setattr(metered, "clock", iter((0, took_ns)).__next__)
+        monkeypatch.setattr(clock, "source_ns", iter((0, took_ns)).__next__)
         await bench.call(*call[2])
         assert bench.row(operation)[f"2^{bucket} µs"] == 1
-    monkeypatch.setattr(metered, "clock", lambda: took_ns)
+    monkeypatch.setattr(clock, "source_ns", lambda: took_ns)
     count(bench.metrics, FLUSH, 0, 0, False)
     assert bench.row(FLUSH)[f"2^{bucket} µs"] == 1
 

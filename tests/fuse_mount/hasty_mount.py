@@ -7,7 +7,7 @@ import sys
 
 from fuse_mount.__main__ import main
 from iserblk.initiator.session import ending
-from iserblk.waiting import stopping
+from iserblk.loop import stopping
 
 if __name__ == "__main__":
     vars(ending)["AWAY_S"] = 0.5

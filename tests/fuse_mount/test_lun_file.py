@@ -15,7 +15,7 @@ import trio.testing
 
 from fuse_mount.lun_file import NO_END, LunFile
 from iserblk.errors import ScsiError
-from iserblk.waiting.strands import elsewhere, open_strands
+from iserblk.loop.strands import elsewhere, open_strands
 from tests.support.fake_disk import AsyncFake, FakeDisk, lun_info
 
 SIZE = 16 * 1024

@@ -11,7 +11,7 @@ import pytest
 import trio
 
 from fuse_mount.readers import Readers
-from iserblk.waiting.strands import elsewhere
+from iserblk.loop.strands import elsewhere
 
 WORKERS = 8
 

@@ -11,8 +11,8 @@ import trio
 from iserblk import aio
 from iserblk.disk.seam import AsyncLun
 from iserblk.errors import IserblkError
+from iserblk.loop.strands import elsewhere
 from iserblk.target.scsi.unit import LogicalUnit
-from iserblk.waiting.strands import elsewhere
 from tests.support import logs
 from tests.support.gateway import running_gateway, store_of
 from tests.support.target import TargetProcess, running_target

@@ -13,9 +13,9 @@ import trio
 
 from iserblk.errors import ConnectionLost
 from iserblk.gateway.store import DiskStore
+from iserblk.loop.strands import open_strands
 from iserblk.scsi.opcodes import READ_16, WRITE_16
 from iserblk.target.store.store import OWNER
-from iserblk.waiting.strands import open_strands
 from tests.support.turns import BLOCK, DEPTH, Answering
 from tests.support.until import until
 

@@ -14,7 +14,7 @@ from iserblk.metrics.reading import ProcessReading
 
 def test_a_command_tells_when_it_began(monkeypatch: pytest.MonkeyPatch) -> None:
     """In a process that is forked: not when its parent did."""
-    monkeypatch.setattr(process.time, "time", lambda: 12345.6)  # type: ignore[attr-defined]
+    monkeypatch.setattr(process, "since_epoch", lambda: 12345.6)
     this_is("mount")
     assert began() == 12345
     assert read_process() == ProcessReading(os.getpid(), __version__, (), (), "mount", 12345)

@@ -11,10 +11,10 @@ from pathlib import Path
 import trio
 
 from iserblk.initiator.session.slots import TaskSlot, Waiter
+from iserblk.loop.strands import elsewhere
 from iserblk.nbd.exports import Export
 from iserblk.nbd.handshake import Tls
 from iserblk.nbd.server import NbdServer
-from iserblk.waiting.strands import elsewhere
 from tests.support.fake_disk import AsyncFake, FakeDisk, lun_info
 
 

@@ -8,8 +8,8 @@ import pytest
 import trio
 from trio.testing import wait_all_tasks_blocked
 
+from iserblk.loop.strands import open_strands
 from iserblk.nbd.long_changes import LongChanges, LongChangesOfThreads
-from iserblk.waiting.strands import open_strands
 
 
 @pytest.mark.parametrize(

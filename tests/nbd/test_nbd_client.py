@@ -15,13 +15,13 @@ import trio.testing
 from iserblk.disk.seam import FlushClient, LossCount
 from iserblk.errors import CommandTimeout, IserblkError, NotSupported
 from iserblk.initiator.session.slots import TaskSlot, Waiter
+from iserblk.loop.strands import elsewhere, open_strands, run
 from iserblk.nbd import messages as nbd
 from iserblk.nbd.buffers import CLIENT_BYTES, HEADROOM, Memory
 from iserblk.nbd.client import Client
 from iserblk.nbd.exports import Export
 from iserblk.nbd.handshake import Tls
 from iserblk.nbd.transmission import MOST_REFUSALS
-from iserblk.waiting.strands import elsewhere, open_strands, run
 from tests.nbd.serving import DirectFake, HeldDisk, fake
 from tests.support.fake_disk import AsyncFake, FakeDisk, lun_info
 from tests.support.nbd_client import RawClient, Reply, go, request, write

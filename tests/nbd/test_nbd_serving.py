@@ -18,13 +18,13 @@ from iserblk.disk.ending import NotFlushed
 from iserblk.disk.seam import FlushClient, LossCount
 from iserblk.errors import CommandTimeout, ConnectFailed, IserblkError
 from iserblk.initiator.session import ending
+from iserblk.loop import stopping
 from iserblk.nbd import messages as nbd
 from iserblk.nbd import serving
 from iserblk.nbd.client import Connection
 from iserblk.nbd.listening import listen_unix
 from iserblk.nbd.server import NbdServer
 from iserblk.nbd.serving import serve
-from iserblk.waiting import stopping
 from tests.nbd.serving import fake
 from tests.support import logs
 from tests.support.fake_disk import AsyncFake, AsyncSet, open_async

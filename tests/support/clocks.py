@@ -7,14 +7,12 @@ depends on how long ago the machine was started.
 
 from __future__ import annotations
 
-import sys
-import time
 from collections.abc import Callable
 from typing import ClassVar
 
 import pytest
 
-from iserblk.initiator import reconnecting
+from iserblk.loop import clock
 
 START = 1.0  # a machine that has just been started: 0.0 is no time long ago
 
@@ -32,21 +30,14 @@ class Clock:
         return self.now
 
 
-def give(monkeypatch: pytest.MonkeyPatch, clock: Callable[[], float]) -> None:
-    """All modules of iserblk that read the monotonic clock read ``clock`` instead."""
-    for name, module in list(sys.modules.items()):
-        if name.startswith("iserblk.") and getattr(module, "monotonic", None) is time.monotonic:
-            monkeypatch.setattr(module, "monotonic", clock)
-    if isinstance(clock, Clock):
-        monkeypatch.setattr(Clock, "given", clock)
+def give(monkeypatch: pytest.MonkeyPatch, source: Callable[[], float]) -> None:
+    """iserblk reads ``source`` instead of the machine's monotonic clock."""
+    monkeypatch.setattr(clock, "source", source)
+    if isinstance(source, Clock):
+        monkeypatch.setattr(Clock, "given", source)
 
 
 def given() -> Clock:
     """The clock of the fixture ``clock``, for what is made in a test that uses it."""
     assert Clock.given is not None, "the test has no made-up clock: let it use the fixture `clock`"
     return Clock.given
-
-
-def now() -> float:
-    """The time as iserblk reads it in this test."""
-    return float(vars(reconnecting)["monotonic"]())

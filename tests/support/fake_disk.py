@@ -45,7 +45,7 @@ from iserblk.disk.seam import (
     LunInfo,
 )
 from iserblk.initiator.session.slots import TaskSlot, Waiter
-from iserblk.waiting.strands import elsewhere
+from iserblk.loop.strands import elsewhere
 
 MIB = 1 << 20
 BLOCK = 4096

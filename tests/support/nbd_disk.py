@@ -21,11 +21,11 @@ import trio
 
 from iserblk.disk.seam import EXTENT_DATA, DirectDisk, Extent, FlushClient, LossCount, LunInfo
 from iserblk.errors import IserblkError
+from iserblk.loop.strands import Strands, open_strands
 from iserblk.nbd.buffers import Memory
 from iserblk.nbd.client import Client
 from iserblk.nbd.exports import Export
 from iserblk.nbd.handshake import Tls
-from iserblk.waiting.strands import Strands, open_strands
 from tests.nbd import conversation
 from tests.nbd.conversation import EXTENDED, SIMPLE, STRUCTURED
 

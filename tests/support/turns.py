@@ -12,8 +12,8 @@ from iserblk.disk.lun.geometry import Geometry
 from iserblk.disk.lun.operations import DiskCore
 from iserblk.initiator.drivers.tasks import TrioDriver
 from iserblk.iscsi import bhs, pdu
+from iserblk.loop import strands
 from iserblk.scsi import luns
-from iserblk.waiting import strands
 from tests.initiator.fake import response, session
 from tests.support.fake_disk import lun_info
 

@@ -35,6 +35,8 @@ from iserblk.iscsi.login_target import (
     LoginTarget,
     LoginTargetConfig,
 )
+from iserblk.loop import busy_polling
+from iserblk.loop.busy_polling import HITS
 from iserblk.options import Options
 from iserblk.rcap import seam
 from iserblk.rcap.inprocess import MemoryQueuePair, memory_pair
@@ -45,8 +47,6 @@ from iserblk.target.iscsi.control import ControlAnswers
 from iserblk.target.scsi.device import DeviceServer, LogicalUnit
 from iserblk.target.server import TargetServer, Watch
 from iserblk.url import Url, parse_url
-from iserblk.waiting import busy_polling
-from iserblk.waiting.busy_polling import HITS
 from tests.initiator.fake import FakeDriver
 from tests.initiator.peer import disk_of
 from tests.iscsi import logins

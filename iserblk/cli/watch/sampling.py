@@ -8,12 +8,13 @@ with the next look.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Awaitable, Callable
 
 import trio
 
 from iserblk.cli.watch.history import History, Look
+from iserblk.loop.clock import processor_seconds
+from iserblk.loop.tasks import sleep, task_time
 
 FIRST_S = 1.0  # between the first two looks
 EVERY_S = 2.0
@@ -35,7 +36,7 @@ class Sampling:
 
     async def current(self) -> History:
         """The history, with a look of just now."""
-        self._asked = trio.current_time()
+        self._asked = task_time()
         self._wanted.set()
         while self._looks == 0:
             await self._next.wait()
@@ -49,13 +50,13 @@ class Sampling:
         while True:
             await self._wanted.wait()
             self._wanted = trio.Event()
-            while trio.current_time() - self._asked < KEEP_S:
-                used = time.process_time()
+            while task_time() - self._asked < KEEP_S:
+                used = processor_seconds()
                 self.history.add(await self._look())
-                used = time.process_time() - used
+                used = processor_seconds() - used
                 self._looks += 1
                 self._next.set()
                 self._next = trio.Event()
                 pause = FIRST_S if self._looks == 1 else EVERY_S
-                await trio.sleep(max(pause, _SHARE * used))
+                await sleep(max(pause, _SHARE * used))
             self._looks = 0

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import select
 import signal
 import termios
 import tty
@@ -20,6 +19,9 @@ from typing import TextIO
 from rich.cells import cell_len
 from rich.console import Console
 from rich.text import Text
+
+from iserblk.loop.blocking import any_readable, readable
+from iserblk.loop.clock import monotonic
 
 _ENTER = "\x1b[?1049h\x1b[?25l\x1b[2J"  # the alternate screen, without a cursor
 _LEAVE = "\x1b[0m\x1b[?25h\x1b[?1049l"
@@ -154,7 +156,7 @@ class Screen:
             return []
         stdin = self._stdin
         heard = [self._heard] if stdin is None or self._deaf else [self._heard, stdin]
-        ready, _, _ = select.select(heard, [], [])
+        ready = any_readable(heard)
         if self._heard in ready:
             os.read(self._heard, 4096)
         if stdin is None or stdin not in ready:
@@ -163,7 +165,7 @@ class Screen:
         if not data:
             self._deaf = True  # the terminal has gone
         while data.endswith(b"\x1b") or re.search(rb"\x1b[\[O][0-9;]*$", data):
-            if not select.select([stdin], [], [], _REST_S)[0]:
+            if not readable(stdin, monotonic() + _REST_S):
                 break
             data += os.read(stdin, 1024)
         return keys_untrusted(data)

@@ -10,7 +10,6 @@ import logging
 from bisect import bisect_left, bisect_right
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from time import monotonic
 from typing import Final, NamedTuple
 
 from iserblk.disk.durability.journal import Entry
@@ -27,6 +26,7 @@ from iserblk.initiator.commands import (
 )
 from iserblk.initiator.session.commanding import CommandSession
 from iserblk.initiator.session.slots import Operation, TaskSlot, Waiter
+from iserblk.loop.clock import monotonic
 from iserblk.scsi import opcodes
 from iserblk.scsi.cdb import Slot
 

@@ -14,7 +14,6 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable
-from time import monotonic
 from typing import Final, NamedTuple, Protocol
 
 from iserblk.disk.durability.comparing import PackRead, compare, is_final
@@ -34,6 +33,7 @@ from iserblk.initiator.commands import (
 )
 from iserblk.initiator.session.commanding import CommandSession
 from iserblk.initiator.session.slots import Operation, TaskSlot, Waiter
+from iserblk.loop.clock import monotonic
 from iserblk.scsi import cdb, opcodes
 from iserblk.scsi import lba as lba_data
 from iserblk.scsi.cdb import Slot

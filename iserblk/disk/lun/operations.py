@@ -14,7 +14,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import islice
-from time import monotonic
 from typing import Final, TypeVar
 
 from iserblk.disk.durability.journal import Journal
@@ -69,6 +68,7 @@ from iserblk.initiator.session.connection import Connection
 from iserblk.initiator.session.sending import EndedByReset
 from iserblk.initiator.session.slots import QUEUED, SENT, Operation, TaskSlot, Waiter
 from iserblk.iscsi.serial import serial_lt
+from iserblk.loop.clock import monotonic
 from iserblk.metrics.counting import LunMetrics
 from iserblk.scsi import cdb
 from iserblk.scsi import lba as lba_data

@@ -19,8 +19,6 @@ relies on is kept:
 
 from __future__ import annotations
 
-from time import monotonic
-
 from iserblk.disk.lun.operations import DiskCore
 from iserblk.disk.seam import NO_CLIENT, CommandResult
 from iserblk.errors import BadArgument, CommandTimeout, IserblkError, NotSupported, ScsiError
@@ -37,6 +35,7 @@ from iserblk.initiator.commands import (
 from iserblk.initiator.session.sending import InDoubt, Unanswered
 from iserblk.initiator.session.slots import ANYTHING, Operation, TaskSlot, Waiter
 from iserblk.iscsi import reasons
+from iserblk.loop.clock import monotonic
 from iserblk.scsi import opcodes
 from iserblk.scsi import status as sam
 

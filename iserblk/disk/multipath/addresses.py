@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from time import monotonic
 
 from iserblk.credentials import find_credentials
 from iserblk.disk.multipath.paths import Paths
 from iserblk.errors import BadArgument
+from iserblk.loop.clock import monotonic
 from iserblk.names import shown
 from iserblk.options import PORTAL, Options
 from iserblk.url import OF_ONE_SCHEME, Url, check_scheme, parse_place, parse_url

@@ -6,7 +6,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from time import monotonic
 
 import trio
 
@@ -17,6 +16,7 @@ from iserblk.disk.multipath.paths import place_of
 from iserblk.errors import IserblkError
 from iserblk.initiator.connecting.iwarp import connect_tcp, resolve
 from iserblk.iscsi.send_targets import Portal
+from iserblk.loop.clock import monotonic
 from iserblk.options import PORTAL, Options
 from iserblk.url import Url, fitting, name_portal
 

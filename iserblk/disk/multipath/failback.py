@@ -11,7 +11,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
-from time import monotonic
 
 import trio
 
@@ -26,6 +25,8 @@ from iserblk.initiator.drivers.tasks import TrioDriver
 from iserblk.initiator.reconnecting import Driver, Reconnector
 from iserblk.initiator.session.session import Session
 from iserblk.initiator.session.slots import Operation
+from iserblk.loop.clock import monotonic
+from iserblk.loop.tasks import sleep
 from iserblk.scsi import alua
 
 log = logging.getLogger(__name__)
@@ -69,7 +70,7 @@ class FailBack:
         """Try better ways until ``stop``."""
         with self._scope:
             while True:
-                await trio.sleep(LOOK_S)
+                await sleep(LOOK_S)
                 if self._session.parting is not None:
                     self._driver.kick()  # the logout has a time limit; perhaps no PDU comes
                 if not self._connected:
@@ -154,7 +155,7 @@ class FailBack:
                 try:
                     state = await driver.run_operation(self._look(way, self._trial))
                     if seconds and (state is None or state in alua.USABLE):
-                        await trio.sleep(seconds)
+                        await sleep(seconds)
                         state = await driver.run_operation(self._look(way, self._trial))
                     await driver.log_out()
                 except Exception as error:

@@ -13,7 +13,6 @@ import logging
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
-from time import monotonic
 
 from iserblk.errors import (
     ConnectFailed,
@@ -26,6 +25,7 @@ from iserblk.errors import (
 from iserblk.initiator.session.connection import Connection
 from iserblk.initiator.session.session import Session
 from iserblk.iscsi import pdu
+from iserblk.loop.clock import monotonic
 from iserblk.options import Options
 from iserblk.url import Url, name_portal
 

@@ -23,11 +23,12 @@ from iserblk.errors import (
 from iserblk.initiator.connecting.login import RECEIVE_SIZE, at_portal
 from iserblk.initiator.connecting.protocols import ISCSI, is_stranger, who_untrusted
 from iserblk.iscsi.send_targets import needs_interface
+from iserblk.loop.patience import Patience, fail_after
+from iserblk.loop.tasks import sleep
 from iserblk.rcap.iwarp.mpa import MpaInitiator, MpaParameters
 from iserblk.rcap.iwarp.queuepair import IwarpQueuePair
 from iserblk.sockets.pacing import unpace
 from iserblk.sockets.stream import SocketStream
-from iserblk.waiting.patience import Patience, fail_after
 
 # Seconds between the MPA Reply and the first FPDU. Linux siw gives its socket to the queue pair
 # only after the reply has been sent: it overlooks what comes in between until more follows, and its
@@ -108,7 +109,7 @@ async def connect_iwarp(
                 if isinstance(found, str):
                     raise OtherProtocol(f"{portal} sent no MPA Reply; {found} answers there", found)
                 parameters = found
-        await trio.sleep(SETTLE_S)
+        await sleep(SETTLE_S)
         plain = socket.socket(fileno=sock.detach())
     except trio.TooSlowError:
         raise NoMpaReply(
@@ -142,7 +143,7 @@ async def doubting(running: Awaitable[T], doubt: Callable[[], Awaitable[str]]) -
 
         async def ask() -> None:
             nonlocal words
-            await trio.sleep(DOUBT_S)
+            await sleep(DOUBT_S)
             words = await doubt()
             if words:
                 nursery.cancel_scope.cancel()

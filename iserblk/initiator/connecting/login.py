@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass
-from time import monotonic
 
 import trio
 
@@ -40,11 +39,13 @@ from iserblk.iscsi.login_initiator import (
     LoginInitiator,
     LoginInitiatorConfig,
 )
+from iserblk.loop.clock import monotonic
+from iserblk.loop.patience import fail_after
+from iserblk.loop.tasks import until_readable, until_writable
 from iserblk.names import initiator_name, random_isid
 from iserblk.options import Options
 from iserblk.rcap.seam import QueuePair, StreamingPair
 from iserblk.url import Url
-from iserblk.waiting.patience import fail_after
 
 RECEIVE_DATA = 8192  # InitiatorRecvDataSegmentLength
 # MaxRecvDataSegmentLength of Traditional iSCSI: a MiB comes in one Data-In. With 256 KiB it took
@@ -246,9 +247,9 @@ class Login:
         datamover.flush()
         while not datamover.greeted:
             if datamover.wants_write():
-                await trio.lowlevel.wait_writable(datamover.fileno())
+                await until_writable(datamover.fileno())
             else:
-                await trio.lowlevel.wait_readable(datamover.fileno())
+                await until_readable(datamover.fileno())
             datamover.progress(monotonic())
         connection.early = [bhs_ + data for bhs_, data in self._received]
         return connection
@@ -272,9 +273,9 @@ class Login:
         session.queue.flush()
         while not datamover.greeted and session.error is None:
             if datamover.wants_write():
-                await trio.lowlevel.wait_writable(datamover.fileno())
+                await until_writable(datamover.fileno())
             else:
-                await trio.lowlevel.wait_readable(datamover.fileno())
+                await until_readable(datamover.fileno())
             session.progress(monotonic())
         self._check(session, "after the Hello")
 
@@ -358,7 +359,7 @@ class Login:
                 while outgoing:
                     await self._send(slots[-1], *outgoing.popleft())
                 while not self._received:
-                    await trio.lowlevel.wait_readable(self._dm.fileno())
+                    await until_readable(self._dm.fileno())
                     self._dm.progress(monotonic())
                 heard = True
                 outgoing.extend(login.receive(*self._received.popleft()))
@@ -386,7 +387,7 @@ class Login:
         self._dm.send_control(slot)
         self._dm.flush()
         while self._dm.wants_write():
-            await trio.lowlevel.wait_writable(self._dm.fileno())
+            await until_writable(self._dm.fileno())
             self._dm.progress(monotonic())
 
 
@@ -397,6 +398,6 @@ async def _start_rcap(qp: StreamingPair) -> None:
         if qp.established:
             return
         if qp.wants_write():
-            await trio.lowlevel.wait_writable(qp.fileno())
+            await until_writable(qp.fileno())
         else:
-            await trio.lowlevel.wait_readable(qp.fileno())
+            await until_readable(qp.fileno())

@@ -15,7 +15,6 @@ import logging
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from time import monotonic
 from typing import Generic, NamedTuple, TypeVar
 
 import trio
@@ -66,6 +65,8 @@ from iserblk.initiator.connecting.redirects import REDIRECTION, follow
 from iserblk.initiator.connecting.styles import AUTO, CM, STREAM, STYLES
 from iserblk.initiator.session.connection import Connection
 from iserblk.initiator.session.session import Session
+from iserblk.loop.clock import monotonic
+from iserblk.loop.patience import fail_after
 from iserblk.options import Options
 from iserblk.rcap.iwarp.mpa import ENHANCED_SIZE, HEADER_SIZE
 from iserblk.rcap.iwarp.streaming import StreamingQueuePair
@@ -73,7 +74,6 @@ from iserblk.rcap.seam import QueuePair
 from iserblk.sockets.stream import SocketStream
 from iserblk.url import DEFAULT_PORT, Url
 from iserblk.url import name_portal as name_portal  # noqa: PLC0414
-from iserblk.waiting.patience import fail_after
 
 log = logging.getLogger(__name__)
 

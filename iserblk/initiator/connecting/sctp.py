@@ -19,11 +19,12 @@ from iserblk.errors import (
 )
 from iserblk.initiator.connecting.iwarp import Address
 from iserblk.initiator.connecting.login import RECEIVE_SIZE, at_portal
+from iserblk.loop.patience import Patience, fail_after
+from iserblk.loop.tasks import until_readable
 from iserblk.rcap.iwarp import sctp_association
 from iserblk.rcap.iwarp.queuepair import IwarpQueuePair
 from iserblk.rcap.iwarp.sctp import SessionInitiator
 from iserblk.rcap.iwarp.sctp_association import Association
-from iserblk.waiting.patience import Patience, fail_after
 
 
 def check_available() -> None:
@@ -42,11 +43,11 @@ async def connect_sctp(
     try:
         with fail_after(patience):
             while not association.is_adapted():
-                await trio.lowlevel.wait_readable(association)
+                await until_readable(association)
             session = SessionInitiator(private_data=private_data, ird=ird)
             association.send_control(*session.request)
             while (answer := association.receive_control()) is None:
-                await trio.lowlevel.wait_readable(association)
+                await until_readable(association)
         return association.queue_pair(
             session.receive(*answer), initiator=True, receive_size=RECEIVE_SIZE
         )

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 from collections import deque
 from dataclasses import dataclass, field, replace
-from time import monotonic
 
 import trio
 
@@ -24,9 +23,11 @@ from iserblk.iscsi.send_targets import (
     TargetRecord,
     records_untrusted,
 )
+from iserblk.loop.clock import monotonic
+from iserblk.loop.patience import fail_after
+from iserblk.loop.tasks import until_readable
 from iserblk.options import Options
 from iserblk.url import Url
-from iserblk.waiting.patience import fail_after
 
 ANSWER_TIMEOUT_S = 15.0  # with the login it must fit into the time for a login
 GOODBYE_S = 1.0
@@ -84,7 +85,7 @@ class Discovery(Login):
         asked = session.answer
         while session.answer is asked and not session.logged_out:
             while not self._received:
-                await trio.lowlevel.wait_readable(self._dm.fileno())
+                await until_readable(self._dm.fileno())
                 self._dm.progress(monotonic())
             outgoing = deque(session.receive(*self._received.popleft()))
             while outgoing:

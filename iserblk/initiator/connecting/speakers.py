@@ -25,10 +25,10 @@ from iserblk.initiator.connecting.iwarp import Address, connect_tcp
 from iserblk.initiator.connecting.protocols import is_stranger, who_untrusted
 from iserblk.iscsi import pdu
 from iserblk.iscsi.text import encode
+from iserblk.loop.patience import move_on_after
 from iserblk.names import initiator_name, random_isid
 from iserblk.options import Options
 from iserblk.rcap.iwarp import mpa
-from iserblk.waiting.patience import move_on_after
 
 ANSWER_S = 2.0  # for a question, when the portal has been silent before
 _ENOUGH = 48  # bytes that tell

@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Callable, Sequence
-from time import monotonic
 from typing import Protocol, TypeVar
 
 import trio
@@ -18,9 +17,11 @@ import trio
 from iserblk.errors import ConnectFailed, ConnectTimeout, NotSupported, PermissionDenied
 from iserblk.initiator.connecting.iwarp import Address
 from iserblk.initiator.connecting.login import RECEIVE_SIZE
+from iserblk.loop.clock import monotonic
+from iserblk.loop.patience import fail_after, move_on_after
+from iserblk.loop.tasks import until_readable
 from iserblk.rcap import verbs
 from iserblk.rcap.seam import QueuePair
-from iserblk.waiting.patience import fail_after, move_on_after
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
@@ -163,5 +164,5 @@ async def connect_verbs(
 async def _result(step: Step[T]) -> T:
     while (result := step.progress(monotonic())) is None:
         with trio.move_on_after(LATE_S):
-            await trio.lowlevel.wait_readable(step.fileno())
+            await until_readable(step.fileno())
     return result

@@ -17,7 +17,6 @@ import math
 import os
 from collections.abc import Callable
 from threading import get_ident
-from time import monotonic
 from typing import Final, TypeVar
 
 import trio
@@ -28,13 +27,15 @@ from iserblk.initiator.session.driving import LOGOUT_S, STALLED_S, TICK_S
 from iserblk.initiator.session.logout import PARTING_S, fill_logout
 from iserblk.initiator.session.session import Session
 from iserblk.initiator.session.slots import QUEUED, Operation, Waiter
-from iserblk.waiting import strands
-from iserblk.waiting.busy_polling import FEW, Pace
-from iserblk.waiting.descriptors import Nap, WriteWatch
-from iserblk.waiting.interrupts import uninterrupted
-from iserblk.waiting.multiplexing import Multiplexer, multiplexer
-from iserblk.waiting.strands import Strand, elsewhere, park
-from iserblk.waiting.watching import Watch
+from iserblk.loop import strands
+from iserblk.loop.busy_polling import FEW, Pace
+from iserblk.loop.clock import monotonic
+from iserblk.loop.descriptors import Nap, WriteWatch
+from iserblk.loop.interrupts import uninterrupted
+from iserblk.loop.multiplexing import Multiplexer, multiplexer
+from iserblk.loop.strands import Strand, elsewhere, park
+from iserblk.loop.tasks import sleep, until_readable
+from iserblk.loop.watching import Watch
 
 T = TypeVar("T")
 AT_ONCE: Final = 8  # batches of answers for strands, before trio runs anything else
@@ -154,7 +155,7 @@ class TrioDriver:
                     continue
                 self._rest(fd)
                 try:
-                    await trio.lowlevel.wait_readable(fd)
+                    await until_readable(fd)
                 except trio.ClosedResourceError:
                     fd = session.fileno()
                     continue  # the session failed, or was suspended, while this task slept
@@ -410,7 +411,7 @@ class TrioDriver:
     async def _tick(self) -> None:
         while True:
             self._tick_due = monotonic() + TICK_S
-            await trio.sleep(TICK_S)
+            await sleep(TICK_S)
             self._look_back(monotonic())
             self._progress()  # an answer that is here is in time, however late this task runs
             self.ladder.tick(monotonic())
@@ -500,7 +501,7 @@ class TrioDriver:
             while True:
                 step = next(operation)
                 if isinstance(step, float):
-                    await elsewhere(trio.sleep, step)
+                    await elsewhere(sleep, step)
                     self._look_back(monotonic())
                 else:
                     assert isinstance(step, TrioWaiter)  # ``new_waiter`` made it

@@ -9,11 +9,9 @@ follower that still waits.
 from __future__ import annotations
 
 import os
-import select
 import threading
 from collections.abc import Callable
 from contextlib import suppress
-from time import monotonic, sleep
 from typing import TypeVar
 
 from iserblk.errors import ConnectionLost, IserblkError
@@ -22,7 +20,9 @@ from iserblk.initiator.session.driving import LOGOUT_S, STALLED_S, TICK_S
 from iserblk.initiator.session.logout import PARTING_S, fill_logout
 from iserblk.initiator.session.session import Session
 from iserblk.initiator.session.slots import QUEUED, TAKEN, Operation, TaskSlot
-from iserblk.waiting.busy_polling import FEW, Pace, Turns
+from iserblk.loop.blocking import Poller, readable, sleep
+from iserblk.loop.busy_polling import FEW, Pace, Turns
+from iserblk.loop.clock import monotonic
 
 T = TypeVar("T")
 ABANDON_S = 0.005  # between two looks of an interrupted thread whether its commands are aborted
@@ -82,14 +82,14 @@ class BlockingDriver:
         self._pace = Pace(session.busy_poll_us)
         self._turns = Turns()
         self._answered = 0
-        self._poll = select.poll()
+        self._poller = Poller()
         self._fd = session.fileno()
-        self._events = select.POLLIN
-        self._poll.register(self._fd, self._events)
+        self._full = False  # the socket takes no more: output waits
+        self._poller.add(self._fd)
         # Ends the leader's poll. Rung when a sender finds the socket full while the leader polls
         # for input only, or when another thread has done what the leader waits for.
         self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        self._poll.register(self._bell, select.POLLIN)
+        self._poller.add(self._bell)
         self.reconnect: Callable[[], None] | None = None
         self.flush_soon = session.queue.flush
         self.blocked = self.again = self._ring
@@ -99,7 +99,7 @@ class BlockingDriver:
         """See SessionDriver: until there is another descriptor, only the bell is polled."""
         if self._fd >= 0:
             with suppress(KeyError):  # interrupted before the next line
-                self._poll.unregister(self._fd)
+                self._poller.remove(self._fd)
             self._fd = -1
 
     def changed(self) -> None:
@@ -107,8 +107,8 @@ class BlockingDriver:
         fd = self.session.fileno()
         if fd >= 0 and self.session.error is None:
             self._fd = fd
-            self._events = select.POLLIN
-            self._poll.register(fd, self._events)
+            self._full = False
+            self._poller.add(fd)
 
     @property
     def ladder(self) -> Ladder:
@@ -274,22 +274,22 @@ class BlockingDriver:
                 with suppress(BlockingIOError):  # being rung: read it next time
                     os.eventfd_read(self._bell)
                     self._rung = False
-            events = select.POLLIN | select.POLLOUT if session.wants_write() else select.POLLIN
-            if events != self._events and self._fd >= 0:
-                self._events = events
-                self._poll.modify(self._fd, events)
+            full = session.wants_write()
+            if full is not self._full and self._fd >= 0:
+                self._full = full
+                self._poller.watch_output(self._fd, full)
 
     def _sleep(self) -> None:
         """Return when there is something to read, the bell rings, or a second has passed.
         Busy-polls first."""
-        poll = self._poll.poll
+        wait = self._poller.wait
         until = self._pace.until
         now = monotonic()
         while now < until and not self._turns.crowded(now):
-            if poll(0):
+            if wait(0.0):
                 return
             now = self._turns.give_way()
-        poll(1000)
+        wait(1.0)
 
     def _wake_next(self) -> None:
         """Wake a follower that still waits, to lead, where no thread leads any more."""
@@ -372,9 +372,7 @@ class BlockingDriver:
 
     def _part(self) -> None:
         """Wait a moment for the target to close the connection."""
-        poll = select.poll()
-        poll.register(self._fd, select.POLLIN)
         end = monotonic() + PARTING_S
-        while self.session.error is None and (left := end - monotonic()) > 0:
-            poll.poll(left * 1000)
+        while self.session.error is None and monotonic() < end:
+            readable(self._fd, end)
             self.idle()

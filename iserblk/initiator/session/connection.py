@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import logging
 import threading
-from time import monotonic
 from typing import Final
 
 from iserblk.datamover.seam import BARE, InitiatorDatamover, PduSlot
 from iserblk.errors import TransportError
 from iserblk.initiator.session.unsolicited import DataOuts
 from iserblk.iscsi.keys import SessionParameters
+from iserblk.loop.clock import monotonic
 
 log = logging.getLogger(__name__)
 

@@ -26,7 +26,6 @@ from __future__ import annotations
 import logging
 import math
 from collections import deque
-from time import monotonic
 from typing import Final
 
 from iserblk.datamover.seam import NO_DATA
@@ -38,6 +37,7 @@ from iserblk.initiator.session.silence import DEADLINE, UNANSWERED
 from iserblk.initiator.session.slots import ABORTING, QUEUED, SENT, TaskSlot
 from iserblk.iscsi import bhs, pdu, reasons
 from iserblk.iscsi.serial import serial_lt
+from iserblk.loop.clock import monotonic
 from iserblk.scsi import opcodes
 from iserblk.scsi import status as sam
 

@@ -2,32 +2,32 @@
 
 from __future__ import annotations
 
-import select
 import threading
 from contextlib import suppress
 
 from iserblk.initiator.session.connection import Connection
+from iserblk.loop.gathering import Gathering
 
 
 class Descriptors:
-    """An epoll instance, which is readable while a connection has something to do.
+    """A descriptor, which is readable while a connection has something to do.
 
     Threads: any thread may call ``update``; the runner of ``Session.progress`` calls the others.
     """
 
     def __init__(self) -> None:
-        self._epoll = select.epoll()
+        self._gathering = Gathering()
         self._lock = threading.Lock()
         self._writing: dict[int, bool] = {}  # by descriptor
 
     def fileno(self) -> int:
-        return -1 if self._epoll.closed else self._epoll.fileno()
+        return self._gathering.fileno()
 
     def add(self, connection: Connection) -> None:
         fd = connection.datamover.fileno()
         with self._lock:
-            if fd >= 0 and fd not in self._writing and not self._epoll.closed:
-                self._epoll.register(fd, select.EPOLLIN)
+            if fd >= 0 and fd not in self._writing and not self._gathering.closed:
+                self._gathering.add(fd)
                 self._writing[fd] = False
         self.update(connection)
 
@@ -39,7 +39,7 @@ class Descriptors:
                 return
             wants = connection.datamover.wants_write()
             if wants is not self._writing[fd]:
-                self._epoll.modify(fd, select.EPOLLIN | (select.EPOLLOUT if wants else 0))
+                self._gathering.watch_output(fd, wants)
                 self._writing[fd] = wants
 
     def remove(self, connection: Connection) -> None:
@@ -48,9 +48,9 @@ class Descriptors:
         with self._lock:
             if self._writing.pop(fd, None) is not None:
                 with suppress(OSError):  # it may be closed
-                    self._epoll.unregister(fd)
+                    self._gathering.remove(fd)
 
     def close(self) -> None:
         with self._lock:
             self._writing.clear()
-            self._epoll.close()
+            self._gathering.close()

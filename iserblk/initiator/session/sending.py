@@ -10,7 +10,6 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable
-from time import monotonic
 from typing import Final
 
 from iserblk.datamover.seam import BARE, BIDIRECTIONAL, INLINE, NO_DATA, WRITE, PduSlot
@@ -44,6 +43,7 @@ from iserblk.initiator.session.slots import (
 from iserblk.iscsi import bhs, pdu
 from iserblk.iscsi.serial import serial_lt
 from iserblk.iscsi.unexpected import NO_LIMIT, FromInitiator
+from iserblk.loop.clock import monotonic
 from iserblk.scsi import opcodes
 
 log = logging.getLogger(__name__)

@@ -32,7 +32,6 @@ import logging
 import math
 from collections import deque
 from collections.abc import Awaitable, Callable
-from time import monotonic
 from typing import Final
 
 from iserblk.datamover.seam import InitiatorDatamover, Losses, PduSlot
@@ -64,6 +63,7 @@ from iserblk.initiator.session.silence import Silence
 from iserblk.initiator.session.slots import ABORTING, INDEX_MASK, SENT, TAKEN, TaskSlot, Waiter
 from iserblk.iscsi import bhs, pdu, reasons
 from iserblk.iscsi.keys import SessionParameters
+from iserblk.loop.clock import monotonic
 from iserblk.scsi import luns
 from iserblk.scsi import sense as sense_data
 from iserblk.scsi import status as sam

@@ -6,11 +6,12 @@ import errno
 import logging
 import os
 import subprocess
-import time
 from collections.abc import Sequence
 from pathlib import Path
 
 from iserblk.errors import BadArgument, IserblkError
+from iserblk.loop.blocking import sleep
+from iserblk.loop.clock import monotonic
 from iserblk.nbd.kernel.device import Device
 from iserblk.nbd.kernel.links import Link, kept, open_links
 from iserblk.nbd.kernel.netlink import KernelClient, Netlink, Settings
@@ -104,10 +105,10 @@ def replace(home: Home, state: State) -> None:
     """
     device = home.device
     left = state.connections
-    deadline = time.monotonic() + _TAKEN_S
+    deadline = monotonic() + _TAKEN_S
     # The server must not lose its last client meanwhile: it would end.
     with open_links(home.socket, 1):
-        while left and time.monotonic() < deadline:
+        while left and monotonic() < deadline:
             with open_links(home.socket, left) as links:
                 inodes = {link.inode for link in links}
                 settings = Settings(
@@ -122,7 +123,7 @@ def replace(home: Home, state: State) -> None:
             taken = len(kept(inodes))
             left -= taken
             if not taken:
-                time.sleep(_POLL_S)
+                sleep(_POLL_S)
     if left == state.connections:
         raise IserblkError(f"{device.path}: the kernel keeps its old connections; "
                            "`dmesg` may say more")  # fmt: skip
@@ -202,12 +203,12 @@ def _descriptors(links: Sequence[Link]) -> list[int]:
 def wait_until_usable(device: Device, size: int) -> None:
     """Wait until the kernel shows ``size`` bytes, and udev has made links and partitions. Raises
     IserblkError if the size does not come; udev that is slow is no error."""
-    deadline = time.monotonic() + _USABLE_S
+    deadline = monotonic() + _USABLE_S
     while device.size != size:
-        if time.monotonic() > deadline:
+        if monotonic() > deadline:
             raise IserblkError(f"{device.path}: connected, but the kernel shows {device.size} bytes"
                                f" instead of {size}; `dmesg` may say more")  # fmt: skip
-        time.sleep(_POLL_S)
+        sleep(_POLL_S)
     if Path("/run/udev/control").exists() and not _settled():
         log.info("%s: udev is still busy after %d s", device.path, _SETTLE_S)
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import logging
 import os
 import threading
-import time
 from typing import NamedTuple
 
 from iserblk.disk.ending import LONGEST_S
 from iserblk.errors import BadArgument, Busy, IserblkError
+from iserblk.loop.blocking import sleep
+from iserblk.loop.clock import monotonic
 from iserblk.nbd.kernel import client
 from iserblk.nbd.kernel.device import SECTOR, Device
 from iserblk.nbd.kernel.server import Server
@@ -168,11 +169,11 @@ def _forget(home: Home) -> None:
 def _free(home: Home, within_s: float) -> bool:
     """Wait until the device is no longer connected. False: not in time, as it stays connected while
     a process has it open."""
-    deadline = time.monotonic() + within_s
+    deadline = monotonic() + within_s
     while home.is_ours():
-        if time.monotonic() > deadline:
+        if monotonic() > deadline:
             return False
-        time.sleep(_POLL_S / 4)
+        sleep(_POLL_S / 4)
     return True
 
 
@@ -201,11 +202,11 @@ def _claim(device: Device) -> int:
 
 
 def _wait_for_openers(device: Device) -> None:
-    deadline = time.monotonic() + _OPENERS_S
+    deadline = monotonic() + _OPENERS_S
     while device.openers():
-        if time.monotonic() > deadline:
+        if monotonic() > deadline:
             raise Busy(f"{device.path}: in use: {_names(device)} has it open; end that first")
-        time.sleep(_POLL_S)
+        sleep(_POLL_S)
 
 
 def _names(device: Device) -> str:
@@ -235,18 +236,18 @@ def _flush(home: Home, claim: int, state: State) -> tuple[str, bool]:
     thread = threading.Thread(target=fsync, name="fsync", daemon=True)
     thread.start()
     patience = min(state.io_timeout, LONGEST_S) + PATIENCE_S
-    progress, deadline = device.completed(), time.monotonic() + patience
+    progress, deadline = device.completed(), monotonic() + patience
     while thread.is_alive():
         thread.join(_POLL_S)
         if device.completed() != progress:
-            progress, deadline = device.completed(), time.monotonic() + patience
-        elif time.monotonic() > deadline:
+            progress, deadline = device.completed(), monotonic() + patience
+        elif monotonic() > deadline:
             log.warning("%s: no request ended for %g s; killing the server", device.path, patience)
             client.wait_no_more(home)
             with Server(home) as server:
                 server.kill()
             alive = False
-            deadline = time.monotonic() + patience
+            deadline = monotonic() + patience
     if failures and device.changed() == state.changed:
         log.info("%s: the flush failed (%s), but nothing was written", device.path, failures[0])
         return "", alive

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import os
-import select
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from io import FileIO
 from pathlib import Path
 
 from iserblk.credentials import handed_on
 from iserblk.errors import IserblkError
+from iserblk.loop.blocking import readable, sleep
+from iserblk.loop.clock import monotonic
 from iserblk.metrics.address import default_option
 from iserblk.nbd.kernel.orders import (
     LISTEN,
@@ -97,7 +97,7 @@ def succeeded(
                 if pid:
                     write_pid(home.server_pid, pid)
         yield
-        _read(pipe.fileno(), time.monotonic() + _SETTLE_S)
+        _read(pipe.fileno(), monotonic() + _SETTLE_S)
 
 
 def _run_own(
@@ -125,7 +125,7 @@ def _run_own(
 
 def _wait_until_ready(process: subprocess.Popen[bytes], pipe: int) -> None:
     """Raises IserblkError; the process has ended then."""
-    said = _read(pipe, time.monotonic() + _START_S)
+    said = _read(pipe, monotonic() + _START_S)
     if said == READY:
         process.returncode = 0  # it outlives this process; else Python warns of that
         return
@@ -142,9 +142,7 @@ def _wait_until_ready(process: subprocess.Popen[bytes], pipe: int) -> None:
 def _read(pipe: int, deadline: float) -> bytes:
     """What is written to ``pipe`` until its end, or until ``deadline``; or READY."""
     said = b""
-    poll = select.poll()
-    poll.register(pipe, select.POLLIN)
-    while poll.poll(max(0.0, deadline - time.monotonic()) * 1000):
+    while readable(pipe, deadline):
         data = os.read(pipe, 1 << 16)
         if not data:
             break
@@ -158,11 +156,11 @@ def _start_nbdkit(home: Home, words: Sequence[str], descriptors: Sequence[int]) 
     program = [nbdkit_program(), "--unix", str(home.socket), "--pidfile", str(home.server_pid)]
     program += ["--threads", str(_THREADS), "--filter=exitlast", "python", str(PLUGIN)]
     _run([*program, *words], {"ISERBLK_OWED": str(home.owed)}, descriptors)
-    deadline = time.monotonic() + _START_S
+    deadline = monotonic() + _START_S
     while not read_pid(home.server_pid):  # in the background nbdkit logs in again: it takes time
-        if time.monotonic() > deadline:
+        if monotonic() > deadline:
             raise IserblkError(f"nbdkit is not ready after {_START_S:g} s; syslog may say why")
-        time.sleep(0.01)
+        sleep(0.01)
 
 
 def _run(words: Sequence[str], variables: Mapping[str, str], descriptors: Sequence[int]) -> None:
@@ -245,13 +243,8 @@ class _Processes:
 
     def ended(self, within_s: float = 0.0) -> bool:
         """Whether all processes have ended. Waits up to ``within_s`` for that."""
-        deadline = time.monotonic() + within_s
-        for fd in self._fds:
-            poll = select.poll()
-            poll.register(fd, select.POLLIN)
-            if not poll.poll(max(0.0, deadline - time.monotonic()) * 1000):
-                return False
-        return True
+        deadline = monotonic() + within_s
+        return all(readable(fd, deadline) for fd in self._fds)
 
     def send(self, number: int) -> None:
         for fd in self._fds:

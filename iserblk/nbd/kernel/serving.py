@@ -27,6 +27,7 @@ from iserblk.disk.seam import LossCount
 from iserblk.disk.writers import is_shared, note_use
 from iserblk.errors import IserblkError
 from iserblk.limited_log import limited_lines
+from iserblk.loop.stopping import is_stopping, mount_unit, own_unit
 from iserblk.metrics.records import Recorded
 from iserblk.nbd.client import Connection
 from iserblk.nbd.kernel import client
@@ -39,7 +40,6 @@ from iserblk.nbd.kernel.succession import Giver, Taker, listening_for_successors
 from iserblk.nbd.listening import listen_unix
 from iserblk.nbd.server import NbdServer
 from iserblk.nbd.serving import serve
-from iserblk.waiting.stopping import is_stopping, mount_unit, own_unit
 
 log = logging.getLogger(__name__)
 

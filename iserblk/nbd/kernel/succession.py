@@ -21,6 +21,7 @@ import trio
 
 from iserblk.disk.seam import LossCount
 from iserblk.errors import IserblkError, RemoteProtocolError
+from iserblk.loop.tasks import sleep, until_readable
 from iserblk.nbd.client import Connection
 from iserblk.nbd.kernel.handover import (
     MOST,
@@ -77,14 +78,14 @@ class Giver:
         when they are given. Cancelled, it leaves them here, or there, and not in between."""
         listening.setblocking(False)
         while self.state is not State.GIVEN:
-            await trio.lowlevel.wait_readable(listening)
+            await until_readable(listening)
             try:
                 sock, _ = listening.accept()
             except OSError as error:  # the process has no descriptor left, for example
                 log.info("no successor: %s", error.strerror)
                 sock = None
             if sock is None:
-                await trio.sleep(_ACCEPT_PAUSE_S)
+                await sleep(_ACCEPT_PAUSE_S)
             else:
                 await self._attend(sock, server, flush)
 
@@ -146,7 +147,7 @@ class Giver:
                 for each in connections:
                     await _send_connection(peer, each, self._version)
                 await peer.send(encode_all(len(connections), self._version))
-                await trio.lowlevel.wait_readable(sock)
+                await until_readable(sock)
         finally:
             if self.state is State.OFFERED and _taken(sock, self._version):
                 self._change(Event.TAKEN)
@@ -250,7 +251,7 @@ class Taker:
         self._sock.send(encode(Kind.HELLO, version=version))
         takeover = Takeover(version)
         while not takeover.complete:
-            await trio.lowlevel.wait_readable(self._sock)
+            await until_readable(self._sock)
             packet, numbers, flags, _ = socket.recv_fds(
                 self._sock, MOST + 1, _DESCRIPTORS, socket.MSG_CMSG_CLOEXEC
             )
@@ -264,7 +265,7 @@ class Taker:
         """After ``take``."""
         with suppress(OSError):
             while True:
-                await trio.lowlevel.wait_readable(self._sock)
+                await until_readable(self._sock)
                 if not self._sock.recv(MOST):
                     return
 

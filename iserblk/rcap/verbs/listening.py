@@ -10,7 +10,6 @@ import errno
 import ipaddress
 import logging
 import os
-import select
 import socket
 import struct
 from collections.abc import Callable
@@ -19,6 +18,7 @@ from typing import Any
 
 from iserblk.errors import BadArgument, Busy, ConnectFailed, IserblkError, NotSupported
 from iserblk.installation import no_gaps
+from iserblk.loop.gathering import Gathering
 from iserblk.rcap.verbs import api, available, statuses
 from iserblk.rcap.verbs.cm import Channel, Event
 from iserblk.rcap.verbs.link import MAX_DEPTH, MODES, REGION, Link
@@ -93,14 +93,14 @@ class VerbsListener:
         self._mode = mode
         self._pending: dict[int, _Pending] = {}
         self._name = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-        self._epoll = select.epoll()
+        self._gathering = Gathering()
         self._identifier: Any = None
         self._channel: Channel | None = None
         try:
             self._channel = Channel()
             self._identifier = self._cmid.CMID(creator=self._channel.raw)
             self._bind(host, port)
-            self._epoll.register(self._channel.fd, select.EPOLLIN)
+            self._gathering.add(self._channel.fd)
             self.port: int = self._gaps.source_port(self._identifier)
         except BaseException:
             self.close()
@@ -132,7 +132,7 @@ class VerbsListener:
 
     def fileno(self) -> int:
         """The descriptor to wait for; -1 after ``close``."""
-        return -1 if self._epoll.closed else self._epoll.fileno()
+        return self._gathering.fileno()
 
     def progress(self, now: float) -> list[VerbsQueuePair]:
         """Returns new connections that are established; they belong to the caller.
@@ -188,7 +188,7 @@ class VerbsListener:
                 depths = link.ready(depth, depth)
             identifier.accept(link.parameters(*depths, answer))
             self._pending[channel.fd] = _Pending(qp, link, depths, private_data, now + PENDING_S)
-            self._epoll.register(channel.fd, select.EPOLLIN)
+            self._gathering.add(channel.fd)
         except (IserblkError, OSError, self._error) as error:
             log.warning("%s: connection refused: %s", self._name, error)
             with suppress(self._error):
@@ -212,7 +212,7 @@ class VerbsListener:
             event.close()
             if kind == statuses.ESTABLISHED:
                 del self._pending[fd]
-                self._epoll.unregister(fd)
+                self._gathering.remove(fd)
                 pending.qp.connected(*pending.depths, pending.private_data, "")
                 ready.append(pending.qp)
             else:
@@ -221,7 +221,7 @@ class VerbsListener:
 
     def _give_up(self, fd: int, reason: str) -> None:
         log.warning("%s: connection not established: %s", self._name, reason)
-        self._epoll.unregister(fd)
+        self._gathering.remove(fd)
         self._pending.pop(fd).qp.close()
 
     def close(self) -> None:
@@ -234,7 +234,7 @@ class VerbsListener:
         if self._channel is not None:
             self._channel.close()
             self._channel = None
-        self._epoll.close()
+        self._gathering.close()
 
 
 def _packed(family: int, address: tuple[Any, ...]) -> bytes:

@@ -12,9 +12,7 @@ from __future__ import annotations
 
 import errno
 import os
-import select
 from threading import Lock
-from time import monotonic, sleep
 
 from iserblk.errors import (
     Busy,
@@ -25,6 +23,9 @@ from iserblk.errors import (
     RemoteProtocolError,
     TransportError,
 )
+from iserblk.loop.blocking import sleep
+from iserblk.loop.clock import monotonic
+from iserblk.loop.gathering import Gathering
 from iserblk.rcap import seam
 from iserblk.rcap.verbs import api, memlock, open_pairs, statuses
 from iserblk.rcap.verbs.link import REGION, WINDOW, Link
@@ -99,9 +100,9 @@ class VerbsQueuePair:
         self._connected = False
         self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._bell_lock = Lock()
-        self._epoll = select.epoll()
+        self._gathering = Gathering()
         for descriptor in (link.completion_fd, link.channel.fd, self._bell):
-            self._epoll.register(descriptor, select.EPOLLIN)
+            self._gathering.add(descriptor)
         try:
             self._inbox.begin(receives)
         except BaseException:
@@ -408,7 +409,7 @@ class VerbsQueuePair:
             self._ring()
 
     def fileno(self) -> int:
-        return -1 if self._closed else self._epoll.fileno()
+        return -1 if self._closed else self._gathering.fileno()
 
     def wants_write(self) -> bool:
         return False
@@ -460,7 +461,7 @@ class VerbsQueuePair:
         self._sender.drop()
         self._completions.clear()
         self._shelf.forget()
-        self._epoll.close()
+        self._gathering.close()
         with self._bell_lock:
             os.close(self._bell)
             self._bell = -1

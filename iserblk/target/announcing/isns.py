@@ -17,6 +17,7 @@ import trio
 from iserblk.discovery import isns
 from iserblk.discovery.isns_connection import IsnsConnection
 from iserblk.errors import ConnectFailed, ConnectTimeout, IserblkError
+from iserblk.loop.tasks import sleep, task_time
 from iserblk.target.announcing.announced import Announced
 
 log = logging.getLogger(__name__)
@@ -59,18 +60,18 @@ class Registration:
                     if str(error) != told:
                         log.warning("not registered with iSNS: %s", error)
                     told = str(error)
-                    await trio.sleep(pause)
+                    await sleep(pause)
                     pause = min(2 * pause, LAST_RETRY_S)
                     continue
                 if not registered:
                     log.info("%s: registered as an iSNS entity", self._name)
                 registered = ever = True
                 pause, told = FIRST_RETRY_S, ""
-                await trio.sleep(period / 3)
+                await sleep(period / 3)
         finally:
             if ever:
                 with (
-                    trio.CancelScope(deadline=trio.current_time() + FAREWELL_S, shield=True),
+                    trio.CancelScope(deadline=task_time() + FAREWELL_S, shield=True),
                     suppress(IserblkError),
                 ):
                     await self._say(isns.DEV_DEREG)

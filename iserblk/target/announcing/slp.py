@@ -29,6 +29,7 @@ from iserblk.errors import (
     PermissionDenied,
     RemoteProtocolError,
 )
+from iserblk.loop.tasks import sleep, task_time
 from iserblk.newcomers import Newcomers, origin_of
 from iserblk.target.announcing.announced import Announced
 from iserblk.target.announcing.slp_agent import LIFETIME_S, ServiceAgent
@@ -187,7 +188,7 @@ class SlpAnnouncer:
                     accepted, peer = await sock.accept()
                 except OSError as error:
                     log.info("SLP: %s", error.strerror)
-                    await trio.sleep(0.1)
+                    await sleep(0.1)
                     continue
                 origin = origin_of(f"{peer[0]}:{peer[1]}")
                 nursery.start_soon(serve, trio.SocketStream(accepted), origin)
@@ -198,7 +199,7 @@ class SlpAnnouncer:
         body = slp.service_request((), slp.DIRECTORY_AGENT, self._scopes)
         request = slp.encode(slp.SERVICE_REQUEST, 1, body, slp.MULTICAST)
         for pause in LOOK_FOR_AGENTS_S:
-            await trio.sleep(pause)
+            await sleep(pause)
             for index in self._interfaces or ():
                 with suppress(OSError):
                     multicast.choose_interface(sock, index)
@@ -246,7 +247,7 @@ class SlpAnnouncer:
         finally:
             if directory.registered:
                 with (
-                    trio.CancelScope(deadline=trio.current_time() + FAREWELL_S, shield=True),
+                    trio.CancelScope(deadline=task_time() + FAREWELL_S, shield=True),
                     suppress(IserblkError),
                 ):
                     await _register(agent, directory, leaving=True)

@@ -20,6 +20,7 @@ from iserblk.datamover.iser import (
 )
 from iserblk.errors import RemoteProtocolError
 from iserblk.iscsi.bhs import LOGIN_REQUEST, OPCODE_MASK
+from iserblk.loop.tasks import until_readable
 from iserblk.rcap.iwarp.mpa import MpaParameters, MpaResponder, looks_like_mpa
 from iserblk.rcap.iwarp.queuepair import IwarpQueuePair
 from iserblk.rcap.iwarp.sctp import SessionResponder
@@ -74,7 +75,7 @@ async def _start_session(sock: trio.socket.SocketType) -> IwarpQueuePair:
     association = Association(socket.socket(fileno=sock.detach()))
     try:
         while (asked := association.receive_control()) is None:
-            await trio.lowlevel.wait_readable(association)
+            await until_readable(association)
         responder = SessionResponder()
         parameters = responder.receive(*asked)
         request = ConnectionFlags.unpack(parameters.private_data)
@@ -107,7 +108,7 @@ async def is_iwarp(sock: trio.socket.SocketType) -> bool | None:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, at_least)
         if verdict is not None:
             break
-        await trio.lowlevel.wait_readable(sock)
+        await until_readable(sock)
     if not verdict and prefix[0] & OPCODE_MASK != LOGIN_REQUEST:
         raise RemoteProtocolError("iSCSI", "the peer speaks neither iSER over iWARP nor iSCSI")
     return verdict

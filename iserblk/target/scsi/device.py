@@ -12,11 +12,11 @@ import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from threading import Lock
-from time import monotonic
 from typing import Final, NamedTuple
 
 from mypy_extensions import mypyc_attr
 
+from iserblk.loop.clock import monotonic
 from iserblk.scsi import alua, inquiry, opcodes, sense
 from iserblk.scsi import luns as lun_fields
 from iserblk.scsi import status as sam

@@ -12,7 +12,6 @@ import stat
 from collections.abc import Callable
 from contextvars import ContextVar
 from threading import Lock
-from time import monotonic
 from typing import Final, Protocol
 
 from iserblk.files import (
@@ -23,6 +22,7 @@ from iserblk.files import (
     open_witness,
     writeback_error,
 )
+from iserblk.loop.clock import monotonic
 from iserblk.target.store.status import WritebackError
 
 ZEROES = memoryview(bytes(1 << 20))

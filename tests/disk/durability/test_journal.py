@@ -32,7 +32,7 @@ from tests.disk.fake_target import (
     run,
 )
 from tests.initiator.fake import CountingWaiter
-from tests.support import logs
+from tests.support import clocks, logs
 
 pytestmark = pytest.mark.logs(logs.LOST_POWER, logs.LOST_WRITES, logs.SHRUNK)
 
@@ -836,8 +836,7 @@ def test_replay_is_patient_with_a_busy_target() -> None:
 def test_all_retries_share_one_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
     bench = Bench()
     now = 1000.0
-    for module in ("disk.lun.operations", "initiator.commands"):
-        monkeypatch.setattr(f"iserblk.{module}.monotonic", lambda: now)
+    clocks.give(monkeypatch, lambda: now)
     operations = [
         bench.core.read(memoryview(bytearray(BLOCK)), 0),
         bench.core.write(memoryview(bytes(BLOCK)), 0),
@@ -864,7 +863,7 @@ def test_short_way_hands_its_deadline_on(monkeypatch: pytest.MonkeyPatch) -> Non
     assert slot is not None
     slot.deadline = 5.0
     bench.session.end(slot, status=8)
-    monkeypatch.setattr("iserblk.disk.lun.operations.monotonic", lambda: 4.0)
+    clocks.give(monkeypatch, lambda: 4.0)
     assert bench.core.ended(slot) == 5.0
     slot = bench.core.begin_write(memoryview(bytes(BLOCK)), 0, CountingWaiter())
     assert slot is not None

@@ -6,15 +6,14 @@ from collections.abc import Callable
 
 import pytest
 
-from iserblk.disk.lun import operations
 from iserblk.disk.lun.operations import DiskCore
 from iserblk.errors import CommandTimeout, IserblkError
-from iserblk.initiator import commands
 from iserblk.initiator.session.slots import Operation
 from iserblk.scsi import opcodes
 from iserblk.scsi.sense import ILLEGAL_REQUEST, encode_fixed
 from tests.disk import fake_target
 from tests.disk.fake_target import BLOCK, FakeSession, FakeTarget, disk
+from tests.support import clocks
 
 BLOCKS = 2048
 EACH = 8  # blocks that one command may have
@@ -31,8 +30,7 @@ class Slow:
         self.most = 0  # in flight at once
         self.answers: Callable[[int], bytes] = lambda number: b""
         self.ended = 0
-        for module in (commands, operations, fake_target):
-            monkeypatch.setattr(module, "monotonic", lambda: self.now)
+        clocks.give(monkeypatch, lambda: self.now)
         self.session = FakeSession()
         self.session.io_timeout = 5.0
         self.target = FakeTarget(BLOCKS)

@@ -19,7 +19,7 @@ from iserblk.initiator.connecting.iwarp import Address as SocketAddress
 from iserblk.iscsi.send_targets import Portal
 from iserblk.options import PORTAL, Options
 from iserblk.url import Url
-from tests.support import logs
+from tests.support import clocks, logs
 
 IQN = "iqn.2026-11.example:disk"
 OPTIONS = Options(discover=PORTAL, rcap="verbs", header_digest="CRC32C")
@@ -255,7 +255,7 @@ async def test_a_target_that_has_moved(world: World, monkeypatch: pytest.MonkeyP
     """When no way leads to the target, the server is asked again; a portal that did not answer
     before, or is new, is tried in the same attempt. Later attempts do not ask as long."""
     clock = 100.0
-    monkeypatch.setattr(discovering, "monotonic", lambda: clock)
+    clocks.give(monkeypatch, lambda: clock)
     world.tcp = {"192.0.2.1"}
     world.portals = [("192.0.2.1", True), ("192.0.2.2", True)]
     (address,) = await discover_ways([given(options=DIRECTORY)])

@@ -17,10 +17,10 @@ from iserblk.errors import ConnectionLost
 from iserblk.initiator.drivers.tasks import GATHER_BESIDE, GATHER_COMMANDS, TrioDriver, TrioWaiter
 from iserblk.initiator.session.slots import SENT, Operation, TaskSlot
 from iserblk.iscsi import bhs, pdu
+from iserblk.loop import busy_polling
+from iserblk.loop.busy_polling import HITS
+from iserblk.loop.strands import open_strands
 from iserblk.rcap.seam import QueuePair
-from iserblk.waiting import busy_polling
-from iserblk.waiting.busy_polling import HITS
-from iserblk.waiting.strands import open_strands
 from tests.initiator.peer import Heard, answering_slowly, disk_of, linked
 from tests.support import clocks
 from tests.support.restless import Restless

@@ -15,8 +15,8 @@ from iserblk.disk.aio import TrioDisk
 from iserblk.errors import ConnectionLost
 from iserblk.initiator.drivers.tasks import AT_ONCE, TrioDriver
 from iserblk.iscsi import bhs
-from iserblk.waiting.multiplexing import multiplexer
-from iserblk.waiting.strands import open_strands
+from iserblk.loop.multiplexing import multiplexer
+from iserblk.loop.strands import open_strands
 from tests.initiator.peer import Heard, disk_of, linked
 from tests.support import logs
 from tests.support.descriptors import descriptors, descriptors_to_begin_with

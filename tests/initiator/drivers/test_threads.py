@@ -26,8 +26,8 @@ from iserblk.initiator.drivers.threads import BlockingDriver, ThreadWaiter
 from iserblk.initiator.session.session import Session
 from iserblk.initiator.session.slots import TAKEN, Operation, TaskSlot
 from iserblk.iscsi import bhs
-from iserblk.waiting import busy_polling
-from iserblk.waiting.busy_polling import HITS
+from iserblk.loop import busy_polling
+from iserblk.loop.busy_polling import HITS
 from tests.initiator import fake
 from tests.initiator.peer import Heard, Peer, answering, answering_slowly, disk_of, linked
 from tests.support import logs

@@ -18,6 +18,7 @@ from iserblk.target.store import store
 from iserblk.target.store.lunfile import open_file
 from iserblk.target.store.status import WritebackError
 from iserblk.target.store.store import FileStore
+from tests.support import clocks
 from tests.support.until import until_blocking
 
 SIZE = 1 << 20
@@ -524,7 +525,7 @@ def test_a_disk_that_hangs_holds_up_no_loop(
 ) -> None:
     """A call in a thread shows it: from then on writes are for threads, too, until it ends."""
     now = [100.0]
-    monkeypatch.setattr(store, "monotonic", lambda: now[0])
+    clocks.give(monkeypatch, lambda: now[0])
     lun = open_file(str(tmp_path / "lun"), size=SIZE)
     data = memoryview(bytes(4096))
     begun, answers = threading.Event(), threading.Event()

@@ -9,10 +9,12 @@ all in one turn.
 
 from __future__ import annotations
 
-import select
 from collections.abc import Callable
 
 import trio
+
+from iserblk.loop.gathering import Gathering
+from iserblk.loop.tasks import until_readable
 
 _AT_ONCE = 64  # descriptors, after which trio has a turn
 
@@ -26,7 +28,7 @@ class Multiplexer:
 
     def __init__(self) -> None:
         self.sharers = 0
-        self._epoll: select.epoll | None = None
+        self._gathering: Gathering | None = None
         self._ready: dict[int, Callable[[], None]] = {}
         self._later: list[Callable[[], None]] = []
 
@@ -34,12 +36,12 @@ class Multiplexer:
         """Call ``ready`` when ``fd`` can be read from, and again as long as it can; also when there
         is an error. ``ready`` must not wait, nor raise anything. Raises OSError when no descriptor
         is left, or the system has no room for it."""
-        epoll = self._epoll
-        if epoll is None:
-            epoll = self._epoll = select.epoll()
-            trio.lowlevel.spawn_system_task(self._run, epoll, name="wait for connections")
+        gathering = self._gathering
+        if gathering is None:
+            gathering = self._gathering = Gathering()
+            trio.lowlevel.spawn_system_task(self._run, gathering, name="wait for connections")
         try:
-            epoll.register(fd, select.EPOLLIN)
+            gathering.add(fd)
         except OSError:
             self._close_unused()
             raise
@@ -47,14 +49,14 @@ class Multiplexer:
 
     def watch_output(self, fd: int, wanted: bool) -> None:
         """``wanted``: call the function of ``fd`` also when it can be written to."""
-        if self._epoll is not None:
-            self._epoll.modify(fd, select.EPOLLIN | select.EPOLLOUT if wanted else select.EPOLLIN)
+        if self._gathering is not None:
+            self._gathering.watch_output(fd, wanted)
 
     def remove(self, fd: int) -> None:
         """Call nothing for ``fd`` any more. To be called before it is closed."""
         del self._ready[fd]
-        if self._epoll is not None:
-            self._epoll.unregister(fd)
+        if self._gathering is not None:
+            self._gathering.remove(fd)
             self._close_unused()
 
     def later(self, function: Callable[[], None]) -> None:
@@ -69,21 +71,21 @@ class Multiplexer:
         trio.lowlevel.current_trio_token().run_sync_soon(function)
 
     def _close_unused(self) -> None:
-        epoll = self._epoll
-        if epoll is not None and not self._ready:
-            self._epoll = None
-            trio.lowlevel.notify_closing(epoll.fileno())
-            epoll.close()
+        gathering = self._gathering
+        if gathering is not None and not self._ready:
+            self._gathering = None
+            trio.lowlevel.notify_closing(gathering.fileno())
+            gathering.close()
 
     @trio.lowlevel.enable_ki_protection  # an interrupt in ``ready`` would lose what has come
-    async def _run(self, epoll: select.epoll) -> None:
+    async def _run(self, gathering: Gathering) -> None:
         functions = self._ready
         try:
-            while not epoll.closed:
-                await trio.lowlevel.wait_readable(epoll.fileno())
-                if epoll.closed:
+            while not gathering.closed:
+                await until_readable(gathering.fileno())
+                if gathering.closed:
                     return
-                for fd, _ in epoll.poll(0, _AT_ONCE):
+                for fd in gathering.ready(_AT_ONCE):
                     ready = functions.get(fd)
                     if ready is not None:  # else what came before it has ended its connection
                         ready()
@@ -92,7 +94,7 @@ class Multiplexer:
         except trio.ClosedResourceError:
             pass
         finally:
-            epoll.close()
+            gathering.close()
 
     async def _run_later(self) -> None:
         """Not to be cancelled: what was submitted meanwhile waits to be sent."""

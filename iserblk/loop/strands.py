@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 import trio
 from outcome import Error, Outcome, Value
 
-from iserblk.waiting.descriptors import Nap
+from iserblk.loop.descriptors import Nap
 
 T = TypeVar("T")
 

@@ -16,6 +16,8 @@ from contextlib import AbstractContextManager, contextmanager
 
 import trio
 
+from iserblk.loop.tasks import task_time
+
 SLICE_S = 0.5  # between two looks at the clock, at most
 NOTHING_S = 1e-6  # less than this is what rounding leaves
 BUSY_S = 0.5  # that a look may be late, and counts all the same
@@ -69,14 +71,14 @@ class _Counter:
 
     def add(self, patience: Patience, scope: trio.CancelScope) -> None:
         self._scopes[patience] = scope
-        self._since[patience] = trio.current_time()
+        self._since[patience] = task_time()
         self._changed.set()
         if not self._runs:
             self._runs = True
             trio.lowlevel.spawn_system_task(self._run, name="count time-outs")
 
     def remove(self, patience: Patience) -> None:
-        self._count(patience, trio.current_time(), SLICE_S)
+        self._count(patience, task_time(), SLICE_S)
         del self._scopes[patience], self._since[patience]
         self._changed.set()
 
@@ -91,7 +93,7 @@ class _Counter:
                 pause = min([SLICE_S, *waits])
                 with trio.move_on_after(max(0.0, pause)):
                     await self._changed.wait()
-                now = trio.current_time()
+                now = task_time()
                 for patience, scope in self._scopes.items():
                     self._count(patience, now, pause)
                     if patience.left <= NOTHING_S:
@@ -104,7 +106,7 @@ class _Counter:
         self._since[patience] = now
 
 
-_counters: trio.lowlevel.RunVar[_Counter] = trio.lowlevel.RunVar("iserblk.waiting.patience")
+_counters: trio.lowlevel.RunVar[_Counter] = trio.lowlevel.RunVar("iserblk.loop.patience")
 
 
 def _counter() -> _Counter:

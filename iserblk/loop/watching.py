@@ -15,14 +15,15 @@ import select
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from time import monotonic
 from typing import Final
 
 import trio
 
-from iserblk.waiting.busy_polling import NEAR_S, Turns
-from iserblk.waiting.instruments import BeforeWait
-from iserblk.waiting.interrupts import uninterrupted
+from iserblk.loop.busy_polling import NEAR_S, Turns
+from iserblk.loop.clock import monotonic
+from iserblk.loop.instruments import BeforeWait
+from iserblk.loop.interrupts import uninterrupted
+from iserblk.loop.tasks import until_readable
 
 MOST = 64  # messages, after which trio has a turn in any case
 TURN_S = 0.02  # and so it has after this time: a message may bring a lot of work
@@ -90,7 +91,7 @@ class Attendant:
         with suppress(OSError):  # no descriptor is left
             bell = os.eventfd(1, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
             try:
-                await trio.lowlevel.wait_readable(bell)  # trio stays registered for it
+                await until_readable(bell)  # trio stays registered for it
                 self._of_trio = epoll_with(bell)
             finally:
                 trio.lowlevel.notify_closing(bell)

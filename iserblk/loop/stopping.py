@@ -16,6 +16,8 @@ from pathlib import Path
 
 import trio
 
+from iserblk.loop.tasks import sleep
+
 SHUTDOWN = "shutdown.target"
 LOOK_S = 3.0  # between two looks, while requests wait for a target
 _ENDS = ("stop", "restart")
@@ -31,7 +33,7 @@ async def watch(
     """Body of a task: while there are requests that wait (``waits``), call ``ask`` with whether the
     end is wished for. ``wished`` may block; it is called in a thread."""
     while True:
-        await trio.sleep(LOOK_S)
+        await sleep(LOOK_S)
         if waits():
             ask(await trio.to_thread.run_sync(wished, abandon_on_cancel=True))
 

@@ -9,7 +9,7 @@ import pytest
 import trio
 
 from iserblk import endings
-from iserblk.waiting.until_told import until_told
+from iserblk.loop.until_told import until_told
 
 NUMBERS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 

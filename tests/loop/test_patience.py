@@ -8,7 +8,7 @@ import pytest
 import trio
 import trio.testing
 
-from iserblk.waiting.patience import BUSY_S, SLICE_S, Patience, fail_after, move_on_after
+from iserblk.loop.patience import BUSY_S, SLICE_S, Patience, fail_after, move_on_after
 
 COUNTER = "count time-outs"
 

@@ -9,8 +9,9 @@ a limit. With more commands in flight no side waits for wake-ups, and the proces
 from __future__ import annotations
 
 import os
-from time import monotonic
 from typing import Final
+
+from iserblk.loop.clock import monotonic
 
 HITS: Final = 8  # after so many messages that came singly and in time, stay awake
 FEW: Final = 2  # commands in flight up to which an initiator stays awake

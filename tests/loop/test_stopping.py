@@ -9,7 +9,7 @@ import pytest
 import trio
 import trio.testing
 
-from iserblk.waiting.stopping import LOOK_S, ends, is_stopping, mount_unit, own_unit, watch
+from iserblk.loop.stopping import LOOK_S, ends, is_stopping, mount_unit, own_unit, watch
 
 UNIT = "iserblk-attach@data.service"
 SHUTS_DOWN = f"""\

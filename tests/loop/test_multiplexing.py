@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import trio
 
-from iserblk.waiting.multiplexing import Multiplexer, multiplexer
+from iserblk.loop.multiplexing import Multiplexer, multiplexer
 from tests.support.descriptors import descriptors, descriptors_to_begin_with
 from tests.support.until import until
 

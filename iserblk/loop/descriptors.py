@@ -7,6 +7,8 @@ from typing import Protocol
 
 import trio
 
+from iserblk.loop.tasks import until_writable
+
 
 class Nap:
     """A place where a single task sleeps until another task wakes it."""
@@ -60,7 +62,7 @@ class WriteWatch:
         while True:
             if endpoint.wants_write():
                 try:
-                    await trio.lowlevel.wait_writable(endpoint.fileno())
+                    await until_writable(endpoint.fileno())
                 except trio.ClosedResourceError:
                     return
                 self._progress()

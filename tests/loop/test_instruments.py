@@ -6,7 +6,7 @@ import threading
 
 import trio
 
-from iserblk.waiting.instruments import BeforeWait
+from iserblk.loop.instruments import BeforeWait
 
 
 async def test_the_time_of_each_wait_and_whether_a_task_can_run() -> None:

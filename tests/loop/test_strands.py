@@ -6,8 +6,8 @@ import pytest
 import trio
 import trio.testing
 
-from iserblk.waiting import strands
-from iserblk.waiting.strands import Strand, elsewhere, open_strands, park, pause
+from iserblk.loop import strands
+from iserblk.loop.strands import Strand, elsewhere, open_strands, park, pause
 
 
 class Turns(trio.abc.Instrument):

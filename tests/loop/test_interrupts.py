@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import trio
 
-from iserblk.waiting.interrupts import uninterrupted
+from iserblk.loop.interrupts import uninterrupted
 
 Body = Callable[[Callable[[], None]], Coroutine[Any, Any, None]]
 

@@ -6,8 +6,8 @@ import os
 
 import pytest
 
-from iserblk.waiting import busy_polling
-from iserblk.waiting.busy_polling import CROWDED_S, ENOUGH, HITS, NEAR_S, ROOM, SOBER_S, Pace, Turns
+from iserblk.loop.busy_polling import CROWDED_S, ENOUGH, HITS, NEAR_S, ROOM, SOBER_S, Pace, Turns
+from tests.support import clocks
 
 
 class Clock:
@@ -21,7 +21,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    monkeypatch.setattr(busy_polling, "monotonic", clock)
+    clocks.give(monkeypatch, clock)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _pid: {0, 1})
     return clock
 

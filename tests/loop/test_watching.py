@@ -15,9 +15,10 @@ import pytest
 import trio
 import trio.testing
 
-from iserblk.waiting import busy_polling, watching
-from iserblk.waiting.busy_polling import CROWDED_S
-from iserblk.waiting.watching import MOST, Watch, epoll_with
+from iserblk.loop import watching
+from iserblk.loop.busy_polling import CROWDED_S
+from iserblk.loop.watching import MOST, Watch, epoll_with
+from tests.support import clocks
 from tests.support.sleeps import Sleeps
 from tests.support.until import until, until_blocking
 
@@ -42,8 +43,7 @@ def yields(monkeypatch: pytest.MonkeyPatch) -> list[float]:
         found.append(0.0)
 
     monkeypatch.setattr(os, "sched_yield", others_run)
-    for module in (busy_polling, watching):
-        monkeypatch.setattr(module, "monotonic", lambda: began + away)
+    clocks.give(monkeypatch, lambda: began + away)
     return found
 
 
@@ -352,7 +352,7 @@ async def test_messages_that_bring_a_lot_of_work_let_others_go_on(
         send_another(line)
 
     monkeypatch.setattr(watching, "MOST", 1 << 40)
-    monkeypatch.setattr(watching, "monotonic", lambda: now)
+    clocks.give(monkeypatch, lambda: now)
     line = Line(work)
     async with served(line):
         send_another(line)

@@ -1,0 +1,45 @@
+"""How a task of trio waits: it sleeps, or waits for one descriptor.
+
+Deadlines of trio's cancel scopes are times of trio's own clock, ``task_time``, which has nothing to
+do with ``clock.monotonic``. ``patience`` has time-outs that count only while this process runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable
+from typing import Protocol
+
+import trio
+
+
+class HasFileno(Protocol):
+    """A socket, or what has one."""
+
+    def fileno(self) -> int: ...
+
+
+def sleep(seconds: float) -> Awaitable[None]:
+    """Let other tasks run for so long. May be cancelled."""
+    return trio.sleep(seconds)  # noqa: ASYNC105
+
+
+def sleep_until(when: float) -> Awaitable[None]:
+    """Let other tasks run until ``task_time`` is ``when``. May be cancelled."""
+    return trio.sleep_until(when)
+
+
+def until_readable(fd: int | HasFileno) -> Awaitable[None]:
+    """Wait until ``fd`` can be read from without waiting, or has ended. May be cancelled. Raises
+    trio.ClosedResourceError when its owner calls trio.lowlevel.notify_closing, and
+    trio.BusyResourceError when another task waits for the same."""
+    return trio.lowlevel.wait_readable(fd)  # noqa: ASYNC105
+
+
+def until_writable(fd: int | HasFileno) -> Awaitable[None]:
+    """The same for writing."""
+    return trio.lowlevel.wait_writable(fd)  # noqa: ASYNC105
+
+
+def task_time() -> float:
+    """Seconds, of the clock by which deadlines of cancel scopes are meant."""
+    return trio.current_time()
