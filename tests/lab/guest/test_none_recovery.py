@@ -61,11 +61,14 @@ def nobody_hangs() -> None:
 def test_fio_sees_a_pause(target: Mortal) -> None:
     """The target is killed again and again while fio writes, reads back and compares."""
     words = (
-        *("fio", "--name=verify", f"--filename={DEVICE}", "--size=4M"),
+        *("fio", "--name=verify", f"--filename={DEVICE}", "--size=16M"),
         *("--rw=randwrite", "--verify=crc32c", "--verify_fatal=1", "--verify_state_save=0"),
-        *("--ioengine=libaio", "--iodepth=16", "--direct=1", "--bsrange=512-128k"),
+        *("--ioengine=libaio", "--iodepth=16", "--direct=1"),
+        "--bssplit=512/20:4k/30:128k/30:1m/20",
     )
     with attached(target.url, DEVICE, "-o", "io-timeout=120"):
+        largest = Path("/sys/block", Path(DEVICE).name, "queue/max_sectors_kb")
+        assert largest.read_text() == "1024\n"  # else 1 MiB were several requests
         kills = 0
         with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as fio:
             try:
