@@ -51,6 +51,21 @@ def test_wrong_arguments_do_nothing(name: str) -> None:
     assert script(name, "--frobnicate").returncode == 7
 
 
+def test_a_wrong_case_of_an_outage_sets_nothing_up(tmp_path: Path) -> None:
+    """Compiling takes minutes."""
+    for folder in ("outagelib", "benchlib", "lablib"):
+        shutil.copytree(ROOT / "scripts" / folder, tmp_path / "scripts" / folder)
+    for name in ("iserblk", "tests", ".venv"):
+        (tmp_path / name).symlink_to(ROOT / name)
+    shutil.copy(ROOT / "scripts/outage", tmp_path / "scripts")
+    setting_up = tmp_path / "scripts/setup"
+    setting_up.write_text("#!/bin/sh\necho set up >&2\nexit 3\n")
+    setting_up.chmod(0o755)
+    done = script("outage", "--case", "frobnicate", start=tmp_path)
+    assert done.returncode == 7 and "'frobnicate' is not one of" in done.stderr
+    assert script("outage", "--case", "network", start=tmp_path).returncode == 3
+
+
 def test_setting_up_again_does_nothing_and_says_nothing() -> None:
     """These tests run in what `scripts/setup --tests` made."""
     done = script("setup", "--tests")

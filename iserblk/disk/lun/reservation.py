@@ -76,7 +76,8 @@ class HostLock:
         except OSError:
             self._socket.close()
             raise Busy(
-                "attached on this machine already, with reserve=exclusive: detach it there"
+                "in use on this machine already, with reserve=exclusive: end that use first"
+                " (`iserblk status` shows it)"
             ) from None
 
     def close(self) -> None:

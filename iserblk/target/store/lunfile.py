@@ -144,8 +144,9 @@ def _fit(fd: int, path: str, size: int | None, read_only: bool, block: int) -> i
         )
     if present < size:
         if read_only or not stat.S_ISREG(os.fstat(fd).st_mode):
+            why = "is served with `ro`" if read_only else "cannot grow"
             raise BadArgument(
-                f"{path}: has {present} bytes, less than `size={size}`, and cannot grow; leave out"
+                f"{path}: has {present} bytes, less than `size={size}`, and {why}; leave out"
                 " `size=`"
             )
         os.ftruncate(fd, size)

@@ -141,7 +141,7 @@ async def test_one_key_on_one_machine(scheme: str, store: FakeStore) -> None:
     """A second attach fails while the first lives, though the target cannot tell the two apart."""
     async with hosts(scheme, store, "a", "b") as (a, b):
         taken = await acquire(a)
-        with pytest.raises(Busy, match="lun0: attached on this machine already"):
+        with pytest.raises(Busy, match="lun0: in use on this machine already"):
             await acquire(b)
         await a.write(NEW)
         await release(a, taken)

@@ -100,7 +100,7 @@ def test_things_that_are_no_files(tmp_path: Path) -> None:
         (2048, {"size": 1024}, "2048 bytes, more than `size=1024`"),
         (1024, {"size": 1000}, "size 1000 is not a positive multiple of 512-byte"),
         (1024, {"size": 512, "block": 4096}, "not a positive multiple of 4096-byte"),
-        (1024, {"size": 2048, "read_only": True}, "less than `size=2048`, and cannot grow"),
+        (1024, {"size": 2048, "read_only": True}, "less than `size=2048`, and is served with `ro`"),
     ],
 )
 def test_sizes_that_cannot_be(
