@@ -48,7 +48,7 @@ def command(
         raise BadArgument("--all is the whole LUN; leave out --offset and --length, or --all")
     first = offset or 0
 
-    async def trim() -> int:
+    async def trim() -> tuple[int, int]:
         async with open_disks(found, given) as disks:
             disk = only_disk(disks.disks)
             note_use(recorded, [disk.info], shared=is_shared(found, given))
@@ -60,14 +60,22 @@ def command(
                 )
             await disk.trim(first, count, patient=True)
             await disk.flush()
-            return count
+            return whole_blocks(first, count, disk.info.block_size)
 
     with Recorded("trim") as recorded:
-        count = run(trim)
+        begin, count = run(trim)
     if as_json:
-        print_json({"offset": first, "length": count})
+        print_json({"offset": begin, "length": count})
+    elif count:
+        click.echo(f"trimmed {size_words(count)} from offset {begin}")
     else:
-        click.echo(f"trimmed {size_words(count)} from offset {first}")
+        click.echo("trimmed nothing: there is no whole block in the range")
+
+
+def whole_blocks(offset: int, length: int, block: int) -> tuple[int, int]:
+    """The whole blocks inside a range: the offset of the first, and their bytes."""
+    begin = -(-offset // block) * block
+    return begin, max((offset + length) // block * block - begin, 0)
 
 
 def _ask() -> None:

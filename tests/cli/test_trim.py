@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from iserblk.cli.output import size_words
 from tests.cli.commands import bad, good, good_json, iserblk
 from tests.cli.runs import MIB, documented
 from tests.support.target import ROOT, running_target
@@ -30,6 +31,16 @@ def test_trim_gives_space_back(url: str, files: Path, tmp_path: Path) -> None:
     assert good("trim", f"{url}/1", "--all") == "trimmed 4.0 MiB from offset 0\n"
     assert (files / "small").stat().st_blocks == 0
     assert documented("trim") == {"offset", "length"}
+
+
+def test_the_blocks_that_were_trimmed_are_named(url: str) -> None:
+    """Not the range, where blocks are in it in part only."""
+    (disk,) = good_json("info", f"{url}/1")["disks"]
+    block = disk["block_size"]
+    said = good("trim", f"{url}/1", "--offset", "1", "--length", 2 * block)
+    assert said == f"trimmed {size_words(block)} from offset {block}\n"
+    said = good("trim", f"{url}/1", "--offset", "1", "--length", block)
+    assert said == "trimmed nothing: there is no whole block in the range\n"
 
 
 def test_several_portals(url: str, files: Path, tmp_path: Path) -> None:
