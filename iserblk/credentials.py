@@ -81,7 +81,7 @@ def find_credentials(url: Url, options: Options) -> Credentials | None:
         )
     if not secret:
         raise BadArgument(
-            f"a user is given without a secret: add chap-secret-file=FILE, or set {_PASSWORD}"
+            f"a user is given without a secret; add chap-secret-file=FILE, or set {_PASSWORD}"
         )
     if any("\n" in each.reveal() for each in (secret, target_secret)):
         raise BadArgument("a CHAP secret is one line")

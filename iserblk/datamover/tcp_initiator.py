@@ -173,6 +173,7 @@ class TcpInitiator:
         self.on_unfinished: Callable[[], None] = not_told
         self.adds_resources = True
         self._stream = stream
+        self._ender = "the target"  # by whom the stream ends, if it does
         self._inline_size = inline_size
         self._receive_data = receive_data
         self._rx = PduReceiver(self._place, self._deliver)
@@ -379,6 +380,7 @@ class TcpInitiator:
         transfer.forget()
 
     def disconnect(self) -> None:
+        self._ender = "this side"
         self._stream.disconnect(discard=True)  # see IwarpQueuePair.disconnect
 
     def connection_terminate(self) -> None:
@@ -399,7 +401,7 @@ class TcpInitiator:
     # -- up ---------------------------------------------------------------------------------------
 
     def progress(self, now: float) -> int:
-        count = self._rx.receive_from(self._stream, "the target")
+        count = self._rx.receive_from(self._stream, self._ender)
         self._tx.resume()
         if self._tx.orphaned:
             raise RemoteProtocolError("iSCSI", "the target ends commands that it has not taken")

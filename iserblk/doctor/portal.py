@@ -448,7 +448,7 @@ async def _log_in(
         answer.remedy = f"correct the target's name; the target must also admit {who}"
     except AuthenticationError as error:
         answer.error = error
-        answer.remedy = f"check USER@ and its secret: they must be what the target has for {who}"
+        answer.remedy = f"check USER@ and its secret against what the target has for {who}"
     except LoginError as error:
         answer.error = error
         answer.remedy = f"make the target admit {who}, or give another initiator-name"

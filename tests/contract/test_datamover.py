@@ -365,6 +365,12 @@ def test_disconnect_is_found_by_progress(ends: Ends, asking: int) -> None:
             drive(side)
 
 
+def test_an_initiator_that_disconnects_does_not_blame_the_target(ends: Ends) -> None:
+    ends.initiator.disconnect()
+    with pytest.raises(TransportError, match="this side"):
+        drive(ends.initiator)
+
+
 def test_both_describe_themselves(ends: Ends) -> None:
     for side in _sides(ends):
         assert side.describe()["datamover"] in ("iser", "tcp")

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import ast
+from pathlib import Path
+
 import pytest
 
-from iserblk.doctor.hiding import Hider
+from iserblk.doctor.hiding import HIDDEN, Hider
 from iserblk.secret import Secret
+from tests.support.target import ROOT
 
 IQN = "iqn.2026-11.example:disk"
 PLAIN = Hider()
@@ -139,3 +143,22 @@ def test_hostile_lines_do_not_keep_it_busy() -> None:
     """Quadratic patterns would take minutes for these."""
     for text in ("iser:" * 20_000, "@" * 100_000, "iser://" + "a:" * 50_000, "eyJ" * 30_000):
         PLAIN.text(text)
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        ROOT / "iserblk/doctor/machine.py",
+        ROOT / "iserblk/doctor/portal.py",
+        ROOT / "iserblk/doctor/rdma.py",
+        *sorted((ROOT / "iserblk/initiator").rglob("*.py")),
+        ROOT / "iserblk/credentials.py",
+        ROOT / "iserblk/errors.py",
+    ],
+    ids=lambda path: path.name,
+)
+def test_remedies_of_ours_do_not_look_like_secrets(path: Path) -> None:
+    """What the doctor shows of them would have a hole."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            assert HIDDEN not in PLAIN.text(node.value), (path.name, node.lineno)
