@@ -65,7 +65,7 @@ def _place(where: str, given: dict[str, str]) -> tuple[Url, Options]:
 
 def _show(found: Found) -> None:
     if not found.targets:
-        click.echo(f"{found.source} knows no targets for us")
+        click.echo(f"{found.source} knows no targets for this initiator")
     for target in found.targets:
         click.echo(target.name)
         width = max((len(found.url(target, way)) for way in target.ways), default=0)

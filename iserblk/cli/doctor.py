@@ -156,8 +156,7 @@ def check_file(file: str) -> None:
     else:
         if not stat.S_ISREG(kind):
             raise BadArgument(
-                f"--html {file}: there is something that is no regular file; name another file,"
-                " or - for standard output"
+                f"--html {file}: not a regular file; name another file, or - for standard output"
             )
     if not path.parent.is_dir():
         raise BadArgument(f"--html {file}: there is no directory {path.parent}; make it first")

@@ -32,7 +32,9 @@ async def ask_isns(url: Url, options: Options) -> Told:
     TransportError and its subclasses, RemoteProtocolError, PermissionDenied when the server refuses
     to answer us, or another IserblkError."""
     name = name_portal(url.host, url.port)
-    sock = await connect_tcp(await resolve(url.host, url.port), name, CONNECT_TIMEOUT_S)
+    addresses = await resolve(url.host, url.port)
+    hint = "is there an iSNS server?"
+    sock = await connect_tcp(addresses, name, CONNECT_TIMEOUT_S, hint)
     with sock:
         server = IsnsConnection(trio.SocketStream(sock), name)
         try:

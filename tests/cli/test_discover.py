@@ -179,7 +179,7 @@ def test_one_target(target: TargetProcess) -> None:
 def test_no_targets(portal: Portal) -> None:
     portal.answer = [b""]
     where = f"iscsi://{portal.name}"
-    assert good("discover", where) == f"{where} knows no targets for us\n"
+    assert good("discover", where) == f"{where} knows no targets for this initiator\n"
     assert good_json("discover", where) == {"source": where, "targets": [], "left_out": []}
 
 
@@ -251,7 +251,8 @@ def test_errors(target: TargetProcess) -> None:
     with socket.socket() as reserved:
         reserved.bind(("127.0.0.1", 0))
         nobody = f"127.0.0.1:{reserved.getsockname()[1]}"
-        assert "before that, by iSER" in bad(4, "discover", nobody)
+        refused = f"cannot connect to {nobody}: Connection refused; is the target listening there?"
+        assert bad(4, "discover", nobody) == f"iserblk: {refused}\n"
         assert "Connection refused" in bad(4, "discover", f"iscsi://{nobody}")
     assert "write HOST[:PORT], or a URL" in bad(7, "discover", "host/iqn")
     assert "cannot resolve" in bad(23, "discover", "iscsi://nowhere.invalid")

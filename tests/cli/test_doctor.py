@@ -143,7 +143,7 @@ def test_only_a_regular_file_is_replaced(kind: str, tmp_path: Path) -> None:
         else:
             file = Path("/dev/null")
         line = bad(7, "doctor", "no.such.host.invalid", "--html", file)
-    assert f"--html {file}: there is something that is no regular file; name another" in line
+    assert f"--html {file}: not a regular file; name another" in line
     assert victim.read_text() == "precious"
     assert kind == "device" or sorted(tmp_path.iterdir()) == [file, victim]
 

@@ -212,7 +212,7 @@ def test_an_initiator_that_is_registered_already(server: Isnsd) -> None:
 
 
 def test_no_targets(server: Isnsd) -> None:
-    assert good("discover", server.url) == f"{server.url} knows no targets for us\n"
+    assert good("discover", server.url) == f"{server.url} knows no targets for this initiator\n"
 
 
 def test_many_targets(server: Isnsd) -> None:

@@ -168,9 +168,13 @@ async def connect_stream(
 
 
 async def connect_tcp(
-    addresses: Sequence[Address], portal: str, patience: float
+    addresses: Sequence[Address],
+    portal: str,
+    patience: float,
+    hint: str = "is the target listening there?",
 ) -> trio.socket.SocketType:
-    """A socket that is connected to the first address that answers."""
+    """A socket that is connected to the first address that answers. ``hint``: behind the reason why
+    there is none."""
     reason = "no address"
     left = Patience(patience)
     for family, sockaddr in addresses:
@@ -198,7 +202,7 @@ async def connect_tcp(
         except BaseException:
             sock.close()
             raise
-    raise ConnectFailed(f"cannot connect to {portal}: {reason}; is the target listening there?")
+    raise ConnectFailed(f"cannot connect to {portal}: {reason}; {hint}")
 
 
 async def start_mpa(sock: trio.socket.SocketType, mpa: MpaInitiator, portal: str) -> MpaParameters:

@@ -75,7 +75,7 @@ def header_hint(options: Options) -> str:
             f"; header={options.header} must be told to the target, too (iserblk target --header"
             f" {options.header}); no other kind of target has it"
         )
-    return "; if it was started with --header 12, add header=12 to the URL"
+    return "; if the target was started with --header 12, add header=12 to the URL"
 
 
 def receives(options: Options) -> int:
