@@ -38,7 +38,6 @@ from iserblk.disk.wish import Wish
 from iserblk.errors import BadArgument, IserblkError, NotSupported
 from iserblk.installation import HERE, no_pyfuse3
 from iserblk.limited_log import limited_lines, tell_left_out
-from iserblk.loop import tasks
 from iserblk.loop.blocking import sleep
 from iserblk.loop.clock import monotonic
 from iserblk.metrics.address import default_option, make_room, socket_of, unit_directory
@@ -453,6 +452,7 @@ async def _serve(
 
 async def _tell_left_out() -> None:
     """See ``iserblk.limited_log``."""
+    from iserblk.loop import tasks  # noqa: PLC0415 - see ``_serve``
 
     while True:
         await tasks.sleep(_TELL_S)
