@@ -252,7 +252,7 @@ def test_errors(target: TargetProcess) -> None:
         reserved.bind(("127.0.0.1", 0))
         nobody = f"127.0.0.1:{reserved.getsockname()[1]}"
         refused = f"cannot connect to {nobody}: Connection refused; is the target listening there?"
-        assert bad(4, "discover", nobody) == f"iserblk: {refused}\n"
+        assert bad(4, "discover", nobody) == f"iserblk: {refused}"
         assert "Connection refused" in bad(4, "discover", f"iscsi://{nobody}")
     assert "write HOST[:PORT], or a URL" in bad(7, "discover", "host/iqn")
     assert "cannot resolve" in bad(23, "discover", "iscsi://nowhere.invalid")
