@@ -95,6 +95,10 @@ MODULES = (
     "iserblk.loop.blocking",
     "iserblk.loop.gathering",
     "iserblk.loop.busy_polling",
+    "iserblk.loop.epoll",
+    "iserblk.loop.timers",
+    "iserblk.loop.work",
+    "iserblk.loop.workers",
     "iserblk.loop.watching",
 )
 

@@ -64,6 +64,11 @@ ELSEWHERE: dict[str, str] = {
     "iserblk/initiator/session/driving.py": (
         "a Protocol; tests/initiator/drivers/test_threads.py, tests/initiator/drivers/test_tasks.py"
     ),
+    "iserblk/loop/epoll.py": "tests/contract/test_loops.py",
+    "iserblk/loop/guest.py": "tests/contract/test_loops.py",
+    "iserblk/loop/here.py": "tests/contract/test_loops.py",
+    "iserblk/loop/seam.py": "Protocols; tests/contract/test_loops.py",
+    "iserblk/loop/work.py": "tests/loop/test_workers.py",
     "iserblk/rcap/iwarp/llp.py": (
         "tests/rcap/iwarp/test_iwarp_queuepair.py, on TCP and on a socket that is not TCP"
     ),

@@ -107,6 +107,7 @@ class DiskStore:
         self._turns: set[trio.Event] = set()  # of strands for threads; set when they have ended
         self._woken = self._ended = self._hurried = False
         self._ending = Nap()
+        self._token = trio.lowlevel.current_trio_token()  # for threads of any kind
         self._strand = group.start_soon(self._on_answers, name="gateway")
         self._strand.abandon = self._abandon
 
@@ -259,7 +260,12 @@ class DiskStore:
 
     def _wait(self, function: Callable[..., Awaitable[T]], *arguments: object) -> T:
         try:
-            return trio.from_thread.run(self._in_turn, OWNER.get(), partial(function, *arguments))
+            return trio.from_thread.run(
+                self._in_turn,
+                OWNER.get(),
+                partial(function, *arguments),
+                trio_token=self._token,
+            )
         except IserblkError as error:
             raise status_error(error) from None
 
@@ -343,7 +349,7 @@ class DiskStore:
     def close(self) -> None:
         """Flush, log out and end the session. Only from a thread. Raises OSError if the flush has
         failed."""
-        trio.from_thread.run(self._close)
+        trio.from_thread.run(self._close, trio_token=self._token)
 
     async def _close(self) -> None:
         self.closing.set()

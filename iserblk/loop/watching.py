@@ -32,7 +32,7 @@ _AT_ONCE: Final = 16  # descriptors
 Ready = Callable[[], bool]
 
 
-class Watch:
+class Attention:
     """A descriptor for which a task waits in trio, and which may be attended to before that."""
 
     __slots__ = ("_attendant", "fd")
@@ -75,7 +75,7 @@ class Attendant:
         self._token = trio.lowlevel.current_trio_token()
         self._of_trio = -1  # the descriptor that is ready when one that trio waits for is
         self._epoll: select.epoll | None = None  # open while something is watched
-        self._watched: dict[int, tuple[Watch, Ready]] = {}
+        self._watched: dict[int, tuple[Attention, Ready]] = {}
         self._until = 0.0  # the next message is expected
         self._awake = 0.0
         self._looked = 0.0  # when the last wait began
@@ -97,19 +97,19 @@ class Attendant:
                 trio.lowlevel.notify_closing(bell)
                 os.close(bell)
 
-    def attend(self, watch: Watch, fd: int, awake: float, ready: Ready) -> None:
+    def attend(self, attention: Attention, fd: int, awake: float, ready: Ready) -> None:
         if self._of_trio < 0:
             return
-        if watch.fd != fd:
+        if attention.fd != fd:
             try:
-                self._add(watch, fd, ready)
+                self._add(attention, fd, ready)
             except OSError:  # no descriptor is left, or no memory of the kernel
                 return
         self._awake = max(self._awake, awake)
         self._until = max(awake, monotonic() + NEAR_S)
 
-    def _add(self, watch: Watch, fd: int, ready: Ready) -> None:
-        self.remove(watch)
+    def _add(self, attention: Attention, fd: int, ready: Ready) -> None:
+        self.remove(attention)
         if self._epoll is None:
             epoll = select.epoll()
             epoll.register(self._of_trio, select.EPOLLIN)
@@ -118,14 +118,14 @@ class Attendant:
                 self._installed = True
                 trio.lowlevel.add_instrument(self._instrument)
         self._epoll.register(fd, select.EPOLLIN)
-        self._watched[fd] = (watch, ready)
-        watch.fd = fd
+        self._watched[fd] = (attention, ready)
+        attention.fd = fd
 
-    def remove(self, watch: Watch) -> None:
-        if watch.fd >= 0 and self._epoll is not None:
-            self._epoll.unregister(watch.fd)
-            del self._watched[watch.fd]
-            watch.fd = -1
+    def remove(self, attention: Attention) -> None:
+        if attention.fd >= 0 and self._epoll is not None:
+            self._epoll.unregister(attention.fd)
+            del self._watched[attention.fd]
+            attention.fd = -1
             if not self._watched:
                 self._close()
 
@@ -178,8 +178,8 @@ class Attendant:
 
     def _dismiss(self) -> None:
         """With many messages under way each would have to be reported twice."""
-        for watch, _ in list(self._watched.values()):
-            self.remove(watch)
+        for attention, _ in list(self._watched.values()):
+            self.remove(attention)
         self._close()
         self._installed = False
         trio.lowlevel.remove_instrument(self._instrument)

@@ -34,7 +34,7 @@ from iserblk.loop.descriptors import Nap
 from iserblk.loop.interrupts import uninterrupted
 from iserblk.loop.strands import Strands, park
 from iserblk.loop.tasks import task_time, until_readable, until_writable
-from iserblk.loop.watching import Watch
+from iserblk.loop.watching import Attention
 from iserblk.nbd import messages as nbd
 from iserblk.nbd.buffers import Memory
 from iserblk.nbd.exports import Export
@@ -114,7 +114,7 @@ class Client:
         self._group = group
         self._memory = memory
         self._pace = Pace(busy_poll_us)
-        self._watch = Watch()
+        self._watch = Attention()
         self._nap = Nap()  # of the task, while there is nothing to wait for in the socket
         self._write_nap = Nap()
         self._ending = Nap()  # while commands are being aborted

@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 from iserblk.errors import TransportError
 from iserblk.loop.busy_polling import Pace
-from iserblk.loop.multiplexing import multiplexer
-from iserblk.loop.watching import Watch
+from iserblk.loop.here import loop_here
+from iserblk.loop.seam import Watch
 from iserblk.target.iscsi.connection import TargetConnection
 
 
@@ -30,8 +30,8 @@ class Pump:
         self._connection = connection
         self._fd = connection.fileno()
         self._pace = Pace(busy_poll_us)
-        self._watch = Watch()
-        self._shared = multiplexer()
+        self._loop = loop_here()
+        self._watch: Watch | None = None
         self._full = False  # the socket takes no more: output waits
         self._in_login = True
         self._stopped = False
@@ -41,7 +41,7 @@ class Pump:
     def begin(self) -> None:
         """Raises TransportError when the system cannot wait for the descriptor."""
         try:
-            self._shared.add(self._fd, self._come)
+            self._watch = self._loop.watch(self._fd, self._come)
         except OSError as error:
             raise TransportError(f"cannot wait for the initiator: {error.strerror}") from None
         self._connection.on_done = self._stop
@@ -51,8 +51,8 @@ class Pump:
     def end(self) -> None:
         """To be called before the descriptor is closed."""
         self._stopped = True
-        self._watch.close()
-        self._shared.remove(self._fd)
+        if self._watch is not None:
+            self._watch.close()
 
     def _stop(self) -> None:
         self._stopped = True
@@ -81,27 +81,17 @@ class Pump:
                 return
             self._in_login = False
             self._logged_in()
-        if pace.near:
-            self._watch.attend(self._fd, pace.until, self._ready)
+        if pace.near and self._watch is not None:
+            self._watch.expect(pace.until)
 
     def _come_again(self) -> None:
         """The rest of what has come is for another turn of the loop: other connections, and all
         that waits in trio, go first. No descriptor may show it."""
-        self._shared.behind_others(self._come)
+        self._loop.call_soon(self._come)
 
     def _look_at_output(self) -> None:
         full = self._connection.wants_write()
         if full is not self._full and not self._stopped:
             self._full = full
-            self._shared.watch_output(self._fd, full)
-
-    def _ready(self) -> bool:
-        """See Watch: before the multiplexer has its turn."""
-        if self._connection.done:
-            return False
-        self._come()
-        return not self._has_stopped()
-
-    def _has_stopped(self) -> bool:
-        # A call, because compiled code takes a field that was just looked at as unchanged.
-        return self._stopped
+            if self._watch is not None:
+                self._watch.want(readable=True, writable=full)

@@ -31,7 +31,10 @@ from iserblk.iscsi.login_target import LoginTarget, LoginTargetConfig
 from iserblk.iscsi.send_targets import Portal
 from iserblk.limited_log import tell_left_out
 from iserblk.loop.clock import monotonic
+from iserblk.loop.here import loop_here
+from iserblk.loop.seam import Loop
 from iserblk.loop.tasks import sleep, task_time, until_readable, until_writable
+from iserblk.loop.work import Limit
 from iserblk.metrics.target_reading import TargetLunReading, TargetReading
 from iserblk.newcomers import Newcomers, origin_of
 from iserblk.rcap.seam import QueuePair
@@ -176,14 +179,15 @@ class TargetServer:
         self._logins = Logins()
         self._forgotten = trio.Event()  # set, and made anew, when a connection has ended
         self._touched: dict[Allegiance, None] = {}  # since the last ``_batch_ended``
-        self._loop_tasks_ended = trio.Event()  # set, and made anew, when some have
+        self._batch_ends = False  # soon
+        self._tasks_ended = trio.Event()  # set, and made anew, when some have
         self.device.on_batch = self._batch_ended
         self._arrival = _Arrival()
         self._arrival.ended.set()
         self._closing: dict[Served, trio.Event] = {}  # of other targets; set when they are closed
         # One for each LUN: a disk that does not answer takes no threads from the other LUNs.
-        self.limiters = {lun: trio.CapacityLimiter(DISK_THREADS) for lun in luns}
-        self._served = set(luns)  # ``limiters`` has those that are gone, too: their threads may run
+        self.limits = {lun: Limit(DISK_THREADS) for lun in luns}
+        self._served = set(luns)  # ``limits`` has those that are gone, too: their threads may run
 
     def figures(self, url: str) -> TargetReading:
         """What the target counts, now. ``url``: with its first address."""
@@ -195,9 +199,9 @@ class TargetServer:
             [each for each in self._tsihs.values() if each is not None],
             len(self._seats),
             [
-                TargetLunReading(lun, limiter.borrowed_tokens, limiter.statistics().tasks_waiting)
+                TargetLunReading(lun, limit.busy, limit.waiting)
                 for lun in sorted(self._served)
-                for limiter in [self.limiters[lun]]
+                for limit in [self.limits[lun]]
             ],
         )
 
@@ -334,13 +338,21 @@ class TargetServer:
             raise
         connection.session.on_over = partial(self._session_over, connection.session, tsih)
         self._connections[connection] = None
-        in_loop: set[TargetTask] = set()  # tasks that neither a thread nor the initiator has
+        under_way: set[TargetTask] = set()  # offloaded tasks that have not ended
+        problems: list[BaseException] = []  # a bug that one of them has met
+        loop = loop_here()
+
+        def offload(slot: TargetTask) -> None:
+            self._offload(slot, connection.session.nexus, loop, under_way, failed)
+
+        def failed(problem: BaseException) -> None:
+            problems.append(problem)
+            connection.abandon()
+
         error: IserblkError | None = None
         try:
             async with trio.open_nursery() as threads:
-                connection.offload = lambda slot: self._offload(
-                    slot, connection.session.nexus, threads, in_loop
-                )
+                connection.offload = offload
                 try:
                     async with trio.open_nursery() as nursery:
                         self._login_begins(connection, peer, nursery.cancel_scope)
@@ -358,46 +370,76 @@ class TargetServer:
                         connection.abandon()
                         nursery.cancel_scope.cancel()
                 finally:
-                    # Not earlier: now no task waits for the descriptor. Threads use buffers of the
-                    # session.
+                    # Not earlier: now no task waits for the descriptor.
                     self._forget(connection)
                     self._newcomers.remove(connection)
                     connection.close()
                 if error is not None:
                     log.info("%s: %s", peer, error)
-                try:
-                    await self._keep(connection, peer)
-                finally:
-                    if in_loop:
-                        with trio.CancelScope(shield=True):
-                            while in_loop:
-                                await self._loop_tasks_ended.wait()
+                await self._keep(connection, peer)
         finally:
+            with trio.CancelScope(shield=True):  # they use buffers of the session, and the LUNs
+                while under_way:
+                    await self._tasks_ended.wait()
             self._leave_place(connection)
+        if problems:
+            raise problems[0]
 
     def _offload(
-        self, slot: TargetTask, nexus: Nexus, threads: trio.Nursery, in_loop: set[TargetTask]
+        self,
+        slot: TargetTask,
+        nexus: Nexus,
+        loop: Loop,
+        under_way: set[TargetTask],
+        failed: Callable[[BaseException], None],
     ) -> None:
-        """Execute a task of ``nexus`` that may wait, in the loop or else in a thread. ``in_loop``:
-        those that began on the same connection."""
+        """Execute a task of ``nexus`` that may wait, in the loop or else in a thread.
+        ``under_way``: those that began on the same connection. ``failed`` is called with what no
+        task may raise."""
+        device = self.device
 
         def ended() -> None:
-            in_loop.discard(slot)
+            under_way.discard(slot)
             self._touched[slot.connection] = None
             _finish(slot)
 
-        if slot.task.in_loop and self.device.start(slot.task, slot.buffer, ended):
-            in_loop.add(slot)
-        else:
-            threads.start_soon(self._run_blocking, slot, nexus)
+        def work() -> None:
+            OWNER.set(nexus)
+            device.run(slot.task, slot.buffer)
+
+        def returned(problem: BaseException | None) -> None:
+            if problem is not None:
+                under_way.discard(slot)
+                failed(problem)
+                self._end_batch_soon(loop)
+            elif slot.task.cancelled and slot.task.in_loop:
+                device.settle(slot.task, settled)
+            else:
+                settled()
+
+        def settled() -> None:
+            ended()
+            self._end_batch_soon(loop)
+
+        under_way.add(slot)
+        if not slot.task.in_loop or not device.start(slot.task, slot.buffer, ended):
+            loop.offload(work, returned, self.limits[slot.lun])
+
+    def _end_batch_soon(self, loop: Loop) -> None:
+        """With what else threads have done by then: a send for each would cost more than all else
+        of such a command."""
+        if not self._batch_ends:
+            self._batch_ends = True
+            loop.call_soon(self._batch_ended)
 
     def _batch_ended(self) -> None:
-        """Send the answers of tasks that have ended in the loop."""
+        """Send the answers of tasks that have ended."""
+        self._batch_ends = False
         touched, self._touched = self._touched, {}
         for connection in touched:
             connection.wake()
-        self._loop_tasks_ended.set()
-        self._loop_tasks_ended = trio.Event()
+        self._tasks_ended.set()
+        self._tasks_ended = trio.Event()
 
     async def _keep(self, connection: TargetConnection, peer: str) -> None:
         """Wait as long as the session keeps tasks of a lost connection, or itself for its sake.
@@ -419,20 +461,6 @@ class TargetServer:
         finally:
             self._kept.remove(connection)
             session.expire(connection)
-
-    async def _run_blocking(self, slot: TargetTask, nexus: Nexus) -> None:
-        OWNER.set(nexus)
-        with trio.CancelScope(shield=True):  # the buffer is used until the write has ended
-            await trio.to_thread.run_sync(
-                self.device.run, slot.task, slot.buffer, limiter=self.limiters[slot.lun]
-            )
-            if slot.task.cancelled and slot.task.in_loop:
-                settled = trio.Event()
-                self.device.settle(slot.task, settled.set)
-                await settled.wait()
-        connection = slot.connection
-        _finish(slot)
-        connection.wake()
 
     def _login_begins(self, who: object, peer: str, scope: trio.CancelScope) -> None:
         """Note a connection before its login. If there are too many, one of them is cancelled:
@@ -559,7 +587,7 @@ class TargetServer:
     def _serve_luns(self, units: Mapping[int, LogicalUnit]) -> None:
         for lun in units:
             # Not that of a LUN before it: its threads may wait for a target that is away.
-            self.limiters[lun] = trio.CapacityLimiter(DISK_THREADS)
+            self.limits[lun] = Limit(DISK_THREADS)
             self._served.add(lun)
         if units:
             self.device.add_luns(units)

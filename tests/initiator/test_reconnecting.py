@@ -36,6 +36,7 @@ from iserblk.initiator.session.connection import Connection
 from iserblk.initiator.session.session import Session
 from iserblk.initiator.session.slots import Operation
 from iserblk.loop.clock import monotonic
+from iserblk.loop.trio_loop import TrioLoop
 from tests.initiator import fake
 from tests.initiator.several import Polled
 from tests.support import clocks, logs
@@ -142,15 +143,21 @@ def autojump_clock(autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch) -
     return autojump_clock
 
 
+class Deaf:
+    """Implements Watch: nothing comes."""
+
+    fd = 0
+
+    def want(self, readable: bool, writable: bool) -> None: ...
+    def expect(self, until: float) -> None: ...
+    def close(self) -> None: ...
+
+
 @pytest.fixture(autouse=True)
 def never_readable(monkeypatch: pytest.MonkeyPatch) -> None:
     """The fake datamover has no descriptor to wait for; pauses are not random."""
 
-    async def never(_fd: int) -> None:
-        await trio.sleep_forever()
-
-    monkeypatch.setattr(trio.lowlevel, "wait_readable", never)
-    monkeypatch.setattr(trio.lowlevel, "notify_closing", lambda _fd: None)
+    monkeypatch.setattr(TrioLoop, "watch", lambda *_: Deaf())
     monkeypatch.setattr(module.random, "uniform", lambda _low, high: high)  # type: ignore[attr-defined]
 
 

@@ -17,7 +17,7 @@ import trio.testing
 
 from iserblk.loop import watching
 from iserblk.loop.busy_polling import CROWDED_S
-from iserblk.loop.watching import MOST, Watch, epoll_with
+from iserblk.loop.watching import MOST, Attention, epoll_with
 from tests.support import clocks
 from tests.support.sleeps import Sleeps
 from tests.support.until import until, until_blocking
@@ -59,7 +59,7 @@ class Line:
         self.closed = False
         self.awake = 0.0
         self._then = then
-        self.watch = Watch()
+        self.watch = Attention()
 
     async def run(self) -> None:
         while True:

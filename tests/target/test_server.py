@@ -169,6 +169,34 @@ async def test_a_violation_found_when_a_thread_is_done_ends_the_connection(
     assert "internal error" not in caplog.text
 
 
+async def test_a_bug_that_a_thread_meets_ends_its_connection_alone(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Its traceback is in the log, and nothing waits for the command for ever."""
+
+    class Broken(FakeStore):
+        def read_into(self, buffer: memoryview, offset: int, nowait: bool) -> bool:
+            if nowait or not offset:
+                return not nowait and super().read_into(buffer, offset, nowait)
+            raise ZeroDivisionError
+
+    async with serving(Broken(1 << 20)) as url:
+        session = await connect(parse_url(url), Options())
+        driver = TrioDriver(session)
+        async with trio.open_nursery() as nursery:
+            await nursery.start(driver.run)
+            disk = TrioDisk(disk_of(session), driver)
+            buffer = memoryview(bytearray(512))
+            await disk.read_into(buffer, 0)
+            with pytest.raises(TransportError):
+                await disk.read_into(buffer, 512)
+        other = await connect(parse_url(url), Options())
+        assert other.error is None
+        other.fail(TransportError("end of test"))
+    assert "internal error, connection closed" in caplog.text
+    assert "ZeroDivisionError" in caplog.text
+
+
 async def test_a_login_with_the_same_name_ends_the_session_before(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -256,6 +284,34 @@ async def test_a_session_waits_for_the_one_before_the_last(monkeypatch: pytest.M
         assert [call[3] for call in store.calls if call[0] == "write"] == [True, False]
         for stream in (first, second, third):
             await stream.aclose()
+
+
+async def test_the_target_ends_when_its_threads_have_written(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Not before: then the file would be closed under the write."""
+    monkeypatch.setattr(DeviceServer, "attach", lambda self, nexus: self._nexuses.add(nexus))
+    store = SlowStore()
+    over: list[bool] = []
+
+    async def target_that_ends() -> None:
+        async with serving(store) as url:
+            there = parse_url(url)
+            stream = await trio.open_tcp_stream(there.host, there.port)
+            cmd_sn = await log_in(stream)
+            await stream.send_all(block_write(cmd_sn, b"1" * 512, durable=True))
+            await trio.to_thread.run_sync(store.begun.wait)
+        over.append(bytes(store.content[:512]) == b"1" * 512)
+        await stream.aclose()
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(target_that_ends)
+        await trio.to_thread.run_sync(store.begun.wait)
+        for _ in range(10):
+            await trio.testing.wait_all_tasks_blocked()
+        assert not over
+        store.go.set()
+    assert over == [True]
 
 
 async def test_a_disk_that_does_not_answer_is_in_the_way_of_its_own_lun_only(

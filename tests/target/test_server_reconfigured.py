@@ -317,12 +317,11 @@ async def test_a_lun_waits_for_no_threads_of_the_one_before_it(
     await until(lambda: bench.luns.units)
     client = bench.client(1)
     client.running = 1
-    threads = bench.server.limiters
-    for _ in range(int(threads[1].total_tokens)):
-        threads[1].acquire_on_behalf_of_nowait(object())
+    limits = bench.server.limits
+    limits[1].busy = limits[1].most
     await bench.change(n1=bench.spec("file"))
     assert list(bench.luns.units) == [1] and bench.luns.leaving
-    assert threads[1].available_tokens
+    assert not limits[1].busy
     client.tell_ended()
     await until(lambda: not bench.luns.leaving)
 

@@ -7,8 +7,7 @@ gathered as long as each turn of the loop brings more, if enough are in flight t
 busy meanwhile; those of several clients with a queue each, for one turn. But no more than a few are
 gathered: else the target would have nothing to do until they come.
 
-With several sessions in one trio loop the pumps sleep: the sessions share a ``Multiplexer``, whose
-only task does their turns. A session that is alone waits by itself, which takes a system call less.
+The pump itself sleeps as long as all goes well: the loop does its turns, by plain calls.
 """
 
 from __future__ import annotations
@@ -30,12 +29,11 @@ from iserblk.initiator.session.slots import QUEUED, Operation, Waiter
 from iserblk.loop import strands
 from iserblk.loop.busy_polling import FEW, Pace
 from iserblk.loop.clock import monotonic
-from iserblk.loop.descriptors import Nap, WriteWatch
+from iserblk.loop.here import loop_here
 from iserblk.loop.interrupts import uninterrupted
-from iserblk.loop.multiplexing import Multiplexer, multiplexer
+from iserblk.loop.seam import Watch
 from iserblk.loop.strands import Strand, elsewhere, park
-from iserblk.loop.tasks import sleep, until_readable
-from iserblk.loop.watching import Watch
+from iserblk.loop.tasks import sleep
 
 T = TypeVar("T")
 AT_ONCE: Final = 8  # batches of answers for strands, before trio runs anything else
@@ -92,23 +90,24 @@ class TrioDriver:
     def __init__(self, session: Session) -> None:
         self.session = session
         self.ladder = Ladder(session)
-        self._writes = WriteWatch(session, self._progress)
         self._batch = False  # of answers: what their tasks and strands submit is sent at its end
         self._lately = 0.0
         self._tick_due = math.inf
         self._ended = trio.Event()  # the pump found the session's end
-        self._gatherer = Nap()
+        self._loop = loop_here()
+        self._watch: Watch | None = None
+        self._full = False  # the socket takes no more: output waits
+        self._gathering = False  # ``_gather`` is to be called
         self._quiet = GATHER_QUIET
+        self._seen = self._silent = 0  # commands, and turns without another one
+        self._again = False  # ``progress`` is to be called
         self._pace = Pace(session.busy_poll_us)
-        self._watch = Watch()
         self._broken: BaseException | None = None
         self._answered = 0
         self._came = 0  # answers, the last time
         self._due = 0  # ``_gone_on`` when all woken tasks have run
         self._late = False  # ``_end_turn`` has waited for them
         self._changed = trio.Event()
-        self._shared: Multiplexer | None = None  # the pump counts there
-        self._shared_fd = -1  # which the multiplexer watches; -1: none
         self._home = get_ident()  # the thread in which trio runs
         self.reconnect: Callable[[], None] | None = None
         session.drive(self)
@@ -116,18 +115,14 @@ class TrioDriver:
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Run the session until it has failed or the task is cancelled. Cancel the task only when
         no operation runs: a cancelled operation, too, waits until its commands are aborted."""
-        shared = self._shared = multiplexer()
-        shared.sharers += 1
         try:
-            await self._pump(task_status, shared)
+            await self._pump(task_status)
         except BaseException as error:
             group = BaseExceptionGroup("", [error])
             if group.split(trio.Cancelled)[1] is not None:
                 self._break(error)
             raise
         finally:
-            shared.sharers -= 1
-            self._watch.close()
             self._withdraw()
 
     def _break(self, error: BaseException) -> None:
@@ -135,46 +130,49 @@ class TrioDriver:
         self.session.fail(ConnectionLost(f"{self.session.portal}: the pump broke: {error!r}"))
 
     @uninterrupted  # an interrupt in ``progress`` would lose answers
-    async def _pump(self, task_status: trio.TaskStatus[None], shared: Multiplexer) -> None:
+    async def _pump(self, task_status: trio.TaskStatus[None]) -> None:
         session = self.session
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._tick)
-            nursery.start_soon(self._watch_writes)
-            nursery.start_soon(self._gather)
-            task_status.started()
-            fd = session.fileno()
-            while session.error is None:
-                if session.suspended is not None:
-                    await self._changed.wait()
-                    fd = session.fileno()
-                    continue
-                if shared.sharers > 1 and self._share(shared, fd):
-                    await self._changed.wait()
+        try:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._tick)
+                task_status.started()
+                while session.error is None:
+                    changed = self._changed
+                    if session.suspended is None:
+                        self._attach()
+                    await changed.wait()
                     self._withdraw()
-                    fd = session.fileno()
-                    continue
-                self._rest(fd)
-                try:
-                    await until_readable(fd)
-                except trio.ClosedResourceError:
-                    fd = session.fileno()
-                    continue  # the session failed, or was suspended, while this task slept
-                self._wake_up()
-                for _ in range(AT_ONCE):
-                    count, resumed = self._take_answers()
-                    if count > 1 and not resumed:
-                        # Let all woken tasks run, and submit, before their commands are sent.
-                        due = self._gone_on() + count
-                        await trio.lowlevel.cancel_shielded_checkpoint()
-                        if self._gone_on() < due:
-                            await trio.lowlevel.cancel_shielded_checkpoint()
-                    self._send_batch()
-                    if not resumed or self._without_connection():
-                        break
-            self._ended.set()
-            nursery.cancel_scope.cancel()
-        if self._broken is not None:
-            raise self._broken
+                self._ended.set()
+                nursery.cancel_scope.cancel()
+        finally:
+            # Also where an operation that ended for it has cancelled this task meanwhile.
+            if self._broken is not None:
+                raise self._broken
+
+    def _attach(self) -> None:
+        """Have the loop do the turns, until ``_withdraw``."""
+        session = self.session
+        try:
+            self._watch = self._loop.watch(session.fileno(), self._come)
+        except OSError as error:
+            session.fail(ConnectionLost(f"{session.portal}: cannot wait for it: {error.strerror}"))
+            return
+        self._full = False
+        self._look_at_output()
+        self._rest()
+
+    def _withdraw(self) -> None:
+        watch, self._watch = self._watch, None
+        if watch is not None:
+            watch.close()
+
+    def _look_at_output(self) -> None:
+        full = self.session.wants_write()
+        if full is not self._full and self._watch is not None:
+            self._full = full
+            self._watch.want(readable=True, writable=full)
+
+    # -- a turn -----------------------------------------------------------------------------------
 
     def _wake_up(self) -> None:
         self._look_back(self._pace.work())
@@ -184,26 +182,8 @@ class TrioDriver:
             # taken in at once. Else this returns immediately.
             os.sched_yield()
 
-    # -- with other sessions in this loop ---------------------------------------------------------
-
-    def _share(self, shared: Multiplexer, fd: int) -> bool:
-        """Have the multiplexer do the pump's turns, until ``_changed``. False: the system has no
-        room for another descriptor to be watched."""
-        try:
-            shared.add(fd, self._come)
-        except OSError:
-            return False
-        self._shared_fd = fd
-        self._rest(fd)
-        return True
-
-    def _withdraw(self) -> None:
-        fd, self._shared_fd = self._shared_fd, -1
-        if fd >= 0 and self._shared is not None:
-            self._shared.remove(fd)
-
     def _come(self) -> None:
-        """See Multiplexer: a turn of the pump."""
+        """Answers have come, or the socket takes more."""
         if self._without_connection():
             self._withdraw()  # what is there to be read is not ours
             return
@@ -211,10 +191,11 @@ class TrioDriver:
         try:
             for _ in range(AT_ONCE):
                 count, resumed = self._take_answers()
-                if count > 1 and not resumed and self._shared is not None:
+                if count > 1 and not resumed:
+                    # Let all woken tasks run, and submit, before their commands are sent.
                     self._due = self._gone_on() + count
                     self._late = False
-                    self._shared.later(self._end_turn)
+                    self._loop.call_soon(self._end_turn)
                     return
                 self._send_batch()
                 if not resumed or self._without_connection():
@@ -223,14 +204,14 @@ class TrioDriver:
             self._broken = error
             self._break(error)
             return
-        self._rest_shared()
+        self._rest()
 
     def _end_turn(self) -> None:
-        """See Multiplexer.later: tasks that the answers have woken have submitted commands, or do
-        so in this turn of the loop."""
-        if self._shared is not None and not self._late and self._gone_on() < self._due:
+        """Tasks that the answers have woken have submitted commands, or do so in this turn of the
+        loop."""
+        if not self._late and self._gone_on() < self._due:
             self._late = True
-            self._shared.later(self._end_turn)
+            self._loop.call_soon(self._end_turn)
             return
         try:
             self._send_batch()
@@ -238,18 +219,7 @@ class TrioDriver:
             self._broken = error
             self._break(error)
             return
-        self._rest_shared()
-
-    def _rest_shared(self) -> None:
-        fd = self._shared_fd
-        if fd < 0 or self._without_connection():
-            return  # the pump learns what becomes of the session
-        if self._shared is not None and self._shared.sharers == 1:
-            self.changed()  # it is alone, and waits by itself
-        else:
-            self._rest(fd)
-
-    # -- a turn -----------------------------------------------------------------------------------
+        self._rest()
 
     def _gone_on(self) -> int:
         """Grows by one for each woken task that has run: it has submitted its next command, or
@@ -277,47 +247,21 @@ class TrioDriver:
     def _send_batch(self) -> None:
         self._batch = False
         self.session.queue.flush()
-        if self.session.wants_write():
-            self._writes.wake()
+        self._look_at_output()
 
     def _without_connection(self) -> bool:
         # A function of its own: the compiler takes a field that a condition has narrowed to None
         # for None until the next assignment, whatever the calls in between have done to it.
         return self.session.error is not None or self.session.suspended is not None
 
-    def _rest(self, fd: int) -> None:
-        if self.session.queue.busy > FEW:
+    def _rest(self) -> None:
+        watch = self._watch
+        if watch is None or self.session.queue.busy > FEW:
             return
         pace = self._pace
         pace.rest(self._answered)
         if pace.near:
-            self._watch.attend(fd, pace.until, self._ready)
-
-    def _ready(self) -> bool:
-        """See Watch: in place of the pump's turn."""
-        if self._without_connection():
-            return False
-        session = self.session
-        self._look_back(self._pace.work())
-        try:
-            self._take_answers()
-            self._send_batch()
-        except BaseException as error:
-            self._broken = error
-            self._break(error)
-            return False
-        fd = session.fileno()
-        if fd < 0:
-            return False
-        if self._shared_fd >= 0:
-            self._rest_shared()
-        else:
-            self._rest(fd)
-        return True
-
-    async def _watch_writes(self) -> None:
-        while True:
-            await self._writes.run()  # until its connection is closed
+            watch.expect(pace.until)
 
     # -- what the session calls -------------------------------------------------------------------
 
@@ -337,19 +281,19 @@ class TrioDriver:
         return TrioWaiter() if strand is None else TrioWaiter(strand.owner)
 
     def blocked(self) -> None:
-        self._writes.wake()
+        self._look_at_output()
 
-    def closing(self, fd: int) -> None:
-        self._watch.close()
+    def closing(self, _fd: int) -> None:
         self._withdraw()
-        trio.lowlevel.notify_closing(fd)
 
     def changed(self) -> None:
         self._changed.set()
         self._changed = trio.Event()
 
     def again(self) -> None:
-        trio.lowlevel.current_trio_token().run_sync_soon(self._progress, idempotent=True)
+        if not self._again:
+            self._again = True
+            self._loop.call_soon(self._go_on)
 
     def kick(self) -> None:
         """See ``iserblk.initiator.reconnecting``: runs ``progress`` at once."""
@@ -367,8 +311,7 @@ class TrioDriver:
         if self._lately < GATHER_FROM:
             self.session.queue.flush()
         else:
-            self._quiet = GATHER_QUIET
-            self._gatherer.wake()
+            self._gather_soon(GATHER_QUIET)
 
     def hold(self) -> bool:
         """Have commands that are submitted from now on leave together, at ``release`` or a turn of
@@ -385,24 +328,34 @@ class TrioDriver:
         if 0 < unsent < GATHER_COMMANDS and queue.busy - unsent >= GATHER_BESIDE:
             # There are other clients, and some may be about to begin commands in this turn, too:
             # a send for each would cost as much as all else that a command costs.
-            self._quiet = 1
-            self._gatherer.wake()
+            self._gather_soon(1)
         else:
             queue.flush()
 
-    @uninterrupted
-    async def _gather(self) -> None:
-        """Send commands a few turns of the loop late, together with those that came meanwhile."""
-        session = self.session
-        while True:
-            if not session.queue.unsent:
-                await self._gatherer.sleep()
-            seen = quiet = 0
-            while quiet < self._quiet and seen < GATHER_COMMANDS:
-                await trio.lowlevel.checkpoint()
-                quiet = quiet + 1 if session.queue.unsent == seen else 0
-                seen = session.queue.unsent
-            session.queue.flush()
+    def _gather_soon(self, quiet: int) -> None:
+        """Send commands some turns of the loop late, together with those that come meanwhile:
+        ``quiet`` turns after the last one."""
+        self._quiet = quiet
+        if not self._gathering:
+            self._gathering = True
+            self._seen = self._silent = 0
+            self._loop.call_soon(self._gather)
+
+    def _gather(self) -> None:
+        unsent = self.session.queue.unsent
+        self._silent = self._silent + 1 if unsent == self._seen else 0
+        self._seen = unsent
+        if self._silent < self._quiet and unsent < GATHER_COMMANDS:
+            self._loop.call_soon(self._gather)
+            return
+        self._gathering = False
+        if not self._without_connection():
+            self.session.queue.flush()
+
+    def _go_on(self) -> None:
+        self._again = False
+        if not self._without_connection():
+            self._progress()
 
     def _progress(self) -> None:
         self.session.progress(monotonic())

@@ -1,4 +1,4 @@
-"""Several sessions in one trio loop: one task waits for all of them; one alone waits by itself."""
+"""Sessions in one trio loop: the loop does their turns, and no task of theirs waits for them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from iserblk.disk.aio import TrioDisk
 from iserblk.errors import ConnectionLost
 from iserblk.initiator.drivers.tasks import AT_ONCE, TrioDriver
 from iserblk.iscsi import bhs
-from iserblk.loop.multiplexing import multiplexer
+from iserblk.loop.here import loop_here
 from iserblk.loop.strands import open_strands
 from tests.initiator.peer import Heard, disk_of, linked
 from tests.support import logs
@@ -59,12 +59,13 @@ async def driven(*ends: End) -> AsyncIterator[trio.Nursery]:
         async with trio.open_nursery() as nursery:
             for end in ends:
                 nursery.start_soon(end.peer.run, end.answer)
-                await nursery.start(end.driver.run)
-            yield nursery
-            for end in ends:
-                with suppress(ConnectionLost):
-                    await end.driver.log_out()
-            await until(lambda: not multiplexer().sharers)
+            async with trio.open_nursery() as drivers:  # left when all have ended
+                for end in ends:
+                    await drivers.start(end.driver.run)
+                yield nursery
+                for end in ends:
+                    with suppress(ConnectionLost):
+                        await end.driver.log_out()
             nursery.cancel_scope.cancel()
     for end in ends:
         end.peer.close()
@@ -88,7 +89,7 @@ async def test_one_task_waits_for_all(waits: list[int]) -> None:
     ends = [End() for _ in range(20)]
     async with driven(*ends):
         for end in ends:
-            await end.read()  # the first was alone when it began to wait
+            await end.read()
         waits.clear()
         async with trio.open_nursery() as reads:
             for end in ends:
@@ -97,33 +98,6 @@ async def test_one_task_waits_for_all(waits: list[int]) -> None:
         mine = {end.session.fileno() for end in ends}
         assert not mine.intersection(waits)
         assert [len(end.peer.heard) for end in ends] == [4] * len(ends)
-
-
-async def test_one_alone_waits_by_itself(waits: list[int]) -> None:
-    """Before there are others, and when they have gone."""
-    first, second = End(), End()
-    async with driven(first) as nursery:
-        await first.read()
-        count = descriptors_to_begin_with()
-        fd = first.session.fileno()
-        assert fd in waits
-        nursery.start_soon(second.peer.run, second.answer)
-        await nursery.start(second.driver.run)
-        await first.read()
-        await second.read()
-        waits.clear()
-        await first.read()
-        assert fd not in waits
-        await second.driver.log_out()
-        await until(lambda: multiplexer().sharers == 1)
-        await first.read()  # it finds out with this one
-        await trio.testing.wait_all_tasks_blocked()
-        waits.clear()
-        await first.read()
-        await trio.testing.wait_all_tasks_blocked()
-        assert fd in waits
-        second.peer.close()
-        assert descriptors() == count - 2  # those of the second
 
 
 async def test_commands_that_a_batch_of_answers_woke_leave_together() -> None:
@@ -334,7 +308,6 @@ async def test_a_connection_that_is_lost_ends_its_session_alone() -> None:
         await end.peer.hears(2)
         end.cut()
         await until(lambda: errors)
-        await until(lambda: multiplexer().sharers == 1)
         await ends[1].read()
 
 
@@ -352,9 +325,9 @@ async def test_what_breaks_comes_out_of_its_pump(
     def breaks(*_arguments: object) -> int:
         raise ZeroDivisionError
 
-    async def run() -> None:
+    async def run(task_status: trio.TaskStatus[None]) -> None:
         try:
-            await end.driver.run()
+            await end.driver.run(task_status)
         except* ZeroDivisionError as group:
             broken.append(group)
 
@@ -366,8 +339,7 @@ async def test_what_breaks_comes_out_of_its_pump(
 
     async with driven(ends[1]) as nursery:
         nursery.start_soon(end.peer.run, end.answer)
-        nursery.start_soon(run)
-        await until(lambda: multiplexer().sharers == 2)
+        await nursery.start(run)
         for each in ends:
             await each.read()
         end.silent = True
@@ -402,29 +374,26 @@ async def test_pumps_that_are_cancelled_leave_nothing() -> None:
                         await end.read()
                 assert descriptors() == opened + 1
                 nursery.cancel_scope.cancel()
-            assert not multiplexer().sharers and descriptors() == opened
+            assert descriptors() == opened
             for end in ends:
                 end.session.fail(ConnectionLost("end of test"))
                 end.peer.close()
             assert descriptors() == before
 
 
-async def test_without_a_descriptor_for_it_each_waits_by_itself(
-    monkeypatch: pytest.MonkeyPatch, waits: list[int]
+async def test_without_a_descriptor_to_wait_with_the_session_ends(
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    ends = [End(), End()]
+    """And says why."""
+    end = End()
 
     def refused(_fd: int, _ready: object) -> None:
         raise OSError(24, os.strerror(24))
 
-    monkeypatch.setattr(multiplexer(), "add", refused)
-    async with driven(*ends):
-        for end in ends:
+    monkeypatch.setattr(loop_here(), "watch", refused)
+    async with driven(end):
+        with pytest.raises(ConnectionLost, match="cannot wait for it: Too many open files"):
             await end.read()
-        waits.clear()
-        for end in ends:
-            await end.read()
-        assert {end.session.fileno() for end in ends} <= set(waits)
 
 
 @pytest.mark.plain("replaces a method")

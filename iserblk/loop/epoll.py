@@ -1,0 +1,188 @@
+"""A loop of our own: one epoll instance, with nothing else between the kernel and what it calls.
+
+``run`` is its body, ``guest.run`` has trio as its guest. Everything but ``wake`` belongs to one
+thread.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+from collections import deque
+from typing import Final
+
+from iserblk.loop.busy_polling import Turns
+from iserblk.loop.clock import monotonic
+from iserblk.loop.timers import Timer, Timers
+from iserblk.loop.work import Ended, Function, Limit
+from iserblk.loop.workers import IDLE_S, Workers
+
+_AT_ONCE: Final = 64  # descriptors that one turn looks at
+_FOREIGN_AT_ONCE: Final = 1024  # calls of ``wake`` that one turn serves
+_IN: Final = select.EPOLLIN
+_OUT: Final = select.EPOLLOUT
+_NEITHER: Final = select.EPOLLET  # the end and errors, which always count, are told once
+_FOR_EVER: Final = 3600.0
+
+
+class EpollWatch:
+    """See ``seam.Watch``."""
+
+    __slots__ = ("_loop", "_mask", "fd", "made", "ready")
+
+    def __init__(self, loop: EpollLoop, fd: int, ready: Function, made: int) -> None:
+        self._loop = loop
+        self._mask = _IN
+        self.made = made  # the number of the turn
+        self.fd = fd
+        self.ready = ready
+
+    def want(self, readable: bool, writable: bool) -> None:
+        mask = (_IN if readable else 0) | (_OUT if writable else 0) or _NEITHER
+        if mask != self._mask and self.fd >= 0:
+            self._mask = mask
+            self._loop.change(self.fd, mask)
+
+    def expect(self, until: float) -> None:
+        self._loop.stay_awake(until)
+
+    def close(self) -> None:
+        fd, self.fd = self.fd, -1
+        if fd >= 0:
+            self._loop.forget(fd)
+
+
+class EpollLoop:
+    """Implements Loop.
+
+    A turn: what is ready, then timers, then what threads have sent, then what was to be called
+    soon. Each takes only what was there at its beginning, or a bounded number: so none keeps the
+    others waiting."""
+
+    def __init__(self) -> None:
+        self._epoll = select.epoll()
+        self._watches: dict[int, EpollWatch] = {}
+        self._soon: deque[Function] = deque()
+        self._foreign: deque[Function] = deque()
+        self._timers = Timers()
+        self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._epoll.register(self._bell, _IN)
+        self._asleep = False
+        self._awake = 0.0
+        self._turns = Turns()
+        self._number = 0  # of the turn
+        self._workers = Workers(self.wake)
+        self._retiring: Timer | None = None
+        self._closed = False
+        self.stopped = False
+
+    # -- Loop -------------------------------------------------------------------------------------
+
+    def now(self) -> float:
+        return monotonic()
+
+    def call_soon(self, function: Function) -> None:
+        self._soon.append(function)
+
+    def call_at(self, when: float, function: Function) -> Timer:
+        return self._timers.add(when, function)
+
+    def watch(self, fd: int, ready: Function) -> EpollWatch:
+        self._epoll.register(fd, _IN)
+        made = self._watches[fd] = EpollWatch(self, fd, ready, self._number)
+        return made
+
+    def wake(self, function: Function) -> None:
+        self._foreign.append(function)
+        if self._asleep:  # set before the last look at ``_foreign``
+            self._ring()
+
+    def offload(self, work: Function, ended: Ended, limit: Limit) -> None:
+        self._workers.begin(work, ended, limit)
+        if self._retiring is None:
+            self._retiring = self._timers.add(monotonic() + IDLE_S, self._retire)
+
+    # -- of its watches ---------------------------------------------------------------------------
+
+    def change(self, fd: int, mask: int) -> None:
+        self._epoll.modify(fd, mask)
+
+    def forget(self, fd: int) -> None:
+        del self._watches[fd]
+        self._epoll.unregister(fd)
+
+    def stay_awake(self, until: float) -> None:
+        self._awake = max(self._awake, until)
+
+    # -- turns ------------------------------------------------------------------------------------
+
+    def run(self) -> None:
+        """Turns, until ``stopped`` is set. Raises what a function raises; what that turn has not
+        called yet is called in the next one, if ``run`` is called again."""
+        while not self.stopped:
+            self.turn(self._left())
+
+    def turn(self, seconds: float) -> None:
+        """One turn, which waits for ``seconds`` at most until there is something to do."""
+        self._number = number = self._number + 1
+        for fd, _ in self._wait(seconds):
+            watch = self._watches.get(fd)
+            if watch is not None:
+                # One that was made in this turn has the number of a descriptor that was closed.
+                if watch.made != number:
+                    watch.ready()
+            elif fd == self._bell:
+                os.eventfd_read(self._bell)
+        if self._timers.next() <= (now := monotonic()):
+            self._timers.run(now)
+        foreign, soon = self._foreign, self._soon
+        for _ in range(min(len(foreign), _FOREIGN_AT_ONCE)):
+            foreign.popleft()()
+        for _ in range(len(soon)):
+            soon.popleft()()
+
+    def close(self) -> None:
+        """Let go of the descriptors. Functions that wait are not called. ``wake`` does nothing from
+        now on."""
+        self._closed = True
+        self._workers.close()
+        self._epoll.close()
+        bell, self._bell = self._bell, -1
+        os.close(bell)
+
+    def _left(self) -> float:
+        """Seconds until the next turn is due."""
+        if self._soon or self._foreign:
+            return 0.0
+        return min(max(self._timers.next() - monotonic(), 0.0), _FOR_EVER)
+
+    def _wait(self, seconds: float) -> list[tuple[int, int]]:
+        epoll = self._epoll
+        if seconds <= 0.0:
+            return epoll.poll(0, _AT_ONCE)
+        if self._awake:
+            now = monotonic()
+            end = now + seconds
+            turns = self._turns
+            while now < self._awake and now < end and not turns.crowded(now):
+                found = epoll.poll(0, _AT_ONCE)
+                if found or self._foreign:
+                    return found
+                now = turns.give_way()
+            seconds = max(end - now, 0.0)
+            self._awake = 0.0
+        self._asleep = True
+        try:
+            return epoll.poll(0.0 if self._foreign else seconds, _AT_ONCE)
+        finally:
+            self._asleep = False
+
+    def _ring(self) -> None:
+        if not self._closed:
+            os.eventfd_write(self._bell, 1)
+
+    def _retire(self) -> None:
+        self._workers.retire()
+        self._retiring = None
+        if self._workers.idle or self._workers.busy:
+            self._retiring = self._timers.add(monotonic() + IDLE_S, self._retire)

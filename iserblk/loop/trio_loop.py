@@ -1,0 +1,228 @@
+"""A loop inside a trio loop of the user's: one task waits for one descriptor.
+
+A task that waits by itself costs, for each message, two passes through trio's loop, and a system
+call that has the kernel watch its descriptor once more. Here descriptors stay registered with an
+epoll instance: what has come on any of them is handled by plain calls, all in one turn.
+"""
+
+from __future__ import annotations
+
+import select
+from collections import deque
+from contextlib import suppress
+from typing import Final
+
+import trio
+
+from iserblk.loop.clock import monotonic
+from iserblk.loop.descriptors import Nap
+from iserblk.loop.tasks import task_time, until_readable
+from iserblk.loop.timers import Timer, Timers
+from iserblk.loop.watching import Attention
+from iserblk.loop.work import Ended, Function, Limit
+from iserblk.loop.workers import IDLE_S, Workers
+
+_AT_ONCE: Final = 64  # descriptors, after which trio has a turn
+_IN: Final = select.EPOLLIN
+_OUT: Final = select.EPOLLOUT
+_NEITHER: Final = select.EPOLLET  # the end and errors, which always count, are told once
+
+
+class TrioWatch:
+    """See ``seam.Watch``."""
+
+    __slots__ = ("_attention", "_loop", "_mask", "fd", "made", "ready")
+
+    def __init__(self, loop: TrioLoop, fd: int, ready: Function, made: int) -> None:
+        self._loop = loop
+        self._mask = _IN
+        self._attention: Attention | None = None
+        self.made = made  # the number of the turn
+        self.fd = fd
+        self.ready = ready
+
+    def want(self, readable: bool, writable: bool) -> None:
+        mask = (_IN if readable else 0) | (_OUT if writable else 0) or _NEITHER
+        if mask != self._mask and self.fd >= 0:
+            self._mask = mask
+            self._loop.change(self.fd, mask)
+
+    def expect(self, until: float) -> None:
+        if self.fd >= 0:
+            if self._attention is None:
+                self._attention = Attention()
+            self._attention.attend(self.fd, until, self._attended)
+
+    def _attended(self) -> bool:
+        """The message has come before trio has noticed. Returns whether to attend further."""
+        self.ready()
+        return self.fd >= 0
+
+    def close(self) -> None:
+        fd, self.fd = self.fd, -1
+        if fd >= 0:
+            if self._attention is not None:
+                self._attention.close()
+            self._loop.forget(fd)
+
+
+class TrioLoop:
+    """Implements Loop. As long as nothing is watched, it has no descriptor of its own; and no task,
+    if no timer waits either."""
+
+    def __init__(self) -> None:
+        self._token = trio.lowlevel.current_trio_token()
+        self._epoll: select.epoll | None = None
+        self._watches: dict[int, TrioWatch] = {}
+        self._soon: deque[Function] = deque()
+        self._in_turn = False  # whose end looks at ``_soon``
+        self._caller: Nap | None = None  # of the task that looks at it else
+        self._number = 0  # of the turn
+        self._timers = Timers()
+        self._timing: trio.CancelScope | None = None  # of the task that waits for the first timer
+        self._workers = Workers(self.wake)
+        self._retiring: Timer | None = None
+
+    # -- Loop -------------------------------------------------------------------------------------
+
+    def now(self) -> float:
+        return monotonic()
+
+    def call_soon(self, function: Function) -> None:
+        self._soon.append(function)
+        if not self._in_turn:
+            self._rouse()
+
+    def call_at(self, when: float, function: Function) -> Timer:
+        timer = self._timers.add(when, function)
+        if self._timing is None:
+            self._timing = trio.CancelScope()
+            trio.lowlevel.spawn_system_task(self._keep_time, name="wait for timers")
+        elif (deadline := self._deadline()) < self._timing.deadline:
+            self._timing.deadline = deadline
+        return timer
+
+    def watch(self, fd: int, ready: Function) -> TrioWatch:
+        epoll = self._epoll
+        if epoll is None:
+            epoll = self._epoll = select.epoll()
+            trio.lowlevel.spawn_system_task(self._run, epoll, name="wait for connections")
+        try:
+            epoll.register(fd, _IN)
+        except OSError:
+            self._close_unused()
+            raise
+        made = self._watches[fd] = TrioWatch(self, fd, ready, self._number)
+        return made
+
+    def wake(self, function: Function) -> None:
+        with suppress(trio.RunFinishedError):
+            self._token.run_sync_soon(function)
+
+    def offload(self, work: Function, ended: Ended, limit: Limit) -> None:
+        self._workers.begin(work, ended, limit)
+        if self._retiring is None:
+            self._retiring = self.call_at(monotonic() + IDLE_S, self._retire)
+
+    # -- of its watches ---------------------------------------------------------------------------
+
+    def change(self, fd: int, mask: int) -> None:
+        if self._epoll is not None:
+            self._epoll.modify(fd, mask)
+
+    def forget(self, fd: int) -> None:
+        del self._watches[fd]
+        if self._epoll is not None:
+            self._epoll.unregister(fd)
+            self._close_unused()
+
+    def _close_unused(self) -> None:
+        epoll = self._epoll
+        if epoll is not None and not self._watches:
+            self._epoll = None
+            trio.lowlevel.notify_closing(epoll.fileno())
+            epoll.close()
+            if self._caller is not None:
+                self._caller.wake()  # it ends
+
+    # -- turns ------------------------------------------------------------------------------------
+
+    async def _run(self, epoll: select.epoll) -> None:
+        """Body of a task. (trio raises KeyboardInterrupt in none of its system tasks.)"""
+        try:
+            while not epoll.closed:
+                await until_readable(epoll.fileno())
+                if epoll.closed:
+                    return
+                self._in_turn = True
+                self._number += 1
+                for fd, _ in epoll.poll(0, _AT_ONCE):
+                    watch = self._watches.get(fd)
+                    # Else one before it has closed it, or even given its number to another one.
+                    if watch is not None and watch.made != self._number:
+                        watch.ready()
+                while self._soon:
+                    # Tasks that were woken have their turn. Not to be cancelled: what was submitted
+                    # meanwhile waits to be sent.
+                    await trio.lowlevel.cancel_shielded_checkpoint()
+                    self._call()
+                self._in_turn = False
+        except trio.ClosedResourceError:
+            pass
+        finally:
+            self._in_turn = False
+            epoll.close()
+            if self._soon:
+                self._rouse()
+
+    def _rouse(self) -> None:
+        if self._caller is None:
+            nap = Nap()
+            with suppress(RuntimeError):  # trio's loop is over: nothing is called any more
+                trio.lowlevel.spawn_system_task(self._call_later, nap, name="call soon")
+                self._caller = nap
+        else:
+            self._caller.wake()
+
+    async def _call_later(self, nap: Nap) -> None:
+        """Body of a task: call what was given outside of a turn."""
+        try:
+            while True:
+                while self._soon:
+                    self._call()
+                    await trio.lowlevel.cancel_shielded_checkpoint()
+                if self._epoll is None:
+                    return
+                await nap.sleep()
+        finally:
+            self._caller = None
+
+    def _call(self) -> None:
+        for _ in range(len(self._soon)):
+            self._soon.popleft()()
+
+    def _deadline(self) -> float:
+        return task_time() + max(0.0, self._timers.next() - monotonic())
+
+    async def _keep_time(self) -> None:
+        """Body of a task, as long as there are timers."""
+        scope = self._timing
+        assert scope is not None
+        try:
+            while self._timers:
+                scope.deadline = self._deadline()
+                with scope:
+                    await trio.sleep_forever()
+                self._timers.run(monotonic())
+                scope = self._timing = trio.CancelScope()
+        except trio.Cancelled:
+            self._workers.close()  # trio's loop ends
+            raise
+        finally:
+            self._timing = None
+
+    def _retire(self) -> None:
+        self._workers.retire()
+        self._retiring = None
+        if self._workers.idle or self._workers.busy:
+            self._retiring = self.call_at(monotonic() + IDLE_S, self._retire)

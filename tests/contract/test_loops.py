@@ -1,0 +1,593 @@
+"""What each loop does for the code that it runs (iserblk/loop/seam.py)."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import threading
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+
+from iserblk.loop import guest
+from iserblk.loop.here import hosts, loop_here
+from iserblk.loop.seam import Watch
+from iserblk.loop.strands import open_strands, pause
+from iserblk.loop.work import Limit
+from tests.support.descriptors import descriptors, descriptors_to_begin_with
+from tests.support.until import until
+
+MANY = 100
+Run = Callable[[Callable[[], Awaitable[Any]]], Any]
+
+
+@pytest.fixture(params=["inside trio", "epoll, with trio as its guest"])
+def run(request: pytest.FixtureRequest) -> Run:
+    """Runs a coroutine function to its end; ``loop_here`` is one of the loops there."""
+    return trio.run if request.param == "inside trio" else guest.run
+
+
+@pytest.fixture
+def lines() -> Iterator[list[tuple[socket.socket, socket.socket]]]:
+    with ExitStack() as stack:
+        pairs = []
+        for _ in range(MANY):
+            here, there = socket.socketpair()
+            here.setblocking(False)
+            pairs.append((stack.enter_context(here), stack.enter_context(there)))
+        yield pairs
+
+
+Lines = list[tuple[socket.socket, socket.socket]]
+
+
+async def turns(count: int) -> None:
+    """Let so many turns of the loop go by."""
+    for _ in range(count):
+        passed = trio.Event()
+        loop_here().call_soon(passed.set)
+        await passed.wait()
+
+
+# -- descriptors -----------------------------------------------------------------------------------
+
+
+def test_what_comes_is_handled(run: Run, lines: Lines) -> None:
+    """From each descriptor, again and again, without a task for any of them."""
+    heard = [b""] * MANY
+
+    def ready(number: int) -> None:
+        heard[number] += lines[number][0].recv(1)
+
+    async def body() -> None:
+        watches = [
+            loop_here().watch(here.fileno(), lambda number=number: ready(number))  # type: ignore[misc]
+            for number, (here, _) in enumerate(lines)
+        ]
+        before = trio.lowlevel.current_statistics().tasks_living
+        for _, there in lines:
+            there.sendall(b"abc")  # what is left after a call makes another one
+        await until(lambda: heard == [b"abc"] * MANY)
+        for _, there in lines:
+            there.sendall(b"d")
+        await until(lambda: heard == [b"abcd"] * MANY)
+        assert trio.lowlevel.current_statistics().tasks_living <= before + 1
+        for watch in watches:
+            watch.close()
+
+    run(body)
+
+
+def test_tasks_have_their_turn_though_all_descriptors_stay_ready(run: Run, lines: Lines) -> None:
+    calls = 0
+
+    def ready() -> None:
+        nonlocal calls
+        calls += 1
+
+    async def body() -> None:
+        watches = [loop_here().watch(here.fileno(), ready) for here, _ in lines]
+        for _, there in lines:
+            there.sendall(b"x")
+        seen = 0
+        while calls < 10 * MANY:
+            await trio.lowlevel.checkpoint()
+            seen += 1
+        assert seen >= 10
+        for watch in watches:
+            watch.close()
+
+    run(body)
+
+
+def test_one_ends_another(run: Run, lines: Lines) -> None:
+    """Both have something; the first that is called closes the other, and nothing is called for a
+    descriptor that is closed."""
+    (first, one), (second, other) = lines[:2]
+    called: list[socket.socket] = []
+    watches: dict[socket.socket, Watch] = {}
+
+    def ready(mine: socket.socket, theirs: socket.socket) -> None:
+        called.append(mine)
+        mine.recv(1)
+        if theirs.fileno() >= 0:
+            watches[theirs].close()
+            theirs.close()
+
+    async def body() -> None:
+        watches[first] = loop_here().watch(first.fileno(), lambda: ready(first, second))
+        watches[second] = loop_here().watch(second.fileno(), lambda: ready(second, first))
+        one.sendall(b"x")
+        other.sendall(b"x")
+        await until(lambda: called)
+        await turns(5)
+        assert len(called) == 1
+        watches[called[0]].close()
+        assert watches[called[0]].fd == -1
+        watches[called[0]].close()
+
+    run(body)
+
+
+def test_a_number_that_is_used_again_at_once(run: Run, lines: Lines) -> None:
+    """Two have something; the first that is called closes the other, and opens a descriptor that
+    gets its number: that has nothing, and hears of nothing."""
+    (first, one), (second, other) = lines[:2]
+    silent, _ = lines[2]
+    called: list[str] = []
+    watches: dict[str, Watch] = {}
+    numbers = {"first": first.fileno(), "second": second.fileno()}
+
+    def ready(mine: str, theirs: str) -> None:
+        called.append(mine)
+        os.read(numbers[mine], 1)
+        if len(called) == 1:
+            watches[theirs].close()
+            os.dup2(silent.fileno(), numbers[theirs])
+            watches["new"] = loop_here().watch(numbers[theirs], lambda: called.append("new"))
+
+    async def body() -> None:
+        watches["first"] = loop_here().watch(numbers["first"], lambda: ready("first", "second"))
+        watches["second"] = loop_here().watch(numbers["second"], lambda: ready("second", "first"))
+        one.sendall(b"x")
+        other.sendall(b"x")
+        await until(lambda: called)
+        await turns(5)
+        assert len(called) == 1
+        lines[2][1].sendall(b"now")
+        await until(lambda: "new" in called)
+        watches["new"].close()
+        watches[called[0]].close()
+
+    run(body)
+
+
+def test_output(run: Run, lines: Lines) -> None:
+    """``ready`` is called for a socket that takes more as long as that is wanted."""
+    here = lines[0][0]
+    watches: list[Watch] = []
+    calls = 0
+
+    def ready() -> None:
+        nonlocal calls
+        calls += 1
+        if calls == 3:
+            watches[0].want(readable=True, writable=False)
+
+    async def body() -> None:
+        watches.append(loop_here().watch(here.fileno(), ready))
+        (watch,) = watches
+        watch.want(readable=True, writable=True)
+        await until(lambda: calls >= 3)
+        await turns(5)
+        assert calls == 3
+        watch.close()
+
+    run(body)
+
+
+def test_a_watch_that_wants_nothing_hears_of_the_end_once_at_most(run: Run, lines: Lines) -> None:
+    """The kernel tells of the end in any case: it must not be all that the loop does."""
+    here, there = lines[0]
+    calls = 0
+
+    def ready() -> None:
+        nonlocal calls
+        calls += 1
+
+    async def body() -> None:
+        watch = loop_here().watch(here.fileno(), ready)
+        watch.want(readable=False, writable=False)
+        there.sendall(b"x")
+        await turns(5)
+        assert calls == 0
+        there.close()
+        await turns(20)
+        assert calls <= 1
+        watch.want(readable=True, writable=False)
+        before = calls
+        await until(lambda: calls > before)
+        watch.close()
+
+    run(body)
+
+
+def test_a_descriptor_that_cannot_be_watched(run: Run, tmp_path: Path) -> None:
+    async def body() -> None:
+        before = descriptors()
+        with (tmp_path / "file").open("wb") as file, pytest.raises(OSError, match="not permitted"):
+            loop_here().watch(file.fileno(), lambda: None)
+        assert descriptors() == before
+
+    run(body)
+
+
+def test_a_message_that_is_expected(run: Run, lines: Lines) -> None:
+    """Whether the processor stays awake for it or not, it is handled; and so is all else."""
+    here, there = lines[0]
+    heard: list[bytes] = []
+    watches: list[Watch] = []
+
+    def ready() -> None:
+        heard.append(here.recv(9))
+        watches[0].expect(loop_here().now() + 3600.0)
+
+    async def body() -> None:
+        watches.append(loop_here().watch(here.fileno(), ready))
+        (watch,) = watches
+        watch.expect(0.0)
+        for number in range(50):
+            there.sendall(b"x")
+            await until(lambda number=number: len(heard) > number)  # type: ignore[misc]
+        ended = trio.Event()
+        loop_here().call_at(loop_here().now() + 0.001, ended.set)
+        await ended.wait()
+        watch.close()
+
+    run(body)
+
+
+# -- functions that are called later ---------------------------------------------------------------
+
+
+def test_soon_is_in_order_and_in_the_next_turn(run: Run) -> None:
+    called: list[int] = []
+
+    async def body() -> None:
+        loop = loop_here()
+
+        def first() -> None:
+            called.append(1)
+            loop.call_soon(lambda: called.append(3))
+
+        loop.call_soon(first)
+        loop.call_soon(lambda: called.append(2))
+        assert not called
+        await until(lambda: len(called) == 3)
+        assert called == [1, 2, 3]
+
+    run(body)
+
+
+def test_timers(run: Run) -> None:
+    """By time, and those of one time in the order in which they were given; none too early."""
+    called: list[str] = []
+
+    async def body() -> None:
+        loop = loop_here()
+        now = loop.now()
+        when = now + 0.02
+
+        def at(name: str) -> Callable[[], None]:
+            return lambda: called.append(name if loop.now() >= when or name == "past" else "early")
+
+        loop.call_at(when + 0.01, at("third"))
+        loop.call_at(when, at("first"))
+        loop.call_at(when, at("second"))
+        never = loop.call_at(when, at("never"))
+        loop.call_at(now - 1.0, at("past"))
+        never.cancel()
+        await until(lambda: len(called) == 4)
+        assert called == ["past", "first", "second", "third"]
+        never.cancel()
+
+    run(body)
+
+
+def test_a_timer_that_another_one_cancels(run: Run) -> None:
+    """Both are due."""
+    called: list[str] = []
+
+    async def body() -> None:
+        loop = loop_here()
+        when = loop.now() - 1.0
+
+        def first() -> None:
+            called.append("one")
+            other.cancel()
+
+        loop.call_at(when, first)
+        other = loop.call_at(when, lambda: called.append("other"))
+        await until(lambda: called)
+        await turns(5)
+        assert called == ["one"]
+        again = loop.call_at(loop.now(), lambda: called.append("again"))
+        await until(lambda: len(called) == 2)
+        again.cancel()  # it has been called: nothing
+        loop.call_at(loop.now(), lambda: called.append("last"))
+        await until(lambda: called[-1] == "last")
+
+    run(body)
+
+
+def test_functions_without_end_keep_nothing_waiting(run: Run, lines: Lines) -> None:
+    """Each calls for its next turn. Descriptors, timers, other threads and tasks have theirs."""
+    here, there = lines[0]
+    going = True
+    happened: set[str] = set()
+
+    def again() -> None:
+        if going:
+            loop_here().call_soon(again)
+
+    async def body() -> None:
+        nonlocal going
+        loop = loop_here()
+        loop.call_soon(again)
+
+        def foreign() -> None:
+            loop.wake(come)
+
+        def come() -> None:
+            happened.add("thread")
+            if going:
+                foreign()
+
+        watch = loop.watch(here.fileno(), lambda: happened.add(here.recv(1).decode()))
+        loop.call_at(loop.now() + 0.001, lambda: happened.add("timer"))
+        thread = threading.Thread(target=foreign)
+        thread.start()
+        there.sendall(b"d")
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(trio.lowlevel.checkpoint)
+        await until(lambda: happened == {"d", "timer", "thread"})
+        going = False
+        thread.join()
+        watch.close()
+
+    run(body)
+
+
+# -- from elsewhere --------------------------------------------------------------------------------
+
+
+def test_a_thread_wakes_a_loop_that_sleeps(run: Run) -> None:
+    async def body() -> None:
+        loop, home = loop_here(), threading.get_ident()
+        seen: list[bool] = []
+        ended = trio.Event()
+
+        def come() -> None:
+            seen.append(threading.get_ident() == home)
+            if len(seen) == MANY:
+                ended.set()
+
+        def work() -> None:
+            for _ in range(MANY):
+                loop.wake(come)
+
+        thread = threading.Thread(target=work)
+        thread.start()
+        await ended.wait()
+        thread.join()
+        assert seen == [True] * MANY
+
+    run(body)
+
+
+def test_a_handler_of_a_signal_wakes_a_loop_that_sleeps(run: Run) -> None:
+    before = signal.getsignal(signal.SIGALRM)
+
+    async def body() -> None:
+        loop, ended = loop_here(), trio.Event()
+        signal.signal(signal.SIGALRM, lambda *_: loop.wake(ended.set))
+        signal.setitimer(signal.ITIMER_REAL, 0.01)
+        await ended.wait()
+
+    try:
+        run(body)
+    finally:
+        signal.signal(signal.SIGALRM, before)
+
+
+def test_waking_a_loop_that_has_ended_does_nothing(run: Run) -> None:
+    async def body() -> Any:
+        return loop_here()
+
+    loop = run(body)
+    loop.wake(lambda: pytest.fail("it has ended"))
+
+
+# -- offloaded work --------------------------------------------------------------------------------
+
+
+def test_work_is_done_elsewhere_and_told_here(run: Run) -> None:
+    async def body() -> None:
+        home = threading.get_ident()
+        found: list[tuple[bool, bool, BaseException | None]] = []
+        problem = ValueError("it breaks")
+
+        elsewhere: list[bool] = []
+
+        def work(breaks: bool) -> None:
+            elsewhere.append(threading.get_ident() != home)
+            if breaks:
+                raise problem
+
+        limit = Limit(1)
+        for breaks in (False, True):
+            loop_here().offload(
+                lambda breaks=breaks: work(breaks),  # type: ignore[misc]
+                lambda error: found.append((elsewhere.pop(), threading.get_ident() == home, error)),
+                limit,
+            )
+        await until(lambda: len(found) == 2)
+        assert found == [(True, True, None), (True, True, problem)]
+        assert (limit.busy, limit.waiting) == (0, 0)
+
+    run(body)
+
+
+def test_a_limit_holds_up_only_its_own_work(run: Run) -> None:
+    """A disk hangs: as many commands as it may have wait in threads, the others before them, and
+    those of another disk go on."""
+
+    async def body() -> None:
+        go = threading.Event()
+        hanging, other = Limit(3), Limit(3)
+        ended: list[str] = []
+        under_way: set[int] = set()
+
+        def hang(number: int) -> None:
+            under_way.add(number)
+            go.wait()
+
+        for number in range(8):
+            loop_here().offload(
+                lambda number=number: hang(number),  # type: ignore[misc]
+                lambda _error: ended.append("hanging"),
+                hanging,
+            )
+        for _ in range(8):
+            loop_here().offload(lambda: None, lambda _error: ended.append("other"), other)
+        await until(lambda: len(ended) == 8)
+        assert set(ended) == {"other"}
+        assert under_way == {0, 1, 2}
+        assert (hanging.busy, hanging.waiting) == (3, 5)
+        go.set()
+        await until(lambda: len(ended) == 16)
+        assert under_way == set(range(8))
+        assert (hanging.busy, hanging.waiting) == (0, 0)
+
+    run(body)
+
+
+# -- with trio -------------------------------------------------------------------------------------
+
+
+def test_all_in_one_loop_share_it(run: Run) -> None:
+    async def body() -> None:
+        async def task() -> None:
+            assert loop_here() is mine
+
+        mine = loop_here()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(task)
+
+    run(body)
+    assert hosts.loop is None
+
+
+def test_nothing_is_left_of_it(run: Run, lines: Lines) -> None:
+    before = descriptors_to_begin_with()
+    threads = threading.active_count()
+
+    async def body() -> str:
+        loop_here().watch(lines[0][0].fileno(), lambda: None)
+        loop_here().call_at(loop_here().now() + 3600.0, lambda: None)
+        done = trio.Event()
+        loop_here().offload(lambda: None, lambda _error: done.set(), Limit(1))
+        await done.wait()
+        return "its value"
+
+    assert run(body) == "its value"
+    assert descriptors() == before
+    for thread in threading.enumerate():
+        if thread.name == "iserblk worker":
+            thread.join()
+    assert threading.active_count() <= threads + 1  # trio keeps one for its next use
+
+
+def test_strands_run_on_it(run: Run) -> None:
+    seen: list[int] = []
+
+    async def strand(number: int) -> None:
+        for _ in range(3):
+            seen.append(number)
+            await pause()
+
+    async def body() -> None:
+        async with open_strands() as group:
+            for number in range(3):
+                group.start_soon(strand, number)
+
+    run(body)
+    assert sorted(seen) == [0, 0, 0, 1, 1, 1, 2, 2, 2]
+
+
+def test_a_body_that_is_cancelled(run: Run) -> None:
+    async def body() -> str:
+        with trio.CancelScope() as scope:
+            loop_here().call_soon(scope.cancel)
+            await trio.sleep_forever()
+        return "after it"
+
+    assert run(body) == "after it"
+
+
+def test_what_the_body_raises(run: Run) -> None:
+    async def body() -> None:
+        raise ValueError("it breaks")
+
+    with pytest.raises(ValueError, match="it breaks"):
+        run(body)
+
+
+def test_an_interrupt_is_for_the_body_and_never_for_a_function(run: Run) -> None:
+    """It comes while a function runs, which goes on."""
+    steps: list[str] = []
+
+    def function() -> None:
+        steps.append("begun")
+        signal.raise_signal(signal.SIGINT)
+        steps.append("ended")
+
+    async def body() -> None:
+        loop_here().call_soon(function)
+        try:
+            await trio.sleep_forever()
+        finally:
+            steps.append("cleaned up")
+
+    with pytest.raises(KeyboardInterrupt):
+        run(body)
+    assert steps == ["begun", "ended", "cleaned up"]
+
+
+def test_a_function_that_raises_ends_the_run(run: Run) -> None:
+    """The body cleans up before that."""
+    cleaned: list[bool] = []
+    problem = ValueError("it breaks")
+
+    def function() -> None:
+        raise problem
+
+    async def body() -> None:
+        loop_here().call_soon(function)
+        try:
+            await trio.sleep_forever()
+        finally:
+            cleaned.append(True)
+
+    with pytest.raises((ValueError, trio.TrioInternalError)) as caught:
+        run(body)
+    inside: BaseException | None = caught.value.__cause__ or caught.value
+    while isinstance(inside, BaseExceptionGroup):
+        (inside,) = inside.exceptions
+    assert inside is problem
+    assert cleaned == [True]
