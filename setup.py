@@ -14,9 +14,11 @@ pages and completions, if there is a directory share/ with them (``scripts/manpa
 
 import hashlib
 import os
+import re
 import runpy
 import subprocess
 import sys
+from collections import Counter
 from importlib.metadata import version
 from multiprocessing.pool import ThreadPool
 from pathlib import Path
@@ -27,6 +29,8 @@ from setuptools.command.build_ext import build_ext
 
 PROCESSORS = len(os.sched_getaffinity(0))
 PAGES = (".md", ".svg", ".png", ".yaml")  # of docs/, what users read
+MANY = 10  # C files, for which it pays to compile a header before them
+INCLUDES = re.compile(r"(#include .*\n)+")  # at the beginning of a C file
 NO_MODULES = {"sdist", "egg_info", "dist_info"}  # commands that look at no compiled module
 
 
@@ -75,21 +79,30 @@ class Build(build_ext):
         )
         tools = [sys.version, version("mypy"), version("cython"), *self.compiler.compiler_so]
         self._tools = asked.stdout + "\0".join(tools).encode()
+        self._headers: dict[tuple[str, ...], str] = {}
+        alike = Counter[tuple[str, ...]]()
+        for ext in self.extensions:
+            around = self._around(ext)
+            alike.update(
+                self._reading(ext, source)
+                for source in ext.sources
+                if not self._is_made(source, self._state(source, around))
+            )
+        for reading, files in alike.items():
+            if reading[0] and files >= MANY:
+                self._read_once(reading)
         super().build_extensions()
+        for header in self._headers.values():
+            Path(f"{header}.gch").unlink(missing_ok=True)  # of 20 MB
 
     def build_extension(self, ext: Extension) -> None:
         for path in self.compiler.object_filenames(ext.sources, output_dir=self.build_temp):
             os.makedirs(os.path.dirname(path), exist_ok=True)
-        known = self._tools + "\0".join([*ext.extra_compile_args, *ext.include_dirs]).encode()
-        headers = hashlib.sha256(known)
-        for path in sorted(set(ext.depends)):
-            headers.update(Path(path).read_bytes())
+        around = self._around(ext)
         # The longest first, so that no processor is left alone with one at the end.
         sources = sorted(ext.sources, key=os.path.getsize, reverse=True)
         with ThreadPool(PROCESSORS) as pool:
-            made = pool.map(
-                lambda source: self._compile(ext, source, headers.digest()), sources, chunksize=1
-            )
+            made = pool.map(lambda source: self._compile(ext, source, around), sources, chunksize=1)
         ext.extra_objects = sorted(path for path, _ in made)
         if any(anew for _, anew in made):  # setuptools compares times, in whole seconds
             Path(self.get_ext_fullpath(ext.name)).unlink(missing_ok=True)
@@ -110,27 +123,70 @@ class Build(build_ext):
         os.replace(part, outfile)
         return outfile, made[1]
 
-    def _compile(self, ext: Extension, source: str, headers: bytes) -> tuple[str, bool]:
+    def _reading(self, ext: Extension, source: str) -> tuple[str, ...]:
+        """What a C file includes first, and what the compiler is told beside."""
+        folders = [*self.compiler.include_dirs, *ext.include_dirs]
+        begin = INCLUDES.match(Path(source).read_text(errors="replace"))
+        return (
+            begin[0] if begin else "",
+            *ext.extra_compile_args,
+            *(f"-I{each}" for each in folders),
+        )
+
+    def _read_once(self, reading: tuple[str, ...]) -> None:
+        """Compile what many C files include first, headers that guard against being read twice. gcc
+        takes that in place of them; without it each file has them read once more."""
+        names, *words = reading
+        header = Path(self.build_temp, f"included-{len(self._headers)}.h")
+        header.parent.mkdir(parents=True, exist_ok=True)
+        header.write_text(names)
+        compiled = [*self.compiler.compiler_so, *words, "-x", "c-header", str(header)]
+        made = subprocess.run([*compiled, "-o", f"{header}.gch"], capture_output=True, check=False)
+        if made.returncode == 0:
+            self._headers[reading] = str(header)
+
+    def _object(self, source: str) -> tuple[str, Path]:
+        """Where a C file's object belongs, and what tells of what it was made."""
+        (made,) = self.compiler.object_filenames([source], output_dir=self.build_temp)
+        return str(made), Path(f"{made}.sha256")
+
+    def _around(self, ext: Extension) -> bytes:
+        """Stands for all that the objects of an extension are made of, beside their C files."""
+        known = self._tools + "\0".join([*ext.extra_compile_args, *ext.include_dirs]).encode()
+        headers = hashlib.sha256(known)
+        for path in sorted(set(ext.depends)):
+            headers.update(Path(path).read_bytes())
+        return headers.digest()
+
+    def _state(self, source: str, around: bytes) -> str:
+        return hashlib.sha256(around + Path(source).read_bytes()).hexdigest()
+
+    def _is_made(self, source: str, state: str) -> bool:
+        made, stamp = self._object(source)
+        return os.path.exists(made) and stamp.exists() and stamp.read_text() == state
+
+    def _compile(self, ext: Extension, source: str, around: bytes) -> tuple[str, bool]:
         """The object of a C file: what is there, if it was made of the same; and whether it was
         made now."""
-        state = hashlib.sha256(headers + Path(source).read_bytes()).hexdigest()
-        (made,) = self.compiler.object_filenames([source], output_dir=self.build_temp)
-        stamp = Path(made + ".sha256")
-        anew = not (os.path.exists(made) and stamp.exists() and stamp.read_text() == state)
+        state = self._state(source, around)
+        made, stamp = self._object(source)
+        anew = not self._is_made(source, state)
         if anew:
             stamp.unlink(missing_ok=True)
+            header = self._headers.get(self._reading(ext, source))
+            before = ["-include", header] if header else []
             self.compiler.compile(
                 [source],
                 output_dir=self.build_temp,
                 macros=ext.define_macros,
                 include_dirs=ext.include_dirs,
                 debug=self.debug,
-                extra_postargs=ext.extra_compile_args,
+                extra_postargs=[*ext.extra_compile_args, *before],
                 depends=ext.depends,
             )
             stamp.write_text(state)
         PROGRESS.compiled()
-        return str(made), anew
+        return made, anew
 
 
 def extensions() -> list[Extension]:

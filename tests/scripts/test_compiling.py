@@ -55,10 +55,11 @@ class Tree:
     def build(self, *words: str, **changes: str) -> list[str]:
         """Compiles. Returns what the module says, then the objects that were made for it."""
         before = self._objects()
-        subprocess.run(
+        self.errors = subprocess.run(
             [sys.executable, "setup.py", "--quiet", "build_ext", "--inplace", *words],
             cwd=self.folder, check=True, env={**self._environment, **changes},
-        )  # fmt: skip
+            stderr=subprocess.PIPE, text=True,
+        ).stderr  # fmt: skip
         said = subprocess.run(
             [sys.executable, "-c", "import made; print(made.number())"],
             cwd=self.folder, check=True, capture_output=True, text=True,
@@ -117,6 +118,27 @@ def test_a_failed_compilation_is_tried_again(tree: Tree) -> None:
             tree.build()
     tree.write("other.c", "int other(void) { return 4; }\n")
     assert tree.build() == ["44", "other.o"]
+
+
+@pytest.mark.parametrize("headers", ["known", "beside"])
+def test_what_many_files_include_is_read_once(tree: Tree, headers: str) -> None:
+    """Where the compiler finds it. Elsewhere, too, and after a change, the files are compiled."""
+    many = tree.folder / "many"
+    many.mkdir()
+    names = [f"many/part{number}.c" for number in range(12)]
+    header = "many.h" if headers == "known" else "many/many.h"
+    for number, name in enumerate(names):
+        tree.write(name, f'#include "many.h"\nint part{number}(void) {{ return PART; }}\n')
+    tree.write(header, "#pragma once\n#warning this header is read\n#define PART 2\n")
+    tree.write("other.c", "int part11(void);\nint other(void) { return part11(); }\n")
+    text = MYPYCIFY.replace('"other.c"', f'"other.c", *{names}')
+    tree.write("fake/mypyc/build.py", text.replace('"numbers.h"', f'"numbers.h", "{header}"'))
+    objects = ["made.o", "other.o", *(f"{name[5:-2]}.o" for name in names)]
+    assert tree.build() == ["42", *sorted(objects)]
+    assert ("this header is read" in tree.errors) == (headers == "beside")
+    assert not list(tree.folder.rglob("*.gch"))
+    tree.write(header, "#pragma once\n#define PART 3\n")
+    assert tree.build() == ["43", *sorted(objects)]
 
 
 # Notes what comes into its place, and ends the process before the second.
