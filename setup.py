@@ -31,6 +31,10 @@ PROCESSORS = len(os.sched_getaffinity(0))
 PAGES = (".md", ".svg", ".png", ".yaml")  # of docs/, what users read
 MANY = 10  # C files, for which it pays to compile a header before them
 INCLUDES = re.compile(r"(#include .*\n)+")  # at the beginning of a C file
+# What the library has for itself is reached without a look into a table.
+LOCAL = ("-fvisibility=hidden",)
+# Of -O1, what takes some of the compiler's time, and saves no instructions (docs/compiled.md).
+LEFT_OUT = ("-fno-tree-pta",)
 NO_MODULES = {"sdist", "egg_info", "dist_info"}  # commands that look at no compiled module
 
 
@@ -215,8 +219,9 @@ def extensions() -> list[Extension]:
                 libraries=["ibverbs", "rdmacm"],
             )
         )
-    for module in modules:
-        module.extra_compile_args.append("-g1")  # as mypycify's: names and lines, no variables
+    level = os.environ.get("ISERBLK_OPTIMIZE", "1")
+    for module in modules:  # as mypycify's; -g1: names and lines, no variables
+        module.extra_compile_args += [f"-O{level}", "-g1"]
     made = cythonize(
         modules,
         compiler_directives={"language_level": "3", "annotation_typing": False},
@@ -226,12 +231,16 @@ def extensions() -> list[Extension]:
         forms = runpy.run_path("iserblk/forms.py")
         sources = [str(Path(*module.split(".")).with_suffix(".py")) for module in forms["MODULES"]]
         PROGRESS.say(f"reading the types of {len(sources)} modules")
-        made += mypycify(
+        compiled = mypycify(
             ["--config-file=pyproject.toml", *sources],
-            opt_level=os.environ.get("ISERBLK_OPTIMIZE", "1"),
+            opt_level=level,
             multi_file=True,  # for several processors (Build)
             group_name=forms["LIBRARY"].removesuffix("__mypyc"),
         )
+        more = [*LOCAL, *(LEFT_OUT if level == "1" else ())]
+        for module in compiled:
+            module.extra_compile_args = [*module.extra_compile_args, *more]
+        made += compiled
     return list(made)
 
 
