@@ -20,7 +20,7 @@ class Workers:
     """The threads of one loop. They are daemons: what hangs in the kernel keeps no process alive
     that does not wait for it."""
 
-    def __init__(self, wake: Callable[[Function], None], name: str = "iserblk worker") -> None:
+    def __init__(self, wake: Callable[[Function], None], name: str = "worker of a loop") -> None:
         """``wake``: see ``Loop.wake``."""
         self._wake = wake
         self._name = name

@@ -508,7 +508,7 @@ def test_nothing_is_left_of_it(run: Run, lines: Lines) -> None:
     assert run(body) == "its value"
     assert descriptors() == before
     for thread in threading.enumerate():
-        if thread.name == "iserblk worker":
+        if thread.name == "worker of a loop":
             thread.join()
     assert threading.active_count() <= threads + 1  # trio keeps one for its next use
 
