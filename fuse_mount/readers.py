@@ -18,7 +18,7 @@ import trio
 
 from iserblk.loop import strands
 from iserblk.loop.blocking import Poller
-from iserblk.loop.descriptors import Nap
+from iserblk.loop.nap import Nap
 from iserblk.loop.strands import Strand, Strands, open_strands, park, pause
 from iserblk.loop.tasks import until_readable
 

@@ -392,7 +392,7 @@ def _serve(
                 with trio.CancelScope(shield=True):
                     await trio.to_thread.run_sync(_close, luns)
 
-    run(serving, hangup=not rereads)
+    run(serving, hangup=not rereads, host=True)
 
 
 def _listen_for_metrics(config: TargetConfig) -> Listener | None:

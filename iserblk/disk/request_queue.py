@@ -18,7 +18,7 @@ import trio
 from iserblk.disk.seam import DirectDisk
 from iserblk.errors import IserblkError, LocalProtocolError
 from iserblk.initiator.session.slots import TaskSlot, Waiter
-from iserblk.loop.descriptors import Nap
+from iserblk.loop.nap import Nap
 
 
 class Request:

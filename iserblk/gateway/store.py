@@ -25,7 +25,7 @@ from iserblk.disk.seam import EXTENT_HOLE, DirectDisk
 from iserblk.errors import CommandError, CommandTimeout, IserblkError, NotSupported
 from iserblk.gateway.statuses import internal_error, status_error
 from iserblk.initiator.session.slots import TaskSlot, Waiter
-from iserblk.loop.descriptors import Nap
+from iserblk.loop.nap import Nap
 from iserblk.loop.strands import Strands, park
 from iserblk.loop.tasks import sleep
 from iserblk.target.store.store import OWNER, Ended, Extent, OnLoss, no_loss

@@ -37,9 +37,5 @@ class Gathering:
         """To be called before ``fd`` is closed."""
         self._epoll.unregister(fd)
 
-    def ready(self, most: int) -> list[int]:
-        """Which are ready now, ``most`` at most."""
-        return [fd for fd, _ in self._epoll.poll(0, most)]
-
     def close(self) -> None:
         self._epoll.close()

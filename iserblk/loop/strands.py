@@ -20,7 +20,8 @@ from typing import Any, TypeVar
 import trio
 from outcome import Error, Outcome, Value
 
-from iserblk.loop.descriptors import Nap
+from iserblk.loop.here import loop_here
+from iserblk.loop.nap import Nap
 
 T = TypeVar("T")
 
@@ -147,6 +148,8 @@ class Strands:
         self._alive: set[Strand] = set()
         self._error: BaseException | None = None
         self._all_ended = trio.Event()
+        self._loop = loop_here()
+        self._roused = False  # ``_resume`` is to be called
         self._nap = Nap()  # of ``run``
 
     def start_soon(
@@ -164,8 +167,14 @@ class Strands:
         return strand
 
     def rouse(self) -> None:
-        """Wake the group's own task: it calls ``run``, and raises the error of a strand."""
-        self._nap.wake()
+        """Have the loop call ``run`` of this module in its next turn."""
+        if not self._roused:
+            self._roused = True
+            self._loop.call_soon(self._resume)
+
+    def _resume(self) -> None:
+        self._roused = False
+        run()
 
     def ended(self, strand: Strand, error: BaseException | None) -> None:
         """Note that a strand has returned (None) or raised ``error``."""
@@ -174,19 +183,13 @@ class Strands:
         if not self._alive:
             self._all_ended.set()
         if error is not None:
-            self.rouse()
+            self._nap.wake()
 
     async def run(self) -> None:
-        """The body of the group's own task. It resumes strands when no other code calls
-        ``strands.run``. Raises the first error of a strand."""
-        while True:
-            run()
-            if self._error is not None:
-                raise self._error
-            if _ready:
-                await trio.lowlevel.checkpoint()
-            else:
-                await self._nap.sleep()
+        """The body of the group's own task. Raises the first error of a strand."""
+        while self._error is None:
+            await self._nap.sleep()
+        raise self._error
 
     async def finish(self) -> None:
         """Wait until every strand that was started has ended."""

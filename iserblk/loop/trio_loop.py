@@ -15,7 +15,7 @@ from typing import Final
 import trio
 
 from iserblk.loop.clock import monotonic
-from iserblk.loop.descriptors import Nap
+from iserblk.loop.nap import Nap
 from iserblk.loop.tasks import task_time, until_readable
 from iserblk.loop.timers import Timer, Timers
 from iserblk.loop.watching import Attention

@@ -30,8 +30,8 @@ from iserblk.disk.seam import DirectDisk, Extent, FlushClient
 from iserblk.errors import BadArgument, IserblkError, OutOfRange, RemoteProtocolError
 from iserblk.loop.blocking import hung_up
 from iserblk.loop.busy_polling import Pace
-from iserblk.loop.descriptors import Nap
 from iserblk.loop.interrupts import uninterrupted
+from iserblk.loop.nap import Nap
 from iserblk.loop.strands import Strands, park
 from iserblk.loop.tasks import task_time, until_readable, until_writable
 from iserblk.loop.watching import Attention

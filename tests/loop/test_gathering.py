@@ -15,25 +15,22 @@ def test_it_is_ready_when_one_of_them_is() -> None:
     (one, first), (other, second) = socket.socketpair(), socket.socketpair()
     with one, other, first, second:
         gathering = Gathering()
-        assert gathering.fileno() >= 0
+        fd = gathering.fileno()
+        assert fd >= 0
         gathering.add(one.fileno())
         gathering.add(other.fileno())
-        assert not readable(gathering.fileno())
-        assert gathering.ready(9) == []
+        assert not readable(fd)
         second.send(b"x")
-        assert readable(gathering.fileno())
-        assert gathering.ready(9) == [other.fileno()]
+        assert readable(fd)
         first.send(b"x")
-        assert sorted(gathering.ready(9)) == sorted([one.fileno(), other.fileno()])
-        assert len(gathering.ready(1)) == 1
         gathering.remove(other.fileno())
-        assert gathering.ready(9) == [one.fileno()]
+        assert readable(fd)
         one.recv(1)
-        assert gathering.ready(9) == []
+        assert not readable(fd)
         gathering.watch_output(one.fileno(), True)
-        assert gathering.ready(9) == [one.fileno()]
+        assert readable(fd)
         gathering.watch_output(one.fileno(), False)
-        assert not readable(gathering.fileno())
+        assert not readable(fd)
         gathering.close()
         assert gathering.closed
         assert gathering.fileno() == -1

@@ -5,7 +5,7 @@ from __future__ import annotations
 import trio
 from trio.testing import wait_all_tasks_blocked
 
-from iserblk.loop.descriptors import Nap
+from iserblk.loop.nap import Nap
 
 
 async def test_it_sleeps_until_it_is_woken() -> None:
