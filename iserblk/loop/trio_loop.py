@@ -155,25 +155,36 @@ class TrioLoop:
                 if epoll.closed:
                     return
                 self._in_turn = True
-                self._number += 1
-                for fd, _ in epoll.poll(0, _AT_ONCE):
-                    watch = self._watches.get(fd)
-                    # Else one before it has closed it, or even given its number to another one.
-                    if watch is not None and watch.made != self._number:
-                        watch.ready()
-                while self._soon:
+                while not epoll.closed:
+                    self._look(epoll)
+                    if not self._soon:
+                        break
                     # Tasks that were woken have their turn. Not to be cancelled: what was submitted
                     # meanwhile waits to be sent.
                     await trio.lowlevel.cancel_shielded_checkpoint()
                     self._call()
+                    if not self._soon:
+                        break
+                    # These functions may go on for ever: descriptors have their turn, too.
                 self._in_turn = False
         except trio.ClosedResourceError:
             pass
         finally:
             self._in_turn = False
+            if self._epoll is epoll:  # trio's loop ends
+                self._epoll = None
             epoll.close()
             if self._soon:
                 self._rouse()
+
+    def _look(self, epoll: select.epoll) -> None:
+        """Call the functions of the descriptors that are ready."""
+        self._number += 1
+        for fd, _ in epoll.poll(0, _AT_ONCE):
+            watch = self._watches.get(fd)
+            # Else one before it has closed it, or even given its number to another one.
+            if watch is not None and watch.made != self._number:
+                watch.ready()
 
     def _rouse(self) -> None:
         if self._caller is None:

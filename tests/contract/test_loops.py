@@ -23,6 +23,7 @@ from tests.support.descriptors import descriptors, descriptors_to_begin_with
 from tests.support.until import until
 
 MANY = 100
+WAIT_S = 5  # only a test that fails waits that long
 Run = Callable[[Callable[[], Awaitable[Any]]], Any]
 
 
@@ -359,6 +360,44 @@ def test_functions_without_end_keep_nothing_waiting(run: Run, lines: Lines) -> N
         going = False
         thread.join()
         watch.close()
+
+    run(body)
+
+
+def test_functions_without_end_do_not_keep_a_descriptor_waiting(run: Run, lines: Lines) -> None:
+    """A connection that always has more, such as that of a peer that floods, and another one that
+    speaks again and again."""
+    flood, (here, there) = lines[0], lines[1]
+    heard: list[bytes] = []
+    going = True
+
+    async def body() -> None:
+        nonlocal going
+        loop = loop_here()
+
+        def again() -> None:
+            if going:
+                loop.call_soon(again)
+
+        def more() -> None:
+            flood[0].recv(9)
+            again()
+
+        watches = [
+            loop.watch(flood[0].fileno(), more),
+            loop.watch(here.fileno(), lambda: heard.append(here.recv(1))),
+        ]
+        flood[1].sendall(b"x")
+        try:
+            for number in range(3):
+                await turns(3)
+                there.sendall(b"d")
+                with trio.fail_after(WAIT_S):
+                    await until(lambda number=number: len(heard) > number)  # type: ignore[misc]
+        finally:
+            going = False
+        for watch in watches:
+            watch.close()
 
     run(body)
 
