@@ -145,6 +145,8 @@ class EpollLoop:
         """Let go of the descriptors. Functions that wait are not called. ``wake`` does nothing from
         now on."""
         self._closed = True
+        for watch in list(self._watches.values()):
+            watch.close()
         self._workers.close()
         self._epoll.close()
         bell, self._bell = self._bell, -1

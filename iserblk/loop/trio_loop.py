@@ -171,9 +171,11 @@ class TrioLoop:
             pass
         finally:
             self._in_turn = False
+            epoll.close()
             if self._epoll is epoll:  # trio's loop ends
                 self._epoll = None
-            epoll.close()
+                for watch in list(self._watches.values()):
+                    watch.close()
             if self._soon:
                 self._rouse()
 

@@ -6,7 +6,7 @@ import os
 import signal
 import socket
 import threading
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -550,6 +550,41 @@ def test_nothing_is_left_of_it(run: Run, lines: Lines) -> None:
         if thread.name == "worker of a loop":
             thread.join()
     assert threading.active_count() <= threads + 1  # trio keeps one for its next use
+
+
+def test_a_watch_that_outlives_its_loop(run: Run, lines: Lines) -> None:
+    """As that of a session whose owner was left to Python to clean up."""
+    here = lines[0][0]
+
+    async def body() -> Watch:
+        return loop_here().watch(here.fileno(), lambda: None)
+
+    watch = run(body)
+    assert watch.fd == -1
+    watch.want(readable=True, writable=True)
+    watch.close()
+
+
+def test_what_is_cleaned_up_behind_the_body_closes_its_watch(run: Run, lines: Lines) -> None:
+    """trio ends asynchronous generators when the body has ended."""
+    closed: list[int] = []
+
+    async def owner() -> AsyncIterator[None]:
+        watch = loop_here().watch(lines[0][0].fileno(), lambda: None)
+        try:
+            yield
+        finally:
+            watch.close()
+            closed.append(watch.fd)
+
+    async def body() -> None:
+        kept.append(owner())
+        async for _ in kept[0]:
+            break
+
+    kept: list[AsyncIterator[None]] = []
+    run(body)
+    assert closed == [-1]
 
 
 def test_strands_run_on_it(run: Run) -> None:
