@@ -61,5 +61,5 @@ class Loop(Protocol):
 
     def offload(self, work: Function, ended: Ended, limit: Limit) -> None:
         """Call ``work`` in a thread, behind what waits for ``limit``; then ``ended`` in the loop,
-        with what ``work`` has raised, or None. What is offloaded is never cancelled: whoever owns
-        what ``work`` uses waits for ``ended``."""
+        with what ``work`` has raised, or why the system has no thread for it, or None. What is
+        offloaded is never cancelled: whoever owns what ``work`` uses waits for ``ended``."""

@@ -45,10 +45,20 @@ class Workers:
         job[2].busy += 1
         self.busy += 1
         self._most = max(self._most, self.busy)
-        self._jobs.put(job)
         if self._threads < self.busy:
-            self._threads += 1
-            Thread(target=self._serve, name=self._name, daemon=True).start()
+            try:
+                self._start()
+            except (RuntimeError, MemoryError) as error:  # the system has no more threads
+                if not self._threads:
+                    self._wake(partial(self._end, job, error))
+                    return
+                # Those that there are do it, as soon as one of them has nothing else to do.
+        self._jobs.put(job)
+
+    def _start(self) -> None:
+        thread = Thread(target=self._serve, args=(self._jobs,), name=self._name, daemon=True)
+        thread.start()
+        self._threads += 1
 
     def _end(self, job: Job, error: BaseException | None) -> None:
         _, ended, limit = job
@@ -67,13 +77,14 @@ class Workers:
 
     def close(self) -> None:
         """End all threads, those that are busy when they are done: then nobody is told."""
+        jobs, self._jobs = self._jobs, SimpleQueue()
         for _ in range(self._threads):
-            self._jobs.put(None)
+            jobs.put(None)
         self._threads = 0
 
-    def _serve(self) -> None:
+    def _serve(self, jobs: SimpleQueue[Job | None]) -> None:
         """Body of a thread."""
-        while (job := self._jobs.get()) is not None:
+        while (job := jobs.get()) is not None:
             error: BaseException | None = None
             try:
                 job[0]()
