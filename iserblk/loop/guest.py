@@ -30,13 +30,13 @@ def run(body: Callable[[], Awaitable[T]]) -> T:
         with scope:
             return await body()
         assert problem is not None  # nothing else cancels the scope
-        raise problem
+        raise problem  # where ``body`` has met that
 
     def done(result: outcome.Outcome[T]) -> None:
         results.append(result)
         loop.stopped = True
 
-    hosts.loop = loop
+    before, hosts.loop = hosts.loop, loop
     try:
         trio.lowlevel.start_guest_run(
             main,
@@ -52,6 +52,9 @@ def run(body: Callable[[], Awaitable[T]]) -> T:
                 problem = problem or error
                 scope.cancel()
     finally:
-        hosts.loop = None
+        hosts.loop = before
         loop.close()
-    return results[0].unwrap()
+    (result,) = results
+    if problem is not None and isinstance(result, outcome.Value):
+        raise problem  # ``body`` had nothing to do any more that could be cancelled
+    return result.unwrap()

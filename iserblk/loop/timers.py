@@ -77,11 +77,20 @@ class Timers:
         return found
 
     def run(self, now: float) -> None:
-        """Call the functions that are due."""
-        for timer in self.due(now):
+        """Call the functions that are due. Raises what one raises: the others are called by the
+        next call."""
+        due = self.due(now)
+        for number, timer in enumerate(due):
             function, timer.function = timer.function, None
             if function is not None:
-                function()
+                try:
+                    function()
+                except BaseException:
+                    for each in due[number + 1 :]:
+                        if each.function is not None:
+                            each.queued = True
+                            heappush(self._heap, each)
+                    raise
 
     def cancelled(self) -> None:
         """See ``Timer.cancel``."""

@@ -665,3 +665,37 @@ def test_a_function_that_raises_ends_the_run(run: Run) -> None:
         (inside,) = inside.exceptions
     assert inside is problem
     assert cleaned == [True]
+
+
+def test_a_function_that_raises_while_the_body_returns() -> None:
+    """The body has its value already, and meets no cancellation any more. (Inside trio, trio itself
+    sees to it.)"""
+    problem = ValueError("it breaks")
+
+    async def body() -> str:
+        ready = trio.Event()
+
+        def function() -> None:
+            ready.set()
+            raise problem
+
+        loop_here().call_soon(function)
+        with trio.CancelScope(shield=True):
+            await ready.wait()
+        return "its value"
+
+    with pytest.raises(ValueError, match="it breaks") as caught:
+        guest.run(body)
+    assert caught.value is problem
+
+
+def test_a_guest_that_may_not_begin_leaves_the_one_that_runs() -> None:
+    """A call of ``run`` inside of ``run`` is an error of the caller's."""
+
+    async def body() -> None:
+        mine = loop_here()
+        with pytest.raises(RuntimeError, match="from inside"):
+            guest.run(body)
+        assert loop_here() is mine
+
+    guest.run(body)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -85,3 +86,25 @@ def test_those_that_are_cancelled_do_not_pile_up() -> None:
     assert len(timers) == 1
     assert timers.next() == 1e9
     last.cancel()
+
+
+def test_one_that_raises_keeps_none_from_being_called() -> None:
+    """Those of the same time, and those behind it, are called the next time."""
+    timers = Timers()
+    called: list[str] = []
+
+    def breaks() -> None:
+        raise ZeroDivisionError
+
+    timers.add(1.0, lambda: called.append("first"))
+    timers.add(1.0, breaks)
+    timers.add(1.0, lambda: called.append("second"))
+    never = timers.add(2.0, lambda: called.append("never"))
+    timers.add(2.0, lambda: called.append("third"))
+    with pytest.raises(ZeroDivisionError):
+        timers.run(2.0)
+    assert called == ["first"] and len(timers) == 3
+    never.cancel()
+    assert len(timers) == 2 and timers.next() == 1.0
+    timers.run(2.0)
+    assert called == ["first", "second", "third"] and len(timers) == 0
