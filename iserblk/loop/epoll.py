@@ -14,7 +14,7 @@ from typing import Final
 from iserblk.loop.busy_polling import Turns
 from iserblk.loop.clock import monotonic
 from iserblk.loop.timers import Timer, Timers
-from iserblk.loop.work import Ended, Function, Limit
+from iserblk.loop.work import Ended, Function, Limit, nothing
 from iserblk.loop.workers import IDLE_S, Workers
 
 _AT_ONCE: Final = 64  # descriptors that one turn looks at
@@ -49,6 +49,7 @@ class EpollWatch:
     def close(self) -> None:
         fd, self.fd = self.fd, -1
         if fd >= 0:
+            self.ready = nothing  # it refers to the owner of this watch: no circle is left
             self._loop.forget(fd)
 
 

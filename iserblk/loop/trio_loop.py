@@ -19,7 +19,7 @@ from iserblk.loop.nap import Nap
 from iserblk.loop.tasks import task_time, until_readable
 from iserblk.loop.timers import Timer, Timers
 from iserblk.loop.watching import Attention
-from iserblk.loop.work import Ended, Function, Limit
+from iserblk.loop.work import Ended, Function, Limit, nothing
 from iserblk.loop.workers import IDLE_S, Workers
 
 _AT_ONCE: Final = 64  # descriptors, after which trio has a turn
@@ -61,6 +61,7 @@ class TrioWatch:
     def close(self) -> None:
         fd, self.fd = self.fd, -1
         if fd >= 0:
+            self.ready = nothing  # it refers to the owner of this watch: no circle is left
             if self._attention is not None:
                 self._attention.close()
             self._loop.forget(fd)

@@ -10,6 +10,10 @@ Ended = Callable[["BaseException | None"], object]
 """Called with what the work has raised, or None."""
 
 
+def nothing() -> None:
+    """A function that has nothing to do any more."""
+
+
 class Limit:
     """How many threads may do one kind of work at a time, such as the commands of one LUN: what a
     disk that hangs keeps waiting. ``busy``: how many do now. ``queue``: what waits for one. Belongs

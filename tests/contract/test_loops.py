@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import socket
 import threading
+import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -251,6 +253,32 @@ def test_a_message_that_is_expected(run: Run, lines: Lines) -> None:
         watch.close()
 
     run(body)
+
+
+def test_nothing_is_kept_of_an_owner_that_has_closed(run: Run, lines: Lines) -> None:
+    """Thousands of connections may come and go before Python finds circles."""
+
+    class Owner:
+        def __init__(self) -> None:
+            self.watch = loop_here().watch(lines[0][0].fileno(), self.ready)
+
+        def ready(self) -> None: ...
+
+    async def body() -> None:
+        owner = Owner()
+        owner.watch.expect(loop_here().now() + 3600.0)
+        await turns(2)
+        owner.watch.close()
+        gone = weakref.ref(owner)
+        del owner
+        await turns(2)
+        assert gone() is None
+
+    gc.disable()
+    try:
+        run(body)
+    finally:
+        gc.enable()
 
 
 # -- functions that are called later ---------------------------------------------------------------
