@@ -38,6 +38,7 @@ from iserblk.loop.work import Limit
 from iserblk.metrics.target_reading import TargetLunReading, TargetReading
 from iserblk.newcomers import Newcomers, origin_of
 from iserblk.rcap.seam import QueuePair
+from iserblk.scsi import status as sam
 from iserblk.sockets.stream import SocketStream
 from iserblk.target.access import Access
 from iserblk.target.announcing.announced import Announced
@@ -339,15 +340,10 @@ class TargetServer:
         connection.session.on_over = partial(self._session_over, connection.session, tsih)
         self._connections[connection] = None
         under_way: set[TargetTask] = set()  # offloaded tasks that have not ended
-        problems: list[BaseException] = []  # a bug that one of them has met
         loop = loop_here()
 
         def offload(slot: TargetTask) -> None:
-            self._offload(slot, connection.session.nexus, loop, under_way, failed)
-
-        def failed(problem: BaseException) -> None:
-            problems.append(problem)
-            connection.abandon()
+            self._offload(slot, connection.session.nexus, loop, under_way)
 
         error: IserblkError | None = None
         try:
@@ -382,26 +378,18 @@ class TargetServer:
                 while under_way:
                     await self._tasks_ended.wait()
             self._leave_place(connection)
-        if problems:
-            raise problems[0]
 
     def _offload(
-        self,
-        slot: TargetTask,
-        nexus: Nexus,
-        loop: Loop,
-        under_way: set[TargetTask],
-        failed: Callable[[BaseException], None],
+        self, slot: TargetTask, nexus: Nexus, loop: Loop, under_way: set[TargetTask]
     ) -> None:
         """Execute a task of ``nexus`` that may wait, in the loop or else in a thread.
-        ``under_way``: those that began on the same connection. ``failed`` is called with what no
-        task may raise."""
+        ``under_way``: those that began on the same connection."""
         device = self.device
 
         def ended() -> None:
             under_way.discard(slot)
             self._touched[slot.connection] = None
-            _finish(slot)
+            self._finish(slot)
 
         def work() -> None:
             OWNER.set(nexus)
@@ -409,10 +397,12 @@ class TargetServer:
 
         def returned(problem: BaseException | None) -> None:
             if problem is not None:
-                under_way.discard(slot)
-                failed(problem)
-                self._end_batch_soon(loop)
-            elif slot.task.cancelled and slot.task.in_loop:
+                # Nobody knows what became of it: whoever takes it up again is not told GOOD.
+                slot.task.cancel()
+                slot.task.status = sam.TASK_ABORTED
+                slot.task.transferred = 0
+                self._end_broken(slot.connection, problem)
+            if slot.task.cancelled and slot.task.in_loop:
                 device.settle(slot.task, settled)
             else:
                 settled()
@@ -437,9 +427,35 @@ class TargetServer:
         self._batch_ends = False
         touched, self._touched = self._touched, {}
         for connection in touched:
-            connection.wake()
+            try:
+                connection.wake()
+            except Exception as problem:
+                self._end_broken(connection, problem)
         self._tasks_ended.set()
         self._tasks_ended = trio.Event()
+
+    def _finish(self, slot: TargetTask) -> None:
+        """Answer a task that has been carried out, on the connection to which it is allegiant
+        now."""
+        connection = slot.connection
+        try:
+            connection.finish(slot)
+        except TransportError as error:
+            log.info("connection ended while a command ran: %s", error)
+            connection.abandon()
+        except Exception as problem:
+            self._end_broken(connection, problem)
+
+    def _end_broken(self, connection: Allegiance, problem: BaseException) -> None:
+        """End a connection that has met a bug outside of its own task: no other one ends."""
+        peers = [peer for each, peer in self._seats.items() if each is connection]
+        peer = peers[0] if peers else "an initiator that is gone"
+        log.error("%s: internal error, connection closed", peer, exc_info=problem)
+        try:
+            connection.abandon()
+            connection.on_done()
+        except Exception:
+            log.exception("%s: internal error", peer)
 
     async def _keep(self, connection: TargetConnection, peer: str) -> None:
         """Wait as long as the session keeps tasks of a lost connection, or itself for its sake.
@@ -815,16 +831,6 @@ async def _give_up(unit: LogicalUnit, spec: LunSpec) -> None:
             await trio.to_thread.run_sync(unit.close, limiter=trio.CapacityLimiter(1))
         except OSError as error:
             log.error("%s: %s", spec.path, error.strerror)
-
-
-def _finish(slot: TargetTask) -> None:
-    """Answer a task that has been carried out, on the connection to which it is allegiant now."""
-    connection = slot.connection
-    try:
-        connection.finish(slot)
-    except TransportError as error:
-        log.info("connection ended while a command ran: %s", error)
-        connection.abandon()
 
 
 def _name_of(session: TargetSession) -> _SessionName:

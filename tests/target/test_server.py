@@ -286,6 +286,67 @@ async def test_a_session_waits_for_the_one_before_the_last(monkeypatch: pytest.M
             await stream.aclose()
 
 
+@pytest.mark.plain("replaces a method")
+@pytest.mark.parametrize("where", ["respond", "flush"])
+async def test_a_bug_in_the_answer_to_a_thread_ends_its_connection_alone(
+    where: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What has come back from threads is answered by the loop that all connections share."""
+    monkeypatch.setattr(DeviceServer, "attach", lambda self, nexus: self._nexuses.add(nexus))
+    store = SlowStore()
+    async with serving(store) as url:
+        there = parse_url(url)
+        stream = await trio.open_tcp_stream(there.host, there.port)
+        other = await trio.open_tcp_stream(there.host, there.port)
+        other_sn = await log_in(other, "iqn.x:other")
+        cmd_sn = await log_in(stream)
+        await stream.send_all(block_write(cmd_sn, b"1" * 512, durable=True))
+        await trio.to_thread.run_sync(store.begun.wait)
+        method = getattr(TargetConnection, where)
+
+        def breaks(connection: TargetConnection, *arguments: object) -> None:
+            if connection.login.initiator_name == "iqn.x:y" and not connection.done:
+                raise ZeroDivisionError
+            method(connection, *arguments)
+
+        monkeypatch.setattr(TargetConnection, where, breaks)
+        store.go.set()
+        assert not await stream.receive_some()
+        await other.send_all(block_write(other_sn, b"2" * 512, durable=True))
+        (head,) = await pdus(other, 1)
+        assert (head[0], head[3]) == (bhs.SCSI_RESPONSE, 0)
+        for each in (stream, other):
+            await each.aclose()
+    assert "internal error, connection closed" in caplog.text
+    assert "ZeroDivisionError" in caplog.text
+
+
+@pytest.mark.logs("internal error, connection closed")
+async def test_behind_a_bug_that_a_thread_meets_the_initiator_comes_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its next session has to wait for the tasks of the one before: the task has ended, too."""
+    monkeypatch.setattr(DeviceServer, "attach", lambda self, nexus: self._nexuses.add(nexus))
+
+    class Broken(FakeStore):
+        def write(self, data: memoryview, offset: int, durable: bool, nowait: bool) -> bool:
+            if durable:
+                raise ZeroDivisionError
+            return super().write(data, offset, durable, nowait)
+
+    async with serving(Broken(1 << 20)) as url:
+        there = parse_url(url)
+        async with await trio.open_tcp_stream(there.host, there.port) as first:
+            cmd_sn = await log_in(first)
+            await first.send_all(block_write(cmd_sn, b"1" * 512, durable=True))
+            assert not await first.receive_some()
+        async with await trio.open_tcp_stream(there.host, there.port) as second:
+            cmd_sn = await log_in(second)
+            await second.send_all(block_write(cmd_sn, b"2" * 512, durable=False))
+            (head,) = await pdus(second, 1)
+            assert (head[0], head[3]) == (bhs.SCSI_RESPONSE, 0)
+
+
 async def test_the_target_ends_when_its_threads_have_written(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
