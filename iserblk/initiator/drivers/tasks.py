@@ -129,6 +129,11 @@ class TrioDriver:
         """End the session after a bug: else no waiter would ever be told."""
         self.session.fail(ConnectionLost(f"{self.session.portal}: the pump broke: {error!r}"))
 
+    def _broke(self, error: BaseException) -> None:
+        """A function that the loop has called has met a bug: the pump raises it."""
+        self._broken = error
+        self._break(error)
+
     @uninterrupted  # an interrupt in ``progress`` would lose answers
     async def _pump(self, task_status: trio.TaskStatus[None]) -> None:
         session = self.session
@@ -201,8 +206,7 @@ class TrioDriver:
                 if not resumed or self._without_connection():
                     break
         except BaseException as error:
-            self._broken = error
-            self._break(error)
+            self._broke(error)
             return
         self._rest()
 
@@ -216,8 +220,7 @@ class TrioDriver:
         try:
             self._send_batch()
         except BaseException as error:
-            self._broken = error
-            self._break(error)
+            self._broke(error)
             return
         self._rest()
 
@@ -349,13 +352,19 @@ class TrioDriver:
             self._loop.call_soon(self._gather)
             return
         self._gathering = False
-        if not self._without_connection():
-            self.session.queue.flush()
+        self._unless_broken(self.session.queue.flush)
 
     def _go_on(self) -> None:
         self._again = False
-        if not self._without_connection():
-            self._progress()
+        self._unless_broken(self._progress)
+
+    def _unless_broken(self, function: Callable[[], None]) -> None:
+        if self._without_connection():
+            return
+        try:
+            function()
+        except BaseException as error:
+            self._broke(error)
 
     def _progress(self) -> None:
         self.session.progress(monotonic())

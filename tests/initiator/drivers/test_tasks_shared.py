@@ -358,6 +358,54 @@ async def test_what_breaks_comes_out_of_its_pump(
     end.peer.close()
 
 
+@pytest.mark.plain("replaces a method")
+@pytest.mark.parametrize("where", ["a send that was put off", "the rest of what has come"])
+async def test_what_breaks_between_answers_comes_out_of_its_pump(
+    where: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a function that the loop calls, which is that of all sessions."""
+    ends = [End(depth=8), End()]
+    end = ends[0]
+    broken: list[BaseException] = []
+    ended: list[ConnectionLost] = []
+
+    def breaks(*_arguments: object) -> int:
+        raise ZeroDivisionError
+
+    async def run(task_status: trio.TaskStatus[None]) -> None:
+        try:
+            await end.driver.run(task_status)
+        except* ZeroDivisionError as group:
+            broken.append(group)
+
+    async def fails() -> None:
+        try:
+            await end.read()
+        except ConnectionLost as error:
+            ended.append(error)
+
+    async with driven(ends[1]) as nursery:
+        nursery.start_soon(end.peer.run, end.answer)
+        await nursery.start(run)
+        for each in ends:
+            await each.read()
+        end.silent = True
+        for _ in range(5):
+            nursery.start_soon(fails)
+        await end.peer.hears(6)
+        if where == "a send that was put off":
+            monkeypatch.setattr(end.session.queue, "flush", breaks)
+            nursery.start_soon(fails)
+        else:
+            monkeypatch.setattr(end.session, "progress", breaks)
+            end.driver.again()
+        await until(lambda: broken)
+        await until(lambda: len(ended) >= 5)
+        assert isinstance(end.session.error, ConnectionLost)
+        await ends[1].read()
+    end.peer.close()
+
+
 async def test_pumps_that_are_cancelled_leave_nothing() -> None:
     """The descriptor that they shared is closed, and the sessions can be ended afterwards."""
     before = descriptors_to_begin_with()
