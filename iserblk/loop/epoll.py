@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import select
 from collections import deque
+from threading import RLock
 from typing import Final
 
 from iserblk.loop.busy_polling import Turns
@@ -68,13 +69,15 @@ class EpollLoop:
         self._timers = Timers()
         self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._epoll.register(self._bell, _IN)
+        # While a thread rings, nobody closes the bell: its number may be that of a file then. A
+        # handler of a signal may ring in the middle of either.
+        self._ringing = RLock()
         self._asleep = False
         self._awake = 0.0
         self._turns = Turns()
         self._number = 0  # of the turn
         self._workers = Workers(self.wake)
         self._retiring: Timer | None = None
-        self._closed = False
         self.stopped = False
 
     # -- Loop -------------------------------------------------------------------------------------
@@ -131,7 +134,11 @@ class EpollLoop:
             if watch is not None:
                 # One that was made in this turn has the number of a descriptor that was closed.
                 if watch.made != number:
-                    watch.ready()
+                    try:
+                        watch.ready()
+                    except BaseException:
+                        watch.close()  # else no turn would come to an end any more
+                        raise
             elif fd == self._bell:
                 os.eventfd_read(self._bell)
         if self._timers.next() <= (now := monotonic()):
@@ -145,13 +152,13 @@ class EpollLoop:
     def close(self) -> None:
         """Let go of the descriptors. Functions that wait are not called. ``wake`` does nothing from
         now on."""
-        self._closed = True
         for watch in list(self._watches.values()):
             watch.close()
         self._workers.close()
         self._epoll.close()
-        bell, self._bell = self._bell, -1
-        os.close(bell)
+        with self._ringing:
+            bell, self._bell = self._bell, -1
+            os.close(bell)
 
     def _left(self) -> float:
         """Seconds until the next turn is due."""
@@ -181,8 +188,9 @@ class EpollLoop:
             self._asleep = False
 
     def _ring(self) -> None:
-        if not self._closed:
-            os.eventfd_write(self._bell, 1)
+        with self._ringing:
+            if self._bell >= 0:
+                os.eventfd_write(self._bell, 1)
 
     def _retire(self) -> None:
         self._workers.retire()

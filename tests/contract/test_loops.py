@@ -17,6 +17,7 @@ import pytest
 import trio
 
 from iserblk.loop import guest
+from iserblk.loop.epoll import EpollLoop
 from iserblk.loop.here import hosts, loop_here
 from iserblk.loop.seam import Watch
 from iserblk.loop.strands import open_strands, pause
@@ -727,3 +728,55 @@ def test_a_guest_that_may_not_begin_leaves_the_one_that_runs() -> None:
         assert loop_here() is mine
 
     guest.run(body)
+
+
+def test_a_descriptor_whose_function_always_raises_ends_the_run(lines: Lines) -> None:
+    """What is there to be read stays there: the others have their turns all the same."""
+    cleaned: list[str] = []
+
+    def breaks() -> None:
+        raise ZeroDivisionError
+
+    async def body() -> None:
+        loop_here().watch(lines[0][0].fileno(), breaks)
+        lines[0][1].sendall(b"x")
+        try:
+            await trio.sleep_forever()
+        finally:
+            with trio.CancelScope(shield=True):
+                await turns(3)
+            cleaned.append("all")
+
+    with pytest.raises(ZeroDivisionError):
+        guest.run(body)
+    assert cleaned == ["all"]
+
+
+def test_a_loop_that_ends_while_a_thread_wakes_it(
+    lines: Lines, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The number of its descriptor may be that of a file by then, into which the thread would
+    write."""
+    loop = EpollLoop()
+    write = os.eventfd_write
+    valid: list[bool] = []
+
+    def body() -> None:
+        loop.run()
+        loop.close()
+
+    def late(fd: int, value: int) -> None:
+        lines[0][1].sendall(b"x")  # meanwhile something else ends the loop
+        host.join(0.1)  # it waits for this function; without a lock, it is over by then
+        valid.append(host.is_alive())
+        write(fd, value)
+
+    loop.watch(lines[0][0].fileno(), lambda: setattr(loop, "stopped", True))
+    monkeypatch.setattr(os, "eventfd_write", late)
+    host = threading.Thread(target=body)
+    host.start()
+    while not valid:
+        loop.wake(lambda: None)
+    host.join()
+    assert valid == [True]
+    loop.wake(lambda: pytest.fail("it has ended"))
