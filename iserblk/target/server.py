@@ -38,7 +38,6 @@ from iserblk.loop.work import Limit
 from iserblk.metrics.target_reading import TargetLunReading, TargetReading
 from iserblk.newcomers import Newcomers, origin_of
 from iserblk.rcap.seam import QueuePair
-from iserblk.scsi import status as sam
 from iserblk.sockets.stream import SocketStream
 from iserblk.target.access import Access
 from iserblk.target.announcing.announced import Announced
@@ -397,10 +396,7 @@ class TargetServer:
 
         def returned(problem: BaseException | None) -> None:
             if problem is not None:
-                # Nobody knows what became of it: whoever takes it up again is not told GOOD.
-                slot.task.cancel()
-                slot.task.status = sam.TASK_ABORTED
-                slot.task.transferred = 0
+                slot.end_unknown()
                 self._end_broken(slot.connection, problem)
             if slot.task.cancelled and slot.task.in_loop:
                 device.settle(slot.task, settled)

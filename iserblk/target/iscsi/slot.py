@@ -8,6 +8,7 @@ from typing import Final, Protocol
 from iserblk.datamover.seam import TargetSlot
 from iserblk.errors import RemoteProtocolError
 from iserblk.iscsi import bhs, pdu
+from iserblk.scsi import status as sam
 from iserblk.target.iscsi.numbers import Numbers
 from iserblk.target.seam import DATA_IN, ScsiTask
 
@@ -183,6 +184,12 @@ class TargetTask(TargetSlot):
         self.aborted = False
         self.on_aborted: list[Callable[[], None]] = []
         self.on_ended: list[Callable[[], None]] = []  # called when its thread has finished
+
+    def end_unknown(self) -> None:
+        """Nobody knows what became of the task: whoever takes it up again is not told GOOD."""
+        self.task.cancel()
+        self.task.status = sam.TASK_ABORTED
+        self.task.transferred = 0
 
     def adopt(self, fresh: TargetTask, connection: Allegiance) -> None:
         """Become a task of another connection, with the memory of its slot ``fresh``, which is not
