@@ -210,6 +210,8 @@ class TrioLoop:
                 await nap.sleep()
         finally:
             self._caller = None
+            if self._soon:  # a function has raised
+                self._rouse()
 
     def _call(self) -> None:
         for _ in range(len(self._soon)):

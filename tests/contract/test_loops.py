@@ -696,6 +696,29 @@ def test_a_function_that_raises_ends_the_run(run: Run) -> None:
     assert cleaned == [True]
 
 
+def test_behind_a_function_that_raises_the_others_are_called(run: Run) -> None:
+    """What cleans up may wait for them."""
+    called: list[bool] = []
+
+    def function() -> None:
+        raise ZeroDivisionError
+
+    async def body() -> None:
+        ended = trio.Event()
+        loop_here().call_soon(function)
+        loop_here().call_soon(ended.set)
+        try:
+            await trio.sleep_forever()
+        finally:
+            with trio.move_on_after(WAIT_S, shield=True):
+                await ended.wait()
+                called.append(True)
+
+    with pytest.raises((ZeroDivisionError, trio.TrioInternalError)):
+        run(body)
+    assert called == [True]
+
+
 def test_a_function_that_raises_while_the_body_returns() -> None:
     """The body has its value already, and meets no cancellation any more. (Inside trio, trio itself
     sees to it.)"""
