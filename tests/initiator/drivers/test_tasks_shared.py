@@ -288,6 +288,49 @@ async def test_a_session_goes_on_with_another_descriptor() -> None:
         assert end.session.reconnects == 1
 
 
+@pytest.mark.logs(logs.RECONNECTED)
+@pytest.mark.parametrize("held", [False, True])
+async def test_what_was_put_off_when_the_connection_was_lost_is_sent_on_the_next(
+    held: bool,
+) -> None:
+    """Commands that wait for others to be sent with, and the rest of what had come. ``held``: by a
+    front-end, which lets go only when the session goes on."""
+    end = End(depth=16)
+    lost: list[None] = []
+    end.driver.reconnect = lambda: lost.append(None)
+    done: list[int] = []
+
+    async def once(number: int) -> None:
+        await end.read()
+        done.append(number)
+
+    async with driven(end) as nursery:
+        await end.read()
+        end.silent = True
+        for number in range(5):
+            nursery.start_soon(once, number)
+        await end.peer.hears(6)
+        before = end.driver.hold() if held else False
+        for number in range(5, 8):
+            nursery.start_soon(once, number)
+        while end.session.queue.busy < 8:
+            await trio.lowlevel.checkpoint()
+        end.driver.again()
+        end.session.disconnect()
+        end.driver.kick()
+        assert lost and end.session.suspended is not None
+        fresh, end.peer = linked(depth=16)
+        end.silent = False
+        nursery.start_soon(end.peer.run, end.answer)
+        end.session.offer(fresh)
+        end.driver.kick()
+        if held:
+            end.driver.release(before)
+        await until(lambda: len(done) == 8)
+        await end.read()  # and nothing is left of the batch
+        assert end.session.queue.in_flight == 0
+
+
 async def test_a_connection_that_is_lost_ends_its_session_alone() -> None:
     """No driver reconnects: the commands of that session end, and its pump."""
     ends = [End(), End()]
