@@ -62,15 +62,17 @@ class Pump:
         """Data has come, or the end of the connection; or the socket takes more."""
         if self._stopped:
             return
-        connection = self._connection
-        connection.silent = 0
-        pace = self._pace
         try:
-            connection.progress(pace.work())
+            self._turn()
         except BaseException as error:
             self.problem = error
             self._stop()
-            return
+
+    def _turn(self) -> None:
+        connection = self._connection
+        connection.silent = 0
+        pace = self._pace
+        connection.progress(pace.work())
         if connection.done:
             self._stop()
             return

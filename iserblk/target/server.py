@@ -391,8 +391,11 @@ class TargetServer:
             self._finish(slot)
 
         def work() -> None:
-            OWNER.set(nexus)
-            device.run(slot.task, slot.buffer)
+            owned = OWNER.set(nexus)
+            try:
+                device.run(slot.task, slot.buffer)
+            finally:
+                OWNER.reset(owned)  # the thread refers to no session that may have ended
 
         def returned(problem: BaseException | None) -> None:
             if problem is not None:
