@@ -76,7 +76,7 @@ def test_in_a_directory_that_is_gone(words: str, url: str, tmp_path: Path) -> No
         ("iscsi://host/iqn.2026-11.example:a?rcap=verbs", 27, "means TCP"),
         ("iser://host/iqn.2026-11.example:a?data_digest=crc32c", 27, "no iSCSI digests over iSER"),
         ("iser://host/iqn.2026-11.example:a/0?header=13", 7, "say 28 or 12"),
-        ("iscsi://host/iqn.2026-11.example:a/0?hello=yes", 27, "leave them out"),
+        ("iscsi://host/iqn.2026-11.example:a/0?hello=yes", 27, "leave it out"),
         ("iscsi://host/iqn.2026-11.example:a?style=cm", 27, "means TCP"),
         ("iser://host/iqn.2026-11.example:a/0?style=stream&rcap=verbs", 27, "style=stream"),
         ("iser://no.such.host.invalid/iqn.2026-11.example:a", 23, "no.such.host.invalid"),

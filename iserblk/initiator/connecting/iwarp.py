@@ -135,25 +135,32 @@ async def connect_iwarp(
 
 async def doubting(running: Awaitable[T], doubt: Callable[[], Awaitable[str]]) -> T | str:
     """The result of ``running``. Where it takes longer than DOUBT_S, ``doubt`` runs beside it; if
-    that returns some text first, ``running`` is cancelled, and the text is the result."""
+    that returns some text first, ``running`` is cancelled, and the text is the result. What
+    ``running`` has returned is returned also where the caller is cancelled meanwhile: it has a
+    connection, which nobody else would close."""
     result: T | None = None
     problem: Exception | None = None
     words = ""
-    async with trio.open_nursery() as nursery:
+    try:
+        async with trio.open_nursery() as nursery:
 
-        async def ask() -> None:
-            nonlocal words
-            await sleep(DOUBT_S)
-            words = await doubt()
-            if words:
-                nursery.cancel_scope.cancel()
+            async def ask() -> None:
+                nonlocal words
+                await sleep(DOUBT_S)
+                words = await doubt()
+                if words:
+                    nursery.cancel_scope.cancel()
 
-        nursery.start_soon(ask)
-        try:
-            result = await running
-        except Exception as error:  # told without the group that a nursery makes of it
-            problem = error
-        nursery.cancel_scope.cancel()
+            nursery.start_soon(ask)
+            try:
+                result = await running
+            except Exception as error:  # told without the group that a nursery makes of it
+                problem = error
+            nursery.cancel_scope.cancel()
+    except BaseException as error:
+        others = BaseExceptionGroup("", [error]).split(trio.Cancelled)[1]
+        if result is None or others is not None:
+            raise
     if problem is not None:
         raise problem
     return words if result is None else result

@@ -459,7 +459,11 @@ async def _by_stream(
     login.credentials = credentials
     running = _log_in(run(login), qp, portal)
     try:
-        result = await doubting(running, lambda: doubt.stranger(addresses))
+        result = (
+            await doubting(running, lambda: doubt.stranger(addresses))
+            if doubt.allowed
+            else await running
+        )
     except (TransportError, IserRefused) as error:
         if login.agreed and not doubted:
             doubt.iser = True

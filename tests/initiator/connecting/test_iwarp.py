@@ -130,3 +130,34 @@ async def test_a_process_that_is_stopped_while_the_target_answers(
     (pair,) = found
     pair.close()
     await stream.aclose()
+
+
+async def test_a_result_is_not_lost_to_a_cancellation() -> None:
+    """It has a connection: nobody else would close that."""
+
+    async def running() -> str:
+        scope.cancel()
+        return "a connection"
+
+    async def doubt() -> str:
+        raise AssertionError("there is none")
+
+    found = ""
+    with trio.CancelScope() as scope:
+        found = await iwarp.doubting(running(), doubt)
+    assert found == "a connection"
+
+
+async def test_a_cancellation_ends_what_is_doubted() -> None:
+    async def running() -> str:
+        scope.cancel()
+        await trio.sleep_forever()
+        return "never"
+
+    async def doubt() -> str:
+        return ""
+
+    found = ""
+    with trio.CancelScope() as scope:
+        found = await iwarp.doubting(running(), doubt)
+    assert not found and scope.cancelled_caught
