@@ -119,7 +119,7 @@ async def test_a_slow_portal_has_its_time() -> None:
     async with serving() as there:
         with in_front(parse_url(there).port, answer) as (front, seen):
             assert end(await connect(parse_url(url(front)), Options()))["datamover"] == "iser"
-        assert [first[:1] for first in seen] == [b"M", b"C"]
+        assert sorted(first[:1] for first in seen) == [b"C", b"M"]  # in threads of their own
 
 
 async def test_a_portal_that_was_right_is_not_asked(
