@@ -526,3 +526,39 @@ def test_an_interrupt_while_answers_are_taken_in_loses_none(
             await until(lambda: len(done) == 50)
 
     trio.run(main)
+
+
+@pytest.mark.plain("replaces a method")
+async def test_room_in_a_socket_is_waited_for_only_while_it_is_full(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Else the loop would turn for it without end."""
+    wanted: list[bool] = []
+    full = [True]
+
+    class Noted:
+        """Implements Watch."""
+
+        fd = 0
+
+        def want(self, readable: bool, writable: bool) -> None:
+            assert readable
+            wanted.append(writable)
+
+        def expect(self, until: float) -> None: ...
+        def close(self) -> None: ...
+
+    end = End()
+    monkeypatch.setattr(end.session, "wants_write", lambda: full[0])
+    monkeypatch.setattr(loop_here(), "watch", lambda *_: Noted())
+    async with trio.open_nursery() as nursery:
+        await nursery.start(end.driver.run)
+        await trio.testing.wait_all_tasks_blocked()
+        end.driver.blocked()
+        assert wanted == [True]
+        full[0] = False
+        end.driver.blocked()
+        assert wanted == [True, False]
+        nursery.cancel_scope.cancel()
+    end.session.fail(ConnectionLost("end of test"))
+    end.peer.close()
