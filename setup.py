@@ -12,13 +12,16 @@ scripts/install-units needs, the documents, which messages and manual pages name
 pages and completions, if there is a directory share/ with them (``scripts/manpages --output .``).
 """
 
+import gc
 import hashlib
+import multiprocessing
 import os
 import re
 import runpy
 import subprocess
 import sys
 from collections import Counter
+from concurrent.futures import ProcessPoolExecutor
 from importlib.metadata import version
 from multiprocessing.pool import ThreadPool
 from pathlib import Path
@@ -194,8 +197,18 @@ class Build(build_ext):
 
 
 def extensions() -> list[Extension]:
+    level = os.environ.get("ISERBLK_OPTIMIZE", "1")
+    if os.environ.get("ISERBLK_PLAIN", "0") not in ("", "0"):
+        return of_cython(level)
+    # mypy's trees have millions of objects: the process that has made them ends without looking for
+    # circles among them, and without freeing each, which would take half as long as the work.
+    with ProcessPoolExecutor(1, multiprocessing.get_context("fork")) as beside:
+        library = beside.submit(of_mypyc, level)
+        return [*of_cython(level), *library.result()]
+
+
+def of_cython(level: str) -> list[Extension]:
     from Cython.Build import cythonize  # noqa: PLC0415 (only to compile)
-    from mypyc.build import mypycify  # noqa: PLC0415
 
     modules = [
         Extension("iserblk.sockets._syscalls", ["iserblk/sockets/_syscalls.pyx"]),
@@ -219,7 +232,6 @@ def extensions() -> list[Extension]:
                 libraries=["ibverbs", "rdmacm"],
             )
         )
-    level = os.environ.get("ISERBLK_OPTIMIZE", "1")
     for module in modules:  # as mypycify's; -g1: names and lines, no variables
         module.extra_compile_args += [f"-O{level}", "-g1"]
     made = cythonize(
@@ -227,21 +239,27 @@ def extensions() -> list[Extension]:
         compiler_directives={"language_level": "3", "annotation_typing": False},
         build_dir="build",
     )
-    if os.environ.get("ISERBLK_PLAIN", "0") in ("", "0"):
-        forms = runpy.run_path("iserblk/forms.py")
-        sources = [str(Path(*module.split(".")).with_suffix(".py")) for module in forms["MODULES"]]
-        PROGRESS.say(f"reading the types of {len(sources)} modules")
-        compiled = mypycify(
-            ["--config-file=pyproject.toml", *sources],
-            opt_level=level,
-            multi_file=True,  # for several processors (Build)
-            group_name=forms["LIBRARY"].removesuffix("__mypyc"),
-        )
-        more = [*LOCAL, *(LEFT_OUT if level == "1" else ())]
-        for module in compiled:
-            module.extra_compile_args = [*module.extra_compile_args, *more]
-        made += compiled
     return list(made)
+
+
+def of_mypyc(level: str) -> list[Extension]:
+    """What the modules of iserblk/forms.py become, with the library that has their code."""
+    gc.disable()
+    from mypyc.build import mypycify  # noqa: PLC0415 (only to compile)
+
+    forms = runpy.run_path("iserblk/forms.py")
+    sources = [str(Path(*module.split(".")).with_suffix(".py")) for module in forms["MODULES"]]
+    PROGRESS.say(f"reading the types of {len(sources)} modules")
+    compiled = mypycify(
+        ["--config-file=pyproject.toml", *sources],
+        opt_level=level,
+        multi_file=True,  # for several processors (Build)
+        group_name=forms["LIBRARY"].removesuffix("__mypyc"),
+    )
+    more = [*LOCAL, *(LEFT_OUT if level == "1" else ())]
+    for module in compiled:
+        module.extra_compile_args = [*module.extra_compile_args, *more]
+    return list(compiled)
 
 
 def data_files() -> list[tuple[str, list[str]]]:

@@ -57,7 +57,7 @@ class Tree:
         before = self._objects()
         self.errors = subprocess.run(
             [sys.executable, "setup.py", "--quiet", "build_ext", "--inplace", *words],
-            cwd=self.folder, check=True, env={**self._environment, **changes},
+            cwd=self.folder, check=True, env={**self.environment, **changes},
             stderr=subprocess.PIPE, text=True,
         ).stderr  # fmt: skip
         said = subprocess.run(
@@ -69,7 +69,7 @@ class Tree:
         return [said.stdout.strip(), *sorted(made)]
 
     @property
-    def _environment(self) -> dict[str, str]:
+    def environment(self) -> dict[str, str]:
         kept = {name: value for name, value in os.environ.items() if "ISERBLK" not in name}
         return {**kept, "PYTHONPATH": str(self.folder / "fake")}
 
@@ -81,7 +81,7 @@ class Tree:
         subprocess.run(
             [sys.executable, "setup.py", "--quiet", "build_ext", "--inplace", "--force"],
             cwd=self.folder, check=True, pass_fds=[descriptor],
-            env={**self._environment, "ISERBLK_PROGRESS": str(descriptor)},
+            env={**self.environment, "ISERBLK_PROGRESS": str(descriptor)},
         )  # fmt: skip
 
 
@@ -118,6 +118,20 @@ def test_a_failed_compilation_is_tried_again(tree: Tree) -> None:
             tree.build()
     tree.write("other.c", "int other(void) { return 4; }\n")
     assert tree.build() == ["44", "other.o"]
+
+
+def test_an_error_of_a_type_is_shown_and_nothing_is_compiled(tree: Tree) -> None:
+    """mypyc prints it, and ends its process."""
+    tree.write(
+        "fake/mypyc/build.py",
+        "def mypycify(*words, **others):\n    print('a.py:1: wrong')\n    raise SystemExit(1)\n",
+    )
+    ended = subprocess.run(
+        [sys.executable, "setup.py", "--quiet", "build_ext", "--inplace"],
+        cwd=tree.folder, env=tree.environment, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert (ended.returncode, ended.stdout, ended.stderr) == (1, "a.py:1: wrong\n", "")
+    assert not list(tree.folder.rglob("*.o"))
 
 
 @pytest.mark.parametrize("headers", ["known", "beside"])
