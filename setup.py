@@ -27,7 +27,7 @@ from multiprocessing.pool import ThreadPool
 from pathlib import Path
 from threading import Lock
 
-from setuptools import Extension, setup
+from setuptools import Distribution, Extension, setup
 from setuptools.command.build_ext import build_ext
 
 PROCESSORS = len(os.sched_getaffinity(0))
@@ -38,7 +38,7 @@ INCLUDES = re.compile(r"(#include .*\n)+")  # at the beginning of a C file
 LOCAL = ("-fvisibility=hidden",)
 # Of -O1, what takes some of the compiler's time, and saves no instructions (docs/compiled.md).
 LEFT_OUT = ("-fno-tree-pta",)
-NO_MODULES = {"sdist", "egg_info", "dist_info"}  # commands that look at no compiled module
+NO_MODULES = {"sdist", "egg_info", "dist_info"}  # commands that build no module, but ask for them
 
 
 class Progress:
@@ -74,9 +74,22 @@ class Progress:
 PROGRESS = Progress()
 
 
+class Modules(Distribution):
+    """Its modules are made only when a command builds them (``Build``): others, and --help, would
+    wait for mypyc."""
+
+    def has_ext_modules(self) -> bool:
+        return not NO_MODULES & set(self.commands)
+
+
 class Build(build_ext):
     """Compiles the C files of one extension at the same time. setuptools does that with extensions,
     and nearly all of ours are in one."""
+
+    def finalize_options(self) -> None:
+        if not self.distribution.ext_modules:
+            self.distribution.ext_modules = extensions()
+        super().finalize_options()
 
     def build_extensions(self) -> None:
         PROGRESS.begin(sum(len(ext.sources) for ext in self.extensions))
@@ -284,7 +297,8 @@ def data_files() -> list[tuple[str, list[str]]]:
 
 
 setup(
-    ext_modules=[] if NO_MODULES & set(sys.argv) else extensions(),
+    distclass=Modules,
+    ext_modules=[],
     data_files=data_files(),
     options={"build_ext": {"parallel": PROCESSORS}},
     cmdclass={"build_ext": Build},

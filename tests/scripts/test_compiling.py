@@ -120,6 +120,19 @@ def test_a_failed_compilation_is_tried_again(tree: Tree) -> None:
     assert tree.build() == ["44", "other.o"]
 
 
+@pytest.mark.parametrize("words", ["--help", "--name", "--help build_ext", "clean", "egg_info"])
+def test_what_compiles_nothing_waits_for_no_compiler(tree: Tree, words: str) -> None:
+    tree.write("fake/mypyc/build.py", "raise SystemExit('mypyc was called')\n")
+    tree.write("fake/Cython/Build.py", "raise SystemExit('Cython was called')\n")
+    for command, status in ((words, 0), ("build_ext", 1)):
+        ended = subprocess.run(
+            [sys.executable, "setup.py", *command.split()],
+            cwd=tree.folder, env=tree.environment, capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        assert ended.returncode == status, ended.stderr
+        assert ("was called" in ended.stderr) == (status == 1)
+
+
 def test_an_error_of_a_type_is_shown_and_nothing_is_compiled(tree: Tree) -> None:
     """mypyc prints it, and ends its process."""
     tree.write(
