@@ -120,6 +120,7 @@ def _connect(home: Home, lun: Lun, connections: int) -> None:
             random_isid().hex(),
             by_nbdkit=lun.by_nbdkit,
             reserved=lun.reserved,
+            queue=home.device.queue(),
         )
         home.make(state)
         home.tell_udev(lun.udev)

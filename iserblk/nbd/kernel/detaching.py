@@ -162,6 +162,7 @@ def _release(home: Home) -> _Ended:
 
 
 def _forget(home: Home) -> None:
+    home.device.set_queue(home.state().queue)  # for the next program that connects it
     home.remove()
     home.device.announce()  # so that udev removes its links
 

@@ -8,6 +8,7 @@ import math
 import os
 import re
 import subprocess
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,6 +16,9 @@ from iserblk.errors import BadArgument, Busy, IserblkError, NotSupported, Permis
 from iserblk.nbd.kernel.programs import program
 
 SECTOR = 512  # bytes; the unit of sizes in sysfs, whatever the block size of the device
+# In the directory queue/ of a device in sysfs.
+_IO_TIMEOUT = "io_timeout"
+_MAX_SECTORS = "max_sectors_kb"
 _NAME = re.compile("nbd[0-9]+")
 _PARTITION = re.compile("nbd[0-9]+p[0-9]+")
 
@@ -99,15 +103,25 @@ class Device:
         """Have the kernel look after each later request when that time has passed since it was
         sent, and again each time that it passes. Does nothing where the kernel has no such setting
         (before Linux 5.0)."""
-        with contextlib.suppress(OSError):
-            path = self.places.sys / "block" / self.name / "queue" / "io_timeout"
-            path.write_text(f"{milliseconds}\n")
+        self.set_queue({_IO_TIMEOUT: str(milliseconds)})
 
     def take_requests_of(self, length: int) -> None:
         """Have the kernel send up to so many bytes in one request, where it can."""
-        with contextlib.suppress(OSError):
-            path = self.places.sys / "block" / self.name / "queue" / "max_sectors_kb"
-            path.write_text(f"{length >> 10}\n")
+        self.set_queue({_MAX_SECTORS: str(length >> 10)})
+
+    def queue(self) -> dict[str, str]:
+        """The settings that ``look_after`` and ``take_requests_of`` change, as they are now: the
+        kernel keeps them when the device is disconnected. Those that it does not have are left
+        out."""
+        found = {name: self._read(f"queue/{name}") for name in (_IO_TIMEOUT, _MAX_SECTORS)}
+        return {name: value for name, value in found.items() if value}
+
+    def set_queue(self, settings: Mapping[str, str]) -> None:
+        """What the kernel does not take stays as it is."""
+        for name, value in settings.items():
+            with contextlib.suppress(OSError):
+                path = self.places.sys / "block" / self.name / "queue" / name
+                path.write_text(f"{value}\n")
 
     def announce(self) -> None:
         """Have the kernel send an event that says that the device has changed."""

@@ -8,7 +8,7 @@ import json
 import os
 import shutil
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from iserblk import files
@@ -25,7 +25,8 @@ class State:
     and options. ``io_timeout``: seconds, see ``client.kernel_seconds``. ``changed``:
     ``Device.changed()`` before the attach. ``backend``: names the LUN. ``connections``: their
     number. ``by_nbdkit``: the server is nbdkit. ``isid``: of the server's session, in hexadecimal
-    digits. ``reserved``: the server has reserved the LUN."""
+    digits. ``reserved``: the server has reserved the LUN. ``queue``: ``Device.queue()`` before the
+    attach."""
 
     url: str
     io_timeout: float
@@ -35,6 +36,7 @@ class State:
     isid: str = ""
     by_nbdkit: bool = False
     reserved: bool = False
+    queue: Mapping[str, str] = field(default_factory=dict)
 
 
 class Home:

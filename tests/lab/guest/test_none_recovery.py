@@ -66,8 +66,9 @@ def test_fio_sees_a_pause(target: Mortal) -> None:
         *("--ioengine=libaio", "--iodepth=16", "--direct=1"),
         "--bssplit=512/20:4k/30:128k/30:1m/20",
     )
+    largest = Path("/sys/block", Path(DEVICE).name, "queue/max_sectors_kb")
+    before = largest.read_text()
     with attached(target.url, DEVICE, "-o", "io-timeout=120"):
-        largest = Path("/sys/block", Path(DEVICE).name, "queue/max_sectors_kb")
         assert largest.read_text() == "1024\n"  # else 1 MiB were several requests
         kills = 0
         with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as fio:
@@ -84,6 +85,7 @@ def test_fio_sees_a_pause(target: Mortal) -> None:
             finally:
                 fio.kill()
         assert (fio.returncode, kills > 0) == (0, True), output
+    assert largest.read_text() == before  # for the next program that connects it
     nobody_hangs()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 from pathlib import Path
 
@@ -48,6 +49,28 @@ def test_the_kernel_may_send_larger_requests(
     assert (queue / "max_sectors_kb").read_text() == f"{kib}\n"
     assert 4 * (kib << 10) < CLIENT_BYTES
     tool.good("detach", "nbd0")
+
+
+@pytest.mark.parametrize("how", ["detach", "killed"])
+def test_the_next_program_finds_the_device_as_it_was(
+    tool: Attacher, kernel: FakeKernel, target: TargetProcess, how: str
+) -> None:
+    """The kernel keeps these settings when a device is disconnected. They are put back also where
+    the server was killed, and the device was connected anew."""
+    settings = {"io_timeout": "30000", "max_sectors_kb": "128"}
+    queue = kernel.root / "sys/block/nbd0/queue"
+    queue.mkdir()
+    for name, value in settings.items():
+        (queue / name).write_text(f"{value}\n")
+    tool.good("attach", f"{target.url}/1", "nbd0")
+    assert (queue / "max_sectors_kb").read_text() == "1024\n"
+    if how == "killed":
+        (server,) = tool.servers()
+        os.kill(server, signal.SIGKILL)
+        tool.good("attach", "--replace", f"{target.url}/1", "nbd0")
+        assert (queue / "max_sectors_kb").read_text() == "1024\n"
+    tool.good("detach", "nbd0")
+    assert {name: (queue / name).read_text().strip() for name in settings} == settings
 
 
 def test_udev_is_told_what_the_lun_is_called(
