@@ -66,6 +66,8 @@ def test_what_it_refuses(tmp_path: Path) -> None:
     assert "more than `--size 1048576`" in line and line.endswith("so leave out `--size`")
     path.write_bytes(bytes(1000))
     assert line_end(bad(7, "serve", path)) == "`--size 1024` enlarges it"
+    line = bad(7, "serve", path, "--read-only")
+    assert line_end(line) == f"`truncate -s 1024 {path}` enlarges it"
     assert "this is a directory" in bad(7, "serve", tmp_path)
     assert "`iserblk target --lun URL` serves" in bad(7, "serve", "iser://h/iqn.2026-11.example:a")
     assert "the name of a file is empty" in bad(7, "serve", "")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import logging
 import os
+import shlex
 import stat
 
 from iserblk.errors import BadArgument, Busy, IserblkError, PermissionDenied
@@ -123,20 +124,27 @@ def _keep_name(path: str) -> None:
         os.close(fd)
 
 
+def _enlarging(fd: int, path: str, present: int, read_only: bool, block: int) -> str:
+    """How a file of ``present`` bytes, which are not so many blocks, can be served."""
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        return "leave out `block=`" if present else "connect the device first"
+    enough = present + -present % block or block
+    if read_only:
+        return f"`truncate -s {enough} {shlex.quote(path)}` enlarges it"
+    return f"`size={enough if present > block else '1G'}` enlarges it"
+
+
 def _fit(fd: int, path: str, size: int | None, read_only: bool, block: int) -> int:
     """Check or enlarge the file. Returns the size of the LUN in bytes. Raises BadArgument."""
     present = os.lseek(fd, 0, os.SEEK_END)
     if size is None:
         if present < block:
-            raise BadArgument(
-                f"{path}: its {present} bytes are less than one block; `size=1G` enlarges it"
-            )
-        if present % block:
-            raise BadArgument(
-                f"{path}: its {present} bytes are not a multiple of {block}-byte blocks; "
-                f"`size={present + block - present % block}` enlarges it"
-            )
-        return present
+            why = f"its {present} bytes are less than one block"
+        elif present % block:
+            why = f"its {present} bytes are not a multiple of {block}-byte blocks"
+        else:
+            return present
+        raise BadArgument(f"{path}: {why}; {_enlarging(fd, path, present, read_only, block)}")
     if present > size:
         raise BadArgument(
             f"{path}: has {present} bytes, more than `size={size}`; files are never made smaller,"

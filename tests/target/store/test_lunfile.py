@@ -112,6 +112,25 @@ def test_sizes_that_cannot_be(
     assert path.read_bytes() == b"x" * content
 
 
+@pytest.mark.parametrize(
+    ("content", "block", "enough"), [(0, 512, 512), (1025, 512, 1536), (512, 4096, 4096)]
+)
+def test_the_remedy_for_a_file_that_is_served_read_only(
+    tmp_path: Path, content: int, block: int, enough: int
+) -> None:
+    """`size=` would write to it."""
+    path = tmp_path / "a file"
+    path.write_bytes(b"x" * content)
+    with pytest.raises(BadArgument) as caught:
+        open_file(str(path), read_only=True, block=block)
+    remedy = str(caught.value).rpartition("; ")[2]
+    assert remedy == f"`truncate -s {enough} '{path}'` enlarges it"
+    subprocess.run(["sh", "-c", remedy.split("`")[1]], check=True)
+    lun = open_file(str(path), read_only=True, block=block)
+    assert lun.size == enough
+    lun.close()
+
+
 def test_a_size_that_the_file_system_refuses_leaves_no_file(tmp_path: Path) -> None:
     refused(tmp_path / "huge", BadArgument, "File too large", size=1 << 62)
     assert not list(tmp_path.iterdir())
@@ -196,6 +215,25 @@ def loop_device(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path
     subprocess.run(["blockdev", "--setrw", made.stdout.strip()], check=True)
     yield Path(made.stdout.strip())
     subprocess.run(["losetup", "--detach", made.stdout.strip()], check=True)
+
+
+def test_a_device_cannot_be_enlarged(tmp_path: Path) -> None:
+    image = tmp_path / "image"
+    image.write_bytes(bytes(4096 + 512))
+    try:
+        made = subprocess.run(
+            ["losetup", "--find", "--show", image], capture_output=True, text=True, check=True
+        )
+    except (OSError, subprocess.CalledProcessError) as error:
+        pytest.skip(f"no loop device can be set up: {error}")
+    try:
+        refused(
+            Path(made.stdout.strip()), BadArgument, "of 4096-byte blocks; leave out `block=`",
+            block=4096,
+        )  # fmt: skip
+    finally:
+        subprocess.run(["losetup", "--detach", made.stdout.strip()], check=True)
+    refused(Path(made.stdout.strip()), BadArgument, "its 0 bytes .*; connect the device first")
 
 
 def test_a_block_device(loop_device: Path) -> None:
