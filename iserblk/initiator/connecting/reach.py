@@ -218,13 +218,13 @@ async def reach(
 class _Doubt:
     """Who answers at the portal of ``url``, as far as it is known: ``who``, of ``protocols``.
     ``allowed``: whether it may be asked; ``wanted``: and that is of use. ``iser``: it has shown
-    that it takes iSER."""
+    that it takes iSER. ``silent``: it has not answered an MPA Request in its full time."""
 
     def __init__(self, url: Url, options: Options, allowed: bool) -> None:
         self.allowed = allowed
         # With a fallback, who speaks iSCSI is found by that.
         self.wanted = allowed and not (url.scheme == "iser" and options.fallback == "iscsi")
-        self.iser = False
+        self.iser = self.silent = False
         self.who = ""
         self._asked = False
         self._url = url
@@ -409,6 +409,7 @@ async def _by_cm(
         if isinstance(error, OtherProtocol):
             doubt.who = error.speaks
         # The portal takes connections, but does not answer in MPA.
+        doubt.silent = isinstance(error, NoMpaReply)
         another = isinstance(error, NoMpaReply | ConnectionLost) or doubt.who == ISCSI
         raise _NotThisWay(error, another) from None
     log.info("%s: connected by %s: %s", portal, qp.provider, reason)
@@ -453,7 +454,7 @@ async def _by_stream(
         ird=READ_DEPTH,
         segments=options.mpa_frames,
     )
-    doubted = doubt.who == ISCSI
+    doubted = doubt.silent or doubt.who == ISCSI
     connection = over_stream(stream, qp, needs_rdma, options.header, doubted)
     login = kind(connection, url, fallback_options(options), portal)
     login.credentials = credentials

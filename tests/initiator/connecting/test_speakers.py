@@ -20,6 +20,7 @@ from iserblk.iscsi import pdu
 from iserblk.options import Options
 from iserblk.url import parse_place, parse_url
 from tests.initiator.connecting.test_styles import end, in_front
+from tests.support import logs
 from tests.support.portal import Portal, portals
 from tests.support.profiles.traditional import Lio, Tgtd
 from tests.support.target import IQN
@@ -81,6 +82,22 @@ async def test_agrees_and_is_silent(monkeypatch: pytest.MonkeyPatch) -> None:
     question, attempt = portal.first_requests
     assert not question.flags & pdu.TRANSIT and not question.tsih
     assert attempt.flags & pdu.TRANSIT and attempt.isid != question.isid
+
+
+@pytest.mark.logs(logs.FALLBACK)
+async def test_agrees_and_is_silent_with_a_fallback(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No question is asked there: the MPA Request of the first attempt was not answered either."""
+    monkeypatch.setattr(reach, "MPA_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(login, "MPA_TIMEOUT_S", 3600.0)
+    monkeypatch.setattr(login, "DOUBTED_S", 0.05)
+    monkeypatch.setattr(login, "DOUBTED_TIMES", 1)
+    portal = Tgtd()
+    try:
+        with trio.fail_after(END_S):
+            session = await connect(parse_url(url(portal.port)), Options(fallback="iscsi"))
+            assert end(session)["datamover"] == "tcp"
+    finally:
+        portal.close()
 
 
 async def test_one_connection_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
