@@ -67,6 +67,7 @@ from iserblk.initiator.session.connection import Connection
 from iserblk.initiator.session.session import Session
 from iserblk.loop.clock import monotonic
 from iserblk.loop.patience import fail_after
+from iserblk.loop.tasks import sleep
 from iserblk.options import Options
 from iserblk.rcap.iwarp.mpa import ENHANCED_SIZE, HEADER_SIZE
 from iserblk.rcap.iwarp.streaming import StreamingQueuePair
@@ -88,6 +89,8 @@ ROUTE_TIMEOUT_S = 11.0  # ARP may need seconds; longer than the provider's own l
 VERBS_TIMEOUT_S = 10.0  # the connection manager repeats a lost request only after 4 s
 # With fallback=iscsi: how long an MPA Reply is waited for. Traditional iSCSI never answers.
 MPA_TIMEOUT_S = 3.0
+# How long a portal may be silent, to the question who it is, too, until the user is told.
+SILENT_S = 2.3  # and DOUBT_S before: three seconds
 # Bytes of private data of an MPA Request of ours: with them it has the 48 bytes of a BHS. So a
 # portal of Traditional iSCSI has a PDU to refuse, and need not wait for the rest of one: LIO
 # answers at once; until it has a BHS, it takes no other connection for 15 s.
@@ -218,13 +221,14 @@ async def reach(
 class _Doubt:
     """Who answers at the portal of ``url``, as far as it is known: ``who``, of ``protocols``.
     ``allowed``: whether it may be asked; ``wanted``: and that is of use. ``iser``: it has shown
-    that it takes iSER. ``silent``: it has not answered an MPA Request in its full time."""
+    that it takes iSER. ``silent``: it has not answered an MPA Request in its full time.
+    ``warned``: the user has been told that it says nothing at all."""
 
     def __init__(self, url: Url, options: Options, allowed: bool) -> None:
         self.allowed = allowed
         # With a fallback, who speaks iSCSI is found by that.
         self.wanted = allowed and not (url.scheme == "iser" and options.fallback == "iscsi")
-        self.iser = self.silent = False
+        self.iser = self.silent = self.warned = False
         self.who = ""
         self._asked = False
         self._url = url
@@ -234,19 +238,36 @@ class _Doubt:
     async def ask(self, addresses: Sequence[Address], patience: float) -> str:
         """Ask with a Login Request, once. Returns ``who``."""
         if self.wanted and not self._asked and not self.who:
-            self._asked = True
-            question = speakers.login_question(self._options)
-            self.who = await speakers.ask(addresses, self._portal, question, patience)
+            self.who = await self._answer(addresses, patience)
         return self.who
 
     async def stranger(self, addresses: Sequence[Address]) -> str:
         """Who answers there and is no target, if anybody; for an attempt whose login gets no
         answer. A target may take its time, whatever it speaks; a stranger never becomes one."""
         if self.allowed and not self._asked and not self.who:
-            self._asked = True
-            question = speakers.login_question(self._options)
-            self.who = await speakers.ask(addresses, self._portal, question, LOGIN_TIMEOUT_S)
+            self.who = await self._answer(addresses, LOGIN_TIMEOUT_S)
         return self.who if is_stranger(self.who) else ""
+
+    async def _answer(self, addresses: Sequence[Address], patience: float) -> str:
+        """Who answers a Login Request. A warning tells of a portal that says nothing."""
+        self._asked = True
+        question = speakers.login_question(self._options)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._tell)
+            who = await speakers.ask(addresses, self._portal, question, patience)
+            nursery.cancel_scope.cancel()
+        return who
+
+    async def _tell(self) -> None:
+        if self.warned:
+            return
+        await sleep(SILENT_S)
+        self.warned = True
+        log.warning(
+            "%s takes connections, and has answered nothing for three seconds: its answer is waited"
+            " for, up to a minute; does it answer other initiators?",
+            self._portal,
+        )
 
     async def takes_mpa(self) -> bool:
         """Whether the portal answers an MPA Request. For one that has refused a login."""
@@ -353,6 +374,7 @@ async def _iser(
     plain = fallback_options(options)
     try:
         plain_doubt = _Doubt(there, plain, doubt.allowed)
+        plain_doubt.warned = doubt.warned
         reached = await _traditional(there, plain, kind, run, reason, plain_doubt)
     except (TransportError, NotSupported) as error:
         stranger = isinstance(error, OtherProtocol) and is_stranger(error.speaks)

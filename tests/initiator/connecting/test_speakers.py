@@ -11,7 +11,7 @@ import pytest
 import trio
 
 from iserblk.errors import ConnectFailed, ConnectTimeout, LoginError, NoMpaReply, OtherProtocol
-from iserblk.initiator.connecting import iwarp, login, reach
+from iserblk.initiator.connecting import iwarp, login, reach, speakers
 from iserblk.initiator.connecting.reach import connect
 from iserblk.initiator.connecting.send_targets import send_targets
 from iserblk.initiator.connecting.speakers import login_question, mpa_question
@@ -164,6 +164,25 @@ async def test_a_portal_that_was_right_is_not_asked(
         with pytest.raises(ConnectTimeout):  # another portal of a session that goes on
             await connect(parse_url(url(front)), Options(style="cm"), b"\x80\0\0\0\0\1")
         assert seen == [MPA]
+
+
+@pytest.mark.parametrize(
+    ("scheme", "fallback"), [("iser", "none"), ("iser", "iscsi"), ("iscsi", "none")]
+)
+async def test_a_portal_that_says_nothing_at_all(
+    scheme: str, fallback: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The user is told so, once: all attempts together wait for half a minute."""
+    monkeypatch.setattr(reach, "SILENT_S", 0.0)
+    monkeypatch.setattr(reach, "CONNECT_TIMEOUT_S", 0.5)
+    monkeypatch.setattr(reach, "LOGIN_TIMEOUT_S", 0.5)
+    monkeypatch.setattr(reach, "MPA_TIMEOUT_S", 0.5)
+    monkeypatch.setattr(speakers, "ANSWER_S", 0.5)
+    with in_front(0, lambda _: None) as (port, _), pytest.raises(ConnectTimeout):
+        await connect(parse_url(url(port, scheme)), Options(fallback=fallback))
+    (said,) = [each.getMessage() for each in caplog.records if each.levelname == "WARNING"]
+    assert said.startswith(f"127.0.0.1:{port} takes connections, and has answered nothing")
+    caplog.clear()
 
 
 @contextmanager
