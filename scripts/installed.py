@@ -1,6 +1,6 @@
 """Installs iserblk on a Debian system, uses it, upgrades it with LUNs in use, and removes it again.
 
-    python3 installed.py [--wheel FILE.whl] [--package FILE.deb]
+    python3 installed.py [--first-file] [--wheel FILE.whl] [--package FILE.deb]
 
 For a system that is thrown away afterwards: scripts/distros --installed makes bare roots for it,
 and carries this file and what it installs into them. It needs root and apt, and no checkout. The
@@ -8,6 +8,8 @@ wheel is installed in each way that users have: into a virtual environment, by p
 one user, and by uv. Each way, and the package, goes through these steps:
 
     install   doctor speaks of no checkout
+    first     file that is served, copied to, and compared; a line says how long that and the
+              install took. With --first-file the steps up to here, and the last, are all
     export    NBD; nbdinfo, nbdcopy and qemu-img use it. `iserblk copy --verify`, there and back
     mount     with FUSE, if need be after doing what the program says is missing
     upgrade   to a later version, while clients write through NBD and through a mount: the old
@@ -548,17 +550,24 @@ class Report:
             raise Failed(name) from None
         say(f"{self._name}{name}: passed, {time.monotonic() - start:.0f} s")
 
+    def say(self, line: str) -> None:
+        say(f"{self._name}{line}")
+
 
 def say(line: str) -> None:
     print(f"installed: {line}", flush=True)
 
 
 class Steps:
-    """The steps of one way. ``later``: what is upgraded to, and its version."""
+    """The steps of one way. ``later``: what is upgraded to, and its version; None: only those up to
+    the first copied file."""
 
-    def __init__(self, way: Way, file: Path, later: tuple[Path, str], report: Report) -> None:
+    def __init__(
+        self, way: Way, file: Path, later: tuple[Path, str] | None, report: Report
+    ) -> None:
         self._way, self._file, self._report = way, file, report
-        self._later, self._new = later
+        self._later, self._new = later or (file, "")
+        self._all = later is not None
         self._account = way.account
         self._folder = WORK / "steps"
         self._source = self._folder / "source"
@@ -575,17 +584,25 @@ class Steps:
         step = self._report.step
         installed = True
         try:
+            start = time.monotonic()
             with step("install"):
                 self._way.install(self._file)
+                installing = time.monotonic() - start
                 self._looks()
-            with step("export, copy"), self._stack:
-                self._export()
-            with step("mount"), self._stack:
-                self._mount()
-            with self._stack:
-                self._use()
-            with step("remove in use"), self._stack:
-                self._remove()
+            start = time.monotonic()
+            with step("first file"), self._stack:
+                self._first()
+            taken = installing + time.monotonic() - start
+            self._report.say(f"to the first file, copied and compared: {taken:.0f} s")
+            if self._all:
+                with step("export, copy"), self._stack:
+                    self._export()
+                with step("mount"), self._stack:
+                    self._mount()
+                with self._stack:
+                    self._use()
+            with step("remove in use" if self._all else "remove"), self._stack:
+                self._remove() if self._all else self._way.remove()
                 installed = False
         finally:
             if installed:
@@ -617,6 +634,17 @@ class Steps:
 
     def _lun(self, number: int) -> Path:
         return self._folder / f"lun{number}"
+
+    def _first(self) -> None:
+        """What README.md begins with."""
+        disk, run = self._lun(0), self._account.run
+        pidfile = self._folder / "pid"
+        self._stack.callback(disk.unlink)
+        words = ("serve", disk, "--size", SIZE, "--listen", "127.0.0.1:0")
+        url = run(self._way.program, *words, "--background", "--pidfile", pidfile).strip()
+        self._stack.callback(_terminated, int(pidfile.read_text()))
+        run(self._way.program, "copy", self._source, url)
+        run(self._way.program, "compare", self._source, url)
 
     def _export(self) -> None:
         run, source, back = self._account.run, self._source, self._folder / "back"
@@ -815,6 +843,17 @@ class Device:
         check(status == 0, f"the successor ended with {status}")
 
 
+def _terminated(pid: int) -> None:
+    """End a process that is no child of this one, and wait until it is gone."""
+    with contextlib.suppress(ProcessLookupError):
+        handle = os.pidfd_open(pid)
+        try:
+            signal.pidfd_send_signal(handle, signal.SIGTERM)
+            check(select.select([handle], [], [], END_S)[0], f"process {pid} does not end")
+        finally:
+            os.close(handle)
+
+
 def same(one: Path, two: Path) -> None:
     check(filecmp.cmp(one, two, shallow=False), f"{one} and {two} differ")
 
@@ -879,6 +918,7 @@ def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--wheel", type=Path)
     parser.add_argument("--package", type=Path)
+    parser.add_argument("--first-file", action="store_true")
     given = parser.parse_args(arguments)
     if given.wheel is None and given.package is None:
         parser.error("give --wheel FILE.whl, --package FILE.deb, or both")
@@ -893,14 +933,15 @@ def main(arguments: Sequence[str]) -> int:
     try:
         with report.step("prepared"):
             user = prepared(given.package and given.package.resolve())
-        ways: list[tuple[Way, Path, tuple[Path, str]]] = []
+        whole = not given.first_file
+        ways: list[tuple[Way, Path, tuple[Path, str] | None]] = []
         if given.wheel is not None:
             wheel = given.wheel.resolve()
-            later = later_wheel(wheel, WORK)
+            later = later_wheel(wheel, WORK) if whole else None
             ways += [(way, wheel, later) for way in (Venv(), Pipx(user), PipUser(user), Uv(user))]
         if given.package is not None:
             package = given.package.resolve()
-            ways.append((Debian(), package, later_package(package, WORK)))
+            ways.append((Debian(), package, later_package(package, WORK) if whole else None))
         for way, file, later in ways:
             report.begin(way.name)
             with contextlib.suppress(Failed):
