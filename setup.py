@@ -21,7 +21,6 @@ import runpy
 import subprocess
 import sys
 from collections import Counter
-from concurrent.futures import ProcessPoolExecutor
 from importlib.metadata import version
 from multiprocessing.pool import ThreadPool
 from pathlib import Path
@@ -215,9 +214,19 @@ def extensions() -> list[Extension]:
         return of_cython(level)
     # mypy's trees have millions of objects: the process that has made them ends without looking for
     # circles among them, and without freeing each, which would take half as long as the work.
-    with ProcessPoolExecutor(1, multiprocessing.get_context("fork")) as beside:
-        library = beside.submit(of_mypyc, level)
-        return [*of_cython(level), *library.result()]
+    beside = multiprocessing.get_context("fork")  # pip runs this file as no module: no other can
+    here, there = beside.Pipe(duplex=False)
+    process = beside.Process(target=lambda: there.send(of_mypyc(level)))
+    process.start()
+    there.close()
+    others = of_cython(level)
+    try:
+        library = here.recv()
+    except EOFError:  # it has printed why
+        process.join()
+        sys.exit(process.exitcode or 1)
+    process.join()
+    return [*others, *library]
 
 
 def of_cython(level: str) -> list[Extension]:

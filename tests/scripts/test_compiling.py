@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -118,6 +119,20 @@ def test_a_failed_compilation_is_tried_again(tree: Tree) -> None:
             tree.build()
     tree.write("other.c", "int other(void) { return 4; }\n")
     assert tree.build() == ["44", "other.o"]
+
+
+def test_pip_builds_a_wheel(tree: Tree) -> None:
+    """It runs setup.py by exec: no function of that can be looked up in a module."""
+    tree.write("scripts/install-units", "")
+    words = "from setuptools import build_meta; print(build_meta.build_wheel('.'))"
+    built = subprocess.run(
+        [sys.executable, "-c", words],
+        cwd=tree.folder, env=tree.environment, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert built.returncode == 0, built.stderr
+    (wheel,) = tree.folder.glob("*.whl")
+    with zipfile.ZipFile(wheel) as file:
+        assert [name for name in file.namelist() if name.startswith("made.")]
 
 
 @pytest.mark.parametrize("words", ["--help", "--name", "--help build_ext", "clean", "egg_info"])
