@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import shutil
 import subprocess
 from collections.abc import Iterator
@@ -18,6 +19,7 @@ from tests.support.forking import ROOT
 GIVEN = "ISERBLK_IMAGE"
 USER = 3260  # of the image
 LIMIT_S = 240.0
+DESCRIPTORS = 4096
 # What is tried, in this order: where podman cannot do its usual, cgroups are not delegated, are of
 # both versions at once (which crun refuses), or no overlay can be below the directory of tests.
 _WAYS = [
@@ -129,7 +131,10 @@ class Podman:
         usual = ["--rm", "--network=host", "--read-only", "--cap-drop=all"]
         usual += ["--security-opt=no-new-privileges"]
         # podman's own limits may be more than this user, or a root without that right, can have.
-        usual += ["--ulimit=nofile=1024:1024", "--ulimit=nproc=4096:4096"]
+        # With fewer descriptors than DESCRIPTORS a server warns that there is less room.
+        _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        most = DESCRIPTORS if hard < 0 else min(DESCRIPTORS, hard)
+        usual += [f"--ulimit=nofile={most}:{most}", "--ulimit=nproc=4096:4096"]
         return [
             *self._words,
             "run",
