@@ -531,9 +531,10 @@ def test_pictures_of_the_documents(tmp_path: Path) -> None:
 
 
 def test_the_table_of_the_documents() -> None:
-    """It is that of the samples."""
+    """It is that of the samples; what its cases are is told before."""
     text = (ROOT / "docs/outages.md").read_text()
+    assert all(f"| `{case.name}` | {case.about} |\n" in text for case in CASES.values())
     for each in read(PICTURES / "outages.json"):
         for subject in each.subjects:
-            words = [CASES[each.case].about, each.target, each.place, *cells(subject)]
+            words = [each.case, each.target, each.place, *cells(subject)]
             assert f"| {' | '.join(words)} |\n" in text
