@@ -17,6 +17,8 @@ from outagelib.services import NAMESPACE, SERVICES, Service
 
 _NETWORK = "10.9.10."
 _OURS = f"{_NETWORK}1"
+# Of the targets' side. It stays: when the first address of a network goes, all others go with it.
+_FIRST = f"{_NETWORK}254"
 _CACHE_MIB = 64
 _DISKS = Path("/sys/kernel/config/nullb")
 _HOSTS = Path("/etc/hosts")
@@ -35,6 +37,7 @@ class Network:
         run("ip", "link", "set", "array0", "up")
         for device in ("lo", "array1"):
             run("ip", "-n", NAMESPACE, "link", "set", device, "up")
+        self.add(_FIRST)
 
     def cut(self) -> None:
         """Let no packet pass, in either direction; the links stay up, as at a switch between."""
