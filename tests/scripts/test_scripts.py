@@ -302,7 +302,6 @@ def distros(tmp_path: Path) -> Distros:
         (["--built", "/nonexistent"], "no such directory: /nonexistent"),
         (["--built", "/"], "--built is for --installed"),
         (["--installed", "true"], "--installed takes no command: true"),
-        (["--installed", "--release", "sid"], "--installed is for releases"),
         (["--installed", "--without", "fio"], "--installed and --without do not go together"),
         (["--frobnicate"], "no such option: --frobnicate"),
     ],
@@ -393,6 +392,7 @@ def test_distros_carries_what_was_built_into_a_root_without_a_clone(
     wheels = {
         "bookworm": "iserblk-1-cp311-cp311-any.whl",
         "trixie": "iserblk-1-cp313-cp313-any.whl",
+        "sid": "iserblk-1-cp314-cp314-any.whl",
     }
     for release in wheels:
         (tmp_path / "built" / release).mkdir(parents=True)
@@ -406,8 +406,10 @@ def test_distros_carries_what_was_built_into_a_root_without_a_clone(
         "home/built",
         f"installed.py --wheel {wheels['trixie']} --package iserblk_1_amd64.deb",
         "home/built",
+        f"installed.py --wheel {wheels['sid']}",
+        "home/built",
     ]
-    assert distros.calls.read_text().splitlines() == ["debootstrap bookworm", "debootstrap trixie"]
+    assert distros.calls.read_text().splitlines() == [f"debootstrap {each}" for each in wheels]
     assert left_of_demos(distros.place) == []
 
 
