@@ -20,6 +20,7 @@ import signal
 import subprocess
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -108,17 +109,17 @@ def mount_foreground(
         settled = parse_options([*resolved.words, *options])
     mountpoint = whole_path(mountpoint)
     _check_system()
-    import trio  # noqa: PLC0415 - after the check, as it may be missing
-
+    from iserblk.loop import guest  # noqa: PLC0415 - after the check: trio may be missing
     from iserblk.loop.until_told import until_told  # noqa: PLC0415
 
     with _locked(mountpoint):
         number = 0
         try:
             with until_told() as told, Recorded("mount", mountpoint) as recorded:
-                number = trio.run(
+                serve = partial(
                     _serve, resolved.urls, source, mountpoint, settled, ready, told, recorded
                 )
+                number = guest.run(serve)
         except Exception as error:
             raise _for_mount(mountpoint, error) from None
     if number:

@@ -18,9 +18,9 @@ import trio
 
 from iserblk.loop import strands
 from iserblk.loop.blocking import Poller
-from iserblk.loop.nap import Nap
+from iserblk.loop.here import loop_here
+from iserblk.loop.seam import Watch
 from iserblk.loop.strands import Strand, Strands, open_strands, park, pause
-from iserblk.loop.tasks import until_readable
 
 # Requests read before the loop gets a turn, so that its other tasks run, too.
 _MOST_AT_ONCE = 64
@@ -50,19 +50,18 @@ class _NoLock:
 class Readers:
     """The strands that read requests from one descriptor.
 
-    When a strand finds no request, it parks, and a trio task waits for the descriptor. While any
-    strand is parked, that task waits, or another strand was woken and will look for a request. So
-    no request is missed, nor the end.
+    When a strand finds no request, it parks, and the loop watches the descriptor. While any strand
+    is parked, the loop does so, or another strand was woken and will look for a request. So no
+    request is missed, nor the end.
     """
 
     def __init__(self) -> None:
         self._poller = Poller()
-        self._fd = -1
+        self._watch: Watch | None = None
+        self._watched = True  # the watch wants requests
         self._closed = False
         self._parked: deque[Strand] = deque()
         self._at_once = 0
-        self._watching = False
-        self._watcher = Nap()
 
     def namespace(self) -> object:
         """The object to assign to ``pyfuse3.trio``."""
@@ -81,30 +80,36 @@ class Readers:
 
     @asynccontextmanager
     async def open_nursery(self) -> AsyncIterator[Strands]:
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._watch)
+        try:
             async with open_strands() as group:
                 yield group
-            nursery.cancel_scope.cancel()
+        finally:
+            self._forget()
 
-    def notify_closing(self, fd: int) -> None:
-        """As in trio: tasks that wait for ``fd``, now or later, get ClosedResourceError."""
+    def _forget(self) -> None:
+        watch, self._watch = self._watch, None
+        if watch is not None:
+            watch.close()
+
+    def notify_closing(self, _fd: int) -> None:
+        """As in trio: tasks that wait for the descriptor, now or later, get ClosedResourceError."""
         self._closed = True
-        trio.lowlevel.notify_closing(fd)
+        self._forget()
         while self._parked:
             self._parked.popleft().wake()
 
     async def wait_readable(self, fd: int) -> None:
         """Return when a request can be read. The caller must read it before it awaits anything.
 
-        Raises ClosedResourceError after ``notify_closing``.
+        Raises ClosedResourceError after ``notify_closing``, and OSError when the system has no room
+        to watch it.
         """
-        if fd != self._fd:
-            self._poller.add(fd)
-            self._fd = fd
         while True:
             if self._closed:
                 raise trio.ClosedResourceError
+            if self._watch is None:
+                self._watch = loop_here().watch(fd, self._come)
+                self._poller.add(fd)
             if self._poller.wait(0):
                 self._at_once += 1
                 if self._at_once > _MOST_AT_ONCE:
@@ -114,25 +119,23 @@ class Readers:
                 if self._parked:
                     self._parked.popleft().wake()  # this strand looks for the next request
                 return
-            if not self._watching:
-                self._watching = True
-                self._watcher.wake()
+            self._want(True)
             assert strands.running is not None
             self._parked.append(strands.running)
             await park()
 
-    async def _watch(self) -> None:
-        while True:
-            if not self._watching:
-                await self._watcher.sleep()
-            try:
-                await until_readable(self._fd)
-            except trio.ClosedResourceError:
-                return
-            self._watching = False
-            self._at_once = 0
-            if self._parked:
-                strands.held = True
-                self._parked.popleft().wake()
-                strands.held = False
-                strands.run()
+    def _want(self, wanted: bool) -> None:
+        if wanted is not self._watched and self._watch is not None:
+            self._watched = wanted
+            self._watch.want(readable=wanted, writable=False)
+
+    def _come(self) -> None:
+        """Requests have come, or the end."""
+        if not self._parked:  # all are at work, and look for the next one themselves
+            self._want(False)
+            return
+        self._at_once = 0
+        strands.held = True
+        self._parked.popleft().wake()
+        strands.held = False
+        strands.run()

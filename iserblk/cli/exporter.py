@@ -94,7 +94,7 @@ def command(
                 tell_systemd("STOPPING=1")
 
         with limited_lines(), Recorded("exporter", words((host, port))):
-            run(body)
+            run(body, host=True)
 
 
 async def _look(joined: Joined) -> Look:

@@ -1,10 +1,10 @@
 """One NBD client, from its first byte to its last: the shell around handshake and transmission.
 
-A client is served by one trio task, which waits for its socket, and by one strand, which is resumed
-when commands of its requests have ended. Both do one thing, a **turn**: end the commands that have
-been answered, send the replies in one system call, receive what there is, and begin a command for
-each request. No request has a task, a thread or a lock. Requests that take more than one command
-(flushes, trims, what is not aligned, what has to be tried again) each have a strand.
+The loop watches a client's socket, and one strand is resumed when commands of its requests have
+ended. Both do one thing, a **turn**: end the commands that have been answered, send the replies in
+one system call, receive what there is, and begin a command for each request. No request has a task,
+a thread or a lock. Requests that take more than one command (flushes, trims, what is not aligned,
+what has to be tried again) each have a strand.
 
 With many requests open the socket is not waited for: it is looked at in the turns in which answers
 come.
@@ -30,11 +30,12 @@ from iserblk.disk.seam import DirectDisk, Extent, FlushClient
 from iserblk.errors import BadArgument, IserblkError, OutOfRange, RemoteProtocolError
 from iserblk.loop.blocking import hung_up
 from iserblk.loop.busy_polling import Pace
+from iserblk.loop.here import loop_here
 from iserblk.loop.interrupts import uninterrupted
 from iserblk.loop.nap import Nap
+from iserblk.loop.seam import Watch
 from iserblk.loop.strands import Strands, park
 from iserblk.loop.tasks import task_time, until_readable, until_writable
-from iserblk.loop.watching import Attention
 from iserblk.nbd import messages as nbd
 from iserblk.nbd.buffers import Memory
 from iserblk.nbd.exports import Export
@@ -114,9 +115,11 @@ class Client:
         self._group = group
         self._memory = memory
         self._pace = Pace(busy_poll_us)
-        self._watch = Attention()
-        self._nap = Nap()  # of the task, while there is nothing to wait for in the socket
-        self._write_nap = Nap()
+        self._loop = loop_here()
+        self._watch: Watch | None = None  # of the socket, in the transmission
+        self._reads = True  # what the watch waits for
+        self._writes = False
+        self._ended = trio.Event()
         self._ending = Nap()  # while commands are being aborted
         self._done: list[Request] = []  # whose commands have ended since the last turn
         self._answers = 0
@@ -129,7 +132,7 @@ class Client:
         self._closing = False  # the group of the strands is
         self._unsure = False  # it was told of a loss, and may not have received that yet
         self._reset = False  # the connection broke: perhaps the client has not read everything
-        self._scope = trio.CancelScope()  # of ``serve``
+        self._left = False  # the connection is another process's
         self._still: trio.Event | None = None  # while it is paused: nothing is under way
 
     # -- handshake --------------------------------------------------------------------------------
@@ -229,23 +232,19 @@ class Client:
         self._strand = self._group.start_soon(self._on_answers, name=self.name)
         self._strand.abandon = self._abandon
         try:
-            with self._scope:
-                async with trio.open_nursery() as nursery:
-                    nursery.start_soon(self._watch_writes)
-                    await self._run()
-                    nursery.cancel_scope.cancel()
+            await self._run()
         except BaseException:
             # The caller closes the socket before the strands are closed. A turn of theirs must not
             # use its number, which another descriptor may have then.
             self._lose()
             raise
         finally:
-            self._watch.close()
+            self._forget_socket()
             self._memory.forget(self._wake)
             self._end_flushes()
         self._stopped = True
         self._wake()
-        if not self._scope.cancelled_caught:  # after ``leave`` what comes is for another process
+        if not self._left:  # else what comes is for another process
             self._stream.say_goodbye()
             self._drop_unreceived()
         transmission.close()
@@ -265,13 +264,9 @@ class Client:
                 "%s: the server ends; requests that it has not received are not answered", self.name
             )
         self._over = self._parting = True
-        self._nap.wake()
-        self._end_receiving()
-
-    def _end_receiving(self) -> None:
-        """It wakes the task, which may wait for more."""
         with contextlib.suppress(OSError):
             self._sock.shutdown(socket.SHUT_RD)
+        self._look_on()
 
     def _left_in_socket(self) -> int:
         """Bytes that have come and were not received."""
@@ -316,7 +311,7 @@ class Client:
     def give_up(self) -> None:
         """Another client needs the place. ``serve`` ends."""
         self._lose()
-        self._nap.wake()
+        self._look_on()
 
     # -- a pause ----------------------------------------------------------------------------------
 
@@ -328,6 +323,7 @@ class Client:
         self._transmission.paused = True
         self._still = trio.Event()
         self._look_whether_still(self._still)
+        self._look_on()
         await self._still.wait()
 
     def _look_whether_still(self, still: trio.Event) -> None:
@@ -356,48 +352,60 @@ class Client:
         self._still = None
         self._transmission.paused = False
         self._turn(first=True)
-        self._nap.wake()
+        self._look_on()
 
     def leave(self) -> None:
         """After ``pause``: another process has the connection now. ``serve`` ends, and does nothing
         that the client could notice."""
         self._unsure = False  # what is in the socket stays in it
-        self._scope.cancel()
+        self._left = True
+        self._ended.set()
 
     # -- turns ------------------------------------------------------------------------------------
 
     @uninterrupted  # an interrupt is for the owner of the loop
     async def _run(self) -> None:
-        """Body of the task."""
-        transmission = self._transmission
-        self._turn(first=True)
-        while not self._over or transmission.open or transmission.held or self._blocked:
-            if self._wants_input():
-                self._rest()
-                await until_readable(self._fd)
-                self._pace.work()
-                self._turn()
-            else:
-                await self._nap.sleep()
-
-    def _rest(self) -> None:
-        if self._transmission.open > 1:
+        """Have the loop do the turns, until all is over."""
+        try:
+            self._watch = self._loop.watch(self._fd, self._come)
+        except OSError as error:
+            self._logs.conduct.warning("%s: cannot be waited for: %s", self.name, error.strerror)
             return
-        pace = self._pace
-        pace.rest(self._answers)
-        if pace.near:
-            self._watch.attend(self._fd, pace.until, self._ready)
+        self._turn(first=True)
+        self._look_on()
+        await self._ended.wait()
 
-    def _ready(self) -> bool:
-        """See Watch: in place of the task's turn."""
-        if not self._wants_input():
-            return False
+    def _come(self) -> None:
+        """Requests have come, or the end of the connection; or the socket takes more."""
+        blocked = self._blocked
+        if not (blocked or self._wants_input()):
+            return  # that its peer is gone is found out when it is received from
         self._pace.work()
-        self._turn()
-        if self._over:
-            return False
-        self._rest()
-        return True
+        self._blocked = False
+        self._turn(flush=blocked)
+        self._look_on()
+        watch, pace = self._watch, self._pace
+        if watch is not None and self._reads and self._transmission.open <= 1:
+            pace.rest(self._answers)
+            if pace.near:
+                watch.expect(pace.until)
+
+    def _look_on(self) -> None:
+        """After a turn, and whatever else may change what is waited for."""
+        watch, transmission = self._watch, self._transmission
+        if watch is None or self._ended.is_set():
+            return
+        reads, writes = self._wants_input(), self._blocked
+        if self._over and not (transmission.open or transmission.held or writes):
+            self._ended.set()
+        if reads is not self._reads or writes is not self._writes:
+            self._reads, self._writes = reads, writes
+            watch.want(reads, writes)
+
+    def _forget_socket(self) -> None:
+        watch, self._watch = self._watch, None
+        if watch is not None:
+            watch.close()
 
     async def _on_answers(self) -> None:
         """Body of the strand."""
@@ -408,19 +416,7 @@ class Client:
                 return
             receive, self._unfinished = self._unfinished, False
             self._turn(receive=receive or self._transmission.open + len(self._done) >= MANY)
-            if self._over or self._wants_input():
-                self._nap.wake()
-
-    @uninterrupted
-    async def _watch_writes(self) -> None:
-        while True:
-            if not self._blocked:
-                await self._write_nap.sleep()
-            await until_writable(self._fd)
-            self._blocked = False
-            self._turn(flush=True)
-            if self._over or self._wants_input():
-                self._nap.wake()
+            self._look_on()
 
     def _wants_input(self) -> bool:
         transmission = self._transmission
@@ -535,10 +531,9 @@ class Client:
             # What it has brought about, and the other clients, have their turn before the rest,
             # which the socket may not show.
             self._unfinished = True
-            trio.lowlevel.current_trio_token().run_sync_soon(self._receive_soon)
-        if transmission.ended and not self._over:
+            self._loop.call_soon(self._receive_soon)
+        if transmission.ended:
             self._over = True
-            self._end_receiving()  # this may be another turn than the task's
 
     def _send(self) -> None:
         transmission = self._transmission
@@ -551,7 +546,6 @@ class Client:
             transmission.sent(count)
         if transmission.out_size or not self._stream.flush():
             self._blocked = True
-            self._write_nap.wake()
 
     def _begin(self, requests: list[Request]) -> None:
         """Send the command of each, where one will do and there is room for it."""

@@ -7,6 +7,7 @@ import logging
 import socket
 import ssl
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
 from typing import Protocol
 
 import trio
@@ -23,6 +24,7 @@ from iserblk.disk.ending import (
 from iserblk.disk.multipath.addresses import settle
 from iserblk.disk.seam import NO_CLIENT, DirectDisk, LossCount, LunInfo
 from iserblk.errors import IserblkError, WritesLost, first_error
+from iserblk.loop import guest
 from iserblk.loop.stopping import watch
 from iserblk.loop.tasks import sleep
 from iserblk.loop.until_told import UntilTold, until_told
@@ -217,7 +219,7 @@ def serve(
 
     try:
         with until_told() as heard:
-            told = trio.run(body, heard)
+            told = guest.run(partial(body, heard))
     except BaseExceptionGroup as group:
         raise first_error(group) from None
     if failed:
