@@ -99,7 +99,6 @@ MODULES = (
     "iserblk.loop.timers",
     "iserblk.loop.work",
     "iserblk.loop.workers",
-    "iserblk.loop.watching",
 )
 
 # Modules that are not compiled, and have constants (Final) that MODULES take from them: mypyc

@@ -14,11 +14,12 @@ from typing import Final
 
 import trio
 
+from iserblk.loop.blocking import Poller
+from iserblk.loop.busy_polling import Turns
 from iserblk.loop.clock import monotonic
 from iserblk.loop.nap import Nap
 from iserblk.loop.tasks import task_time, until_readable
 from iserblk.loop.timers import Timer, Timers
-from iserblk.loop.watching import Attention
 from iserblk.loop.work import Ended, Function, Limit, nothing
 from iserblk.loop.workers import IDLE_S, Workers
 
@@ -31,12 +32,11 @@ _NEITHER: Final = select.EPOLLET  # the end and errors, which always count, are 
 class TrioWatch:
     """See ``seam.Watch``."""
 
-    __slots__ = ("_attention", "_loop", "_mask", "fd", "made", "ready")
+    __slots__ = ("_loop", "_mask", "fd", "made", "ready")
 
     def __init__(self, loop: TrioLoop, fd: int, ready: Function, made: int) -> None:
         self._loop = loop
         self._mask = _IN
-        self._attention: Attention | None = None
         self.made = made  # the number of the turn
         self.fd = fd
         self.ready = ready
@@ -48,22 +48,12 @@ class TrioWatch:
             self._loop.change(self.fd, mask)
 
     def expect(self, until: float) -> None:
-        if self.fd >= 0:
-            if self._attention is None:
-                self._attention = Attention()
-            self._attention.attend(self.fd, until, self._attended)
-
-    def _attended(self) -> bool:
-        """The message has come before trio has noticed. Returns whether to attend further."""
-        self.ready()
-        return self.fd >= 0
+        self._loop.stay_awake(until)
 
     def close(self) -> None:
         fd, self.fd = self.fd, -1
         if fd >= 0:
             self.ready = nothing  # it refers to the owner of this watch: no circle is left
-            if self._attention is not None:
-                self._attention.close()
             self._loop.forget(fd)
 
 
@@ -79,6 +69,8 @@ class TrioLoop:
         self._in_turn = False  # whose end looks at ``_soon``
         self._caller: Nap | None = None  # of the task that looks at it else
         self._number = 0  # of the turn
+        self._awake = 0.0
+        self._turns = Turns()
         self._timers = Timers()
         self._timing: trio.CancelScope | None = None  # of the task that waits for the first timer
         self._workers = Workers(self.wake)
@@ -107,7 +99,9 @@ class TrioLoop:
         epoll = self._epoll
         if epoll is None:
             epoll = self._epoll = select.epoll()
-            trio.lowlevel.spawn_system_task(self._run, epoll, name="wait for connections")
+            poller = Poller()
+            poller.add(epoll.fileno())
+            trio.lowlevel.spawn_system_task(self._run, epoll, poller, name="wait for connections")
         try:
             epoll.register(fd, _IN)
         except OSError:
@@ -137,6 +131,9 @@ class TrioLoop:
             self._epoll.unregister(fd)
             self._close_unused()
 
+    def stay_awake(self, until: float) -> None:
+        self._awake = max(self._awake, until)
+
     def _close_unused(self) -> None:
         epoll = self._epoll
         if epoll is not None and not self._watches:
@@ -148,11 +145,12 @@ class TrioLoop:
 
     # -- turns ------------------------------------------------------------------------------------
 
-    async def _run(self, epoll: select.epoll) -> None:
+    async def _run(self, epoll: select.epoll, poller: Poller) -> None:
         """Body of a task. (trio raises KeyboardInterrupt in none of its system tasks.)"""
         try:
             while not epoll.closed:
-                await until_readable(epoll.fileno())
+                if not self._awake or not await self._look_on(epoll, poller):
+                    await until_readable(epoll.fileno())
                 if epoll.closed:
                     return
                 self._in_turn = True
@@ -179,6 +177,19 @@ class TrioLoop:
                     watch.close()
             if self._soon:
                 self._rouse()
+
+    async def _look_on(self, epoll: select.epoll, poller: Poller) -> bool:
+        """Do not sleep, as ``stay_awake`` says, but let all tasks of trio run meanwhile. Returns
+        whether something has come."""
+        turns = self._turns
+        now = monotonic()
+        while now < self._awake and not turns.crowded(now):
+            await trio.lowlevel.checkpoint()
+            if epoll.closed or poller.wait(0):
+                return True
+            now = turns.give_way()
+        self._awake = 0.0
+        return False
 
     def _look(self, epoll: select.epoll) -> None:
         """Call the functions of the descriptors that are ready."""

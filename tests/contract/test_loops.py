@@ -256,6 +256,25 @@ def test_a_message_that_is_expected(run: Run, lines: Lines) -> None:
     run(body)
 
 
+def test_messages_that_are_expected_without_end_let_tasks_go_on(run: Run, lines: Lines) -> None:
+    here, there = lines[0]
+    watches: list[Watch] = []
+
+    def ready() -> None:
+        here.recv(9)
+        there.sendall(b"x")
+        watches[0].expect(loop_here().now() + 3600.0)
+
+    async def body() -> None:
+        watches.append(loop_here().watch(here.fileno(), ready))
+        there.sendall(b"x")
+        for _ in range(100):
+            await trio.lowlevel.checkpoint()
+        watches[0].close()
+
+    run(body)
+
+
 def test_nothing_is_kept_of_an_owner_that_has_closed(run: Run, lines: Lines) -> None:
     """Thousands of connections may come and go before Python finds circles."""
 
