@@ -191,6 +191,7 @@ def attempts(other: int) -> dict[str, Callable[[], None]]:
         "a namespace of mounts": lambda: _in_a_child(lambda: _call("unshare", _CLONE_NEWNS)),
         "another personality": lambda: _in_a_child(lambda: _call("personality", _PERSONALITY)),
         "run as another user": lambda: _in_a_child(lambda: os.setuid(1)),
+        "run as the same user": lambda: _in_a_child(lambda: os.setuid(os.geteuid())),
         "memory to write and to execute": _executable_memory,
         "run a program that it wrote": _run_what_was_written,
         "a program with rights of its owner": _set_user_id,
