@@ -17,7 +17,6 @@ HITS: Final = 8  # after so many messages that came singly and in time, stay awa
 FEW: Final = 2  # commands in flight up to which an initiator stays awake
 # Hits counted at most; an exception halves the count: the first changes nothing.
 ENOUGH: Final = 2 * HITS
-NEAR_S = 5e-3  # between two messages of one conversation, at most
 CROWDED_S = 200e-6  # of waiting for the processor: a peer of the conversation takes less
 SOBER_S: Final = 0.1  # asleep between messages after that
 ROOM: Final = 4  # times what it usually takes: stay awake for so long at most
@@ -31,9 +30,6 @@ class Pace:
     It does so for ROOM times the time that a message usually takes, and within a limit. So a fast
     network does not pay for a limit that allows for slow ones. With a single processor it never
     stays awake, because the sender of the next message needs the processor.
-
-    ``near``: single messages follow each other within NEAR_S, or within a limit that is longer: a
-    ``Watch`` is worth its while.
     """
 
     __slots__ = (
@@ -41,23 +37,17 @@ class Pace:
         "_hits",
         "_idle",
         "_limit",
-        "_most",
-        "_singly",
         "_usual",
-        "near",
         "until",
     )
 
     def __init__(self, limit_us: int) -> None:
         """``limit_us``: stay awake after a message no longer; in microseconds, 0: never."""
         self._limit = limit_us * 1e-6 if len(os.sched_getaffinity(0)) > 1 else 0.0
-        self._most = max(self._limit, NEAR_S)
         self._usual = self._limit
         self._hits = 0
-        self._singly = 0
         self._idle = 0.0
         self._answered = 0
-        self.near = False
         self.until = 0.0  # monotonic seconds: stay awake; 0: sleep at once
 
     def rest(self, answered: int) -> bool:
@@ -65,10 +55,8 @@ class Pace:
         answered so far. Returns whether it shall stay awake meanwhile, ``until``."""
         if answered - self._answered > 1:
             self._hits //= 2
-            self._singly //= 2
         self._answered = answered
         self._idle = now = monotonic()
-        self.near = self._singly >= HITS
         if self._hits < HITS or not self._limit:
             self.until = 0.0
             return False
@@ -85,11 +73,6 @@ class Pace:
                 self._hits += 1
         else:
             self._hits //= 2
-        if gap < self._most:
-            if self._singly < ENOUGH:
-                self._singly += 1
-        else:
-            self._singly //= 2
         return now
 
 

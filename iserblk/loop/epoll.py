@@ -141,8 +141,9 @@ class EpollLoop:
                         raise
             elif fd == self._bell:
                 os.eventfd_read(self._bell)
-        if self._timers.next() <= (now := monotonic()):
-            self._timers.run(now)
+        timers = self._timers
+        if timers and timers.next() <= (now := monotonic()):
+            timers.run(now)
         foreign, soon = self._foreign, self._soon
         for _ in range(min(len(foreign), _FOREIGN_AT_ONCE)):
             foreign.popleft()()
@@ -164,7 +165,8 @@ class EpollLoop:
         """Seconds until the next turn is due."""
         if self._soon or self._foreign:
             return 0.0
-        return min(max(self._timers.next() - monotonic(), 0.0), _FOR_EVER)
+        timers = self._timers
+        return min(max(timers.next() - monotonic(), 0.0), _FOR_EVER) if timers else _FOR_EVER
 
     def _wait(self, seconds: float) -> list[tuple[int, int]]:
         epoll = self._epoll

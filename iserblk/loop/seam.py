@@ -31,8 +31,8 @@ class Watch(Protocol):
         An error of the descriptor and its end count as both. With neither, nothing is reported."""
 
     def expect(self, until: float) -> None:
-        """The next message is expected at any moment. Until the monotonic time ``until`` the
-        processor need not sleep meanwhile; 0.0: it does."""
+        """The next message is expected at any moment: until the monotonic time ``until`` the
+        processor need not sleep meanwhile."""
 
     def close(self) -> None:
         """Call ``ready`` no more. To be called before the descriptor is closed; may be called

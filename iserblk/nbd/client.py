@@ -385,10 +385,9 @@ class Client:
         self._turn(flush=blocked)
         self._look_on()
         watch, pace = self._watch, self._pace
-        if watch is not None and self._reads and self._transmission.open <= 1:
-            pace.rest(self._answers)
-            if pace.near:
-                watch.expect(pace.until)
+        alone = self._reads and self._transmission.open <= 1
+        if watch is not None and alone and pace.rest(self._answers):
+            watch.expect(pace.until)
 
     def _look_on(self) -> None:
         """After a turn, and whatever else may change what is waited for."""

@@ -77,13 +77,13 @@ class Pump:
             self._stop()
             return
         self._look_at_output()
-        pace.rest(connection.answered)
+        awake = pace.rest(connection.answered)
         if self._in_login:
             if connection.parameters is None:
                 return
             self._in_login = False
             self._logged_in()
-        if pace.near and self._watch is not None:
+        if awake and self._watch is not None:
             self._watch.expect(pace.until)
 
     def _come_again(self) -> None:

@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from iserblk.loop.busy_polling import CROWDED_S, ENOUGH, HITS, NEAR_S, ROOM, SOBER_S, Pace, Turns
+from iserblk.loop.busy_polling import CROWDED_S, ENOUGH, HITS, ROOM, SOBER_S, Pace, Turns
 from tests.support import clocks
 
 
@@ -33,7 +33,6 @@ class Conversation:
         self.clock = clock
         self.asked = 0
         self.answered = 0
-        self.near = 0
         self.awake = 0.0
         self.limit = limit_us * 1e-6
         self.pace = Pace(limit_us)
@@ -46,7 +45,6 @@ class Conversation:
                 self.asked += 1
             else:
                 assert not self.pace.until
-            self.near += self.pace.near
             self.clock.now += gap_us * 1e-6
             assert self.pace.work() == self.clock.now
             self.answered += at_once
@@ -109,24 +107,6 @@ def test_never_on_one_processor(clock: Clock, monkeypatch: pytest.MonkeyPatch) -
     talk = Conversation(clock)
     talk.commands(100, gap_us=100)
     assert talk.asked == 0
-
-
-def test_single_messages_that_are_near_each_other(clock: Clock) -> None:
-    """They need no processor that stays awake: so a limit does not matter, nor their number."""
-    talk = Conversation(clock, limit_us=0)
-    talk.commands(HITS, gap_us=0.9e6 * NEAR_S)
-    assert talk.near == 0
-    talk.commands(5, gap_us=0.9e6 * NEAR_S)
-    assert (talk.near, talk.asked) == (5, 0)
-    talk.commands(5, gap_us=1.1e6 * NEAR_S)
-    before = talk.near
-    talk.commands(2, gap_us=0)
-    assert talk.near == before
-    talk.commands(2 * HITS, gap_us=0)
-    talk.commands(20, gap_us=0, at_once=8)
-    before = talk.near
-    talk.commands(5, gap_us=0, at_once=8)
-    assert talk.near == before
 
 
 def test_a_thread_that_waits_long_for_the_processor_sleeps_for_a_while(

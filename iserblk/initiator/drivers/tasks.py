@@ -179,23 +179,26 @@ class TrioDriver:
 
     # -- a turn -----------------------------------------------------------------------------------
 
-    def _wake_up(self) -> None:
-        self._look_back(self._pace.work())
+    def _wake_up(self) -> float:
+        """Returns the time (monotonic seconds)."""
+        now = self._pace.work()
+        self._look_back(now)
         if self._came < SINGLY and self.session.queue.busy >= BUSY:
             # The target answers one command after the other, and each answer wakes us. Let it, or
             # the client, have this processor if they wait for one: what they do meanwhile is then
             # taken in at once. Else this returns immediately.
             os.sched_yield()
+        return now
 
     def _come(self) -> None:
         """Answers have come, or the socket takes more."""
         if self._without_connection():
             self._withdraw()  # what is there to be read is not ours
             return
-        self._wake_up()
+        now = self._wake_up()
         try:
             for _ in range(AT_ONCE):
-                count, resumed = self._take_answers()
+                count, resumed = self._take_answers(now)
                 if count > 1 and not resumed:
                     # Let all woken tasks run, and submit, before their commands are sent.
                     self._due = self._gone_on() + count
@@ -203,7 +206,8 @@ class TrioDriver:
                     self._loop.call_soon(self._end_turn)
                     return
                 self._send_batch()
-                if not resumed or self._without_connection():
+                # With few under way none is answered as quickly as that.
+                if not resumed or self.session.queue.busy <= FEW or self._without_connection():
                     break
         except BaseException as error:
             self._broke(error)
@@ -232,14 +236,14 @@ class TrioDriver:
         queue = self.session.queue
         return queue.cmd_sn - queue.busy  # (a CmdSN that begins anew costs one turn)
 
-    def _take_answers(self) -> tuple[int, int]:
+    def _take_answers(self, now: float) -> tuple[int, int]:
         """Returns how many commands have ended, and how many strands were resumed. ``_send_batch``
         is to follow."""
         session, queue = self.session, self.session.queue
         queue.corked = strands.held = self._batch = True
         count = 0
         try:
-            count = session.progress(monotonic())
+            count = session.progress(now)
         finally:
             queue.corked = strands.held = False
             resumed = strands.run()
@@ -262,8 +266,7 @@ class TrioDriver:
         if watch is None or self.session.queue.busy > FEW:
             return
         pace = self._pace
-        pace.rest(self._answered)
-        if pace.near:
+        if pace.rest(self._answered):
             watch.expect(pace.until)
 
     # -- what the session calls -------------------------------------------------------------------
