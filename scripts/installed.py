@@ -789,6 +789,7 @@ class Steps:
         witness = self._witness(path, "", patience=0)
         # What serves them is loaded some time after the start; it must be there until then.
         check(served_version(metrics) == self._new, "the metrics are not those of the server")
+        self._account.run(self._way.program, "stats")  # the target, too, has loaded them
         with witness.writing():
             self._way.remove()
         check(not self._way.program.exists(), f"{self._way.program} is still there")

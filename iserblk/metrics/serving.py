@@ -302,7 +302,13 @@ async def _load() -> None:
     await sleep(START_S)
     try:
         await trio.to_thread.run_sync(load_exposition)
-    except Exception:  # it may be so now: half upgraded, for example; the LUNs go on working
+    except ImportError as error:
+        log.warning(
+            "metrics: not to be had (%s): iserblk was removed or upgraded within seconds of this"
+            " process's start; the LUNs go on working",
+            error,
+        )
+    except Exception:  # a bug of iserblk; the LUNs go on working
         log.exception("metrics: not to be had")
 
 

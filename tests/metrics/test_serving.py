@@ -246,13 +246,17 @@ async def test_a_bug_does_not_end_the_disks(
     assert "ZeroDivisionError" in caplog.text
 
 
+@pytest.mark.parametrize("kind", [ModuleNotFoundError, ImportError, ZeroDivisionError])
 async def test_what_cannot_be_loaded_does_not_end_the_disks(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    kind: type[Exception],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """In the middle of an upgrade, say."""
+    """In the middle of an upgrade, say: a line then. What is a bug has its traceback."""
 
     def load() -> NoReturn:
-        raise ImportError("of another version")
+        raise kind("of another version")
 
     monkeypatch.setattr(serving, "START_S", 0.0)
     monkeypatch.setattr(serving, "load_exposition", load)
@@ -261,6 +265,7 @@ async def test_what_cannot_be_loaded_does_not_end_the_disks(
         await until(lambda: "of another version" in caplog.text)
         monkeypatch.undo()
         assert await scraped(path) == EXAMPLE
+    assert ("Traceback" in caplog.text) == (kind is ZeroDivisionError)
 
 
 # --- the client ----------------------------------------------------------------------------------
