@@ -236,7 +236,10 @@ class Client:
         except BaseException:
             # The caller closes the socket before the strands are closed. A turn of theirs must not
             # use its number, which another descriptor may have then.
-            self._lose()
+            if transmission.paused:
+                self._drop()  # another process may have the connection by now, or will in a moment
+            else:
+                self._lose()
             raise
         finally:
             self._forget_socket()
@@ -443,9 +446,12 @@ class Client:
 
     def _look_whether_heard(self) -> None:
         """A TCP socket keeps what the other end has not acknowledged, a Unix socket what it has not
-        read."""
+        read. An end that was closed before it had read everything has left an error behind, and a
+        Unix socket keeps nothing then."""
         if self._unsure and not self._reset and not self._count(termios.TIOCOUTQ):
-            self._unsure = False
+            # (The error is told once: to whom it comes is noted here.)
+            self._reset = self._sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) != 0
+            self._unsure = self._reset
 
     def _wake(self) -> None:
         """The strand takes a turn soon."""
@@ -454,7 +460,7 @@ class Client:
             self._strand.wake()
 
     def _receive_soon(self) -> None:
-        if not (self._over or self._stopped):
+        if not self._stopped:
             self._wake()
 
     def _turn(self, receive: bool = True, first: bool = False, flush: bool = False) -> None:
@@ -498,12 +504,16 @@ class Client:
 
     def _lose(self) -> None:
         """The connection is over. What is open ends as it would, and is not answered."""
+        self._drop()
+        with contextlib.suppress(OSError):
+            self._sock.shutdown(socket.SHUT_RDWR)
+
+    def _drop(self) -> None:
+        """As ``_lose``, without telling the client."""
         self._over = self._parting = True
         self._blocked = False
         self._look_whether_heard()  # before the socket has its own end to send
         self._transmission.discard()
-        with contextlib.suppress(OSError):
-            self._sock.shutdown(socket.SHUT_RDWR)
         if self._still is not None:  # nothing may follow that would look
             self._look_whether_still(self._still)
 

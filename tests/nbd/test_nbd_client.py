@@ -18,7 +18,7 @@ from iserblk.initiator.session.slots import TaskSlot, Waiter
 from iserblk.loop.strands import elsewhere, open_strands, run
 from iserblk.nbd import messages as nbd
 from iserblk.nbd.buffers import CLIENT_BYTES, HEADROOM, Memory
-from iserblk.nbd.client import Client
+from iserblk.nbd.client import MANY, Client
 from iserblk.nbd.exports import Export
 from iserblk.nbd.handshake import Tls
 from iserblk.nbd.transmission import MOST_REFUSALS
@@ -286,6 +286,40 @@ async def test_an_answer_that_its_client_does_not_read() -> None:
 
 
 @LOST
+async def test_an_answer_that_its_client_does_not_read_before_it_says_that_it_goes() -> None:
+    """DISC is in the socket still when the client is gone."""
+    disk = fake()
+    async with served(disk) as (one,):
+        assert isinstance(one.raw.stream, trio.SocketStream)
+        disk.fake.losses.add()
+        await one.raw.send(request(nbd.FLUSH, cookie=1))
+        await until(lambda: not disk.fake.losses.untold)
+        with socket.socket(fileno=os.dup(one.raw.stream.socket.fileno())) as sock:
+            sock.send(request(nbd.DISC))
+        await trio.aclose_forcefully(one.raw.stream)
+        await one.over.wait()
+        assert disk.fake.losses.untold
+
+
+@LOST
+async def test_an_answer_that_is_not_read_is_looked_for_when_its_client_has_died() -> None:
+    """What a Unix socket had for it is gone with the client. With many requests open nothing is
+    received that would tell."""
+    disk = DirectFake()
+    async with served(disk) as (one,):
+        disk.fake.losses.add()
+        await one.raw.send(request(nbd.FLUSH, cookie=1))
+        await until(lambda: not disk.fake.losses.untold)
+        await one.raw.send(b"".join(request(nbd.READ, 0, 512, number) for number in range(MANY)))
+        await until(lambda: len(disk.begun) == MANY)
+        await trio.aclose_forcefully(one.raw.stream)
+        one.client.give_way(False)
+        disk.end()
+        await one.over.wait()
+        assert disk.fake.losses.untold
+
+
+@LOST
 @pytest.mark.parametrize("says_so", [True, False])
 async def test_a_client_that_has_heard_may_go(says_so: bool) -> None:
     disk = fake()
@@ -412,6 +446,29 @@ async def test_another_process_goes_on() -> None:
                 await one.raw.send(request(nbd.DISC))
                 await one.raw.stream.aclose()
     assert disk.fake.data[: 40 * KIB] == b"half" * 10 * KIB
+
+
+@pytest.mark.parametrize("left", [True, False])
+async def test_cancelled_it_leaves_another_process_the_connection(left: bool) -> None:
+    """Also where the server does not know yet that the other process has taken it."""
+    here, there = socket.socketpair()
+    there.setblocking(False)
+    raw = RawClient(trio.SocketStream(trio.socket.from_stdlib_socket(there)))
+    other = socket.socket(fileno=os.dup(here.fileno()))
+    with trio.CancelScope() as scope:
+        async with open_strands() as group, trio.open_nursery() as nursery:
+            client = Client(here, "client", group, Memory(), 0)
+            nursery.start_soon(Served(client, raw, Export("lun0", fake())).run, here)
+            await raw.shake_hands()
+            await trio.testing.wait_all_tasks_blocked()
+            await client.pause()
+            scope.cancel()
+            if left:
+                client.leave()
+    assert scope.cancelled_caught
+    with other, there:
+        there.send(b"for the other")
+        assert other.recv(100) == b"for the other"
 
 
 @pytest.mark.parametrize("length", [5, 60 * KIB, MIB, 32 * MIB])
@@ -915,3 +972,21 @@ async def test_refusals_that_are_not_read_stop_what_comes_behind_them() -> None:
         nursery.start_soon(send)
         await trio.testing.wait_all_tasks_blocked()
         assert len(await one.raw.replies(dict.fromkeys(range(count), 0))) == count
+
+
+@pytest.mark.logs("requests that it has not received")
+async def test_refusals_that_are_read_when_the_server_ends() -> None:
+    """What has been received is answered, and then it ends."""
+    said = b"".join(request(77, 0, 0, number) for number in range(40_000))
+    async with served(fake()) as (one,), trio.open_nursery() as nursery:
+
+        async def send() -> None:
+            with pytest.raises(trio.BrokenResourceError):
+                await one.raw.send(said)
+
+        nursery.start_soon(send)
+        await trio.testing.wait_all_tasks_blocked()
+        one.client.stop()
+        with trio.fail_after(20):
+            await one.raw.end()
+            await one.over.wait()
