@@ -15,6 +15,7 @@ import trio.testing
 from iserblk.disk.seam import FlushClient, LossCount
 from iserblk.errors import CommandTimeout, IserblkError, NotSupported
 from iserblk.initiator.session.slots import TaskSlot, Waiter
+from iserblk.loop.here import loop_here
 from iserblk.loop.strands import elsewhere, open_strands, run
 from iserblk.nbd import messages as nbd
 from iserblk.nbd.buffers import CLIENT_BYTES, HEADROOM, Memory
@@ -89,6 +90,26 @@ async def test_requests_right_behind_the_handshake() -> None:
         assert not found[1].error and not found[2].error
 
 
+@pytest.mark.logs("cannot be waited for")
+async def test_a_socket_that_cannot_be_watched_ends_its_client_alone() -> None:
+    here, there = socket.socketpair()
+    there.setblocking(False)
+    memory = Memory()
+    async with served(fake(), memory) as (other,), open_strands() as group:
+        watch = loop_here().watch(here.fileno(), lambda: None)  # a second one is refused
+        watch.want(readable=False, writable=False)
+        raw = RawClient(trio.SocketStream(trio.socket.from_stdlib_socket(there)))
+        client = Client(here, "client", group, memory, 0)
+        one = Served(client, raw, other.export)
+        async with raw, trio.open_nursery() as nursery:
+            nursery.start_soon(one.run, socket.socket(fileno=os.dup(here.fileno())))
+            await raw.shake_hands()
+            await one.over.wait()
+        watch.close()
+        here.close()
+        assert not await flush(other)
+
+
 async def test_byte_by_byte() -> None:
     data = write(b"slowly", 100, 1) + write(os.urandom(70_000), 200, 2)
     async with served(fake()) as (one,):
@@ -154,8 +175,8 @@ async def test_disc_behind_requests_ends_when_they_are_answered() -> None:
         await one.over.wait()
 
 
-async def test_disc_that_another_task_receives() -> None:
-    """The client's own task waits for the socket then, in which nothing more comes."""
+async def test_disc_that_comes_in_a_pause() -> None:
+    """It is not the loop that receives it then, and nothing more comes that the loop would see."""
     async with served(fake()) as (one,):
         assert isinstance(one.raw.stream, trio.SocketStream)
         with socket.socket(fileno=os.dup(one.raw.stream.socket.fileno())) as sock:
