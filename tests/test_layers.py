@@ -240,6 +240,9 @@ ALLOWED: dict[str, set[str]] = {
         *("target.attempts", "target.keeping", "target.iscsi"),
     },
     "target.pump": {"errors", "loop", "target.iscsi"},
+    "target.open_portals": {
+        *("errors", "iscsi", "loop", "rcap.seam", "target.ports", "target.iscsi")
+    },
     "target.server": {
         *("errors", "limited_log", "metrics", "newcomers", "loop", "iscsi", "sockets"),
         *("rcap.seam", "datamover"),
@@ -252,6 +255,7 @@ ALLOWED: dict[str, set[str]] = {
             "target.keeping",
             "target.lunlist",
             "target.lunspec",
+            "target.open_portals",
             "target.ports",
             "target.pump",
             "target.scsi",
@@ -324,6 +328,7 @@ TRIO_ALLOWED = {
     "target.announcing.slp",
     "target.iscsi.accepting",
     "target.iscsi.listening",
+    "target.open_portals",
     "target.server",
 }
 

@@ -4,8 +4,8 @@ Initiators connect for iSER by TCP (software iWARP, from the start or behind the
 rdma_cm, for Traditional iSCSI by TCP.
 
 Connections share the device server and the budget for data buffers. Only the trio thread touches
-a TargetConnection. Commands that may wait for a disk run in a worker thread; their results come
-back to a task in the connection's nursery.
+a TargetConnection. Commands that may wait for a disk run in threads of the loop, and are answered
+in the loop.
 """
 
 from __future__ import annotations
@@ -28,12 +28,11 @@ from iserblk.errors import Busy, IserblkError, TransportError
 from iserblk.iscsi import pdu
 from iserblk.iscsi.chap import Accounts
 from iserblk.iscsi.login_target import LoginTarget, LoginTargetConfig
-from iserblk.iscsi.send_targets import Portal
 from iserblk.limited_log import tell_left_out
 from iserblk.loop.clock import monotonic
 from iserblk.loop.here import loop_here
 from iserblk.loop.seam import Loop
-from iserblk.loop.tasks import sleep, task_time, until_readable, until_writable
+from iserblk.loop.tasks import sleep, task_time, until_writable
 from iserblk.loop.work import Limit
 from iserblk.metrics.target_reading import TargetLunReading, TargetReading
 from iserblk.newcomers import Newcomers, origin_of
@@ -52,27 +51,18 @@ from iserblk.target.iscsi.accepting import (
 )
 from iserblk.target.iscsi.buffers import DataBudget
 from iserblk.target.iscsi.connection import QUEUE_DEPTH, UNEXPECTED, TargetConnection
-from iserblk.target.iscsi.listening import (
-    RdmaListener,
-    is_any_address,
-    listen_rdma,
-    listen_sctp,
-    listen_tcp,
-    name_of,
-)
+from iserblk.target.iscsi.listening import name_of
 from iserblk.target.iscsi.session import RECOVERY, TargetSession
 from iserblk.target.iscsi.slot import Allegiance, TargetTask
 from iserblk.target.keeping import KeptConnections
 from iserblk.target.lunlist import LunList, Served, targets_of
 from iserblk.target.lunspec import LunSpec
+from iserblk.target.open_portals import OpenPortals
 from iserblk.target.ports import (
     ISER,
     IWARP,
-    ON_TCP,
     ONLY_PORT,
-    SCTP,
     TCP,
-    VERBS,
     TargetPort,
     TargetPorts,
 )
@@ -101,7 +91,6 @@ CLAIM_S = 5.0
 # Who waits to hear an initiator, in ``TargetConnection.silent``.
 _WATCH = 1
 _CLAIM = 2
-RDMA_TICK_S = 1.0
 TELL_S = 60.0  # between two times that the log says what it has left out
 TICK_S = 1.0  # at ErrorRecoveryLevel 1 and 2 over TCP
 TIME2RETAIN_S = 20  # for which the tasks of a lost connection are kept at ErrorRecoveryLevel 2
@@ -982,115 +971,17 @@ async def serve(
     )
     server.set_access(config.access)
     server.device.set_access_states(config.states)
-    listeners: list[trio.SocketListener] = []
-    # The target port of each listener.
-    port_of: dict[trio.SocketListener, TargetPort] = {}
-    rdma_listeners: list[RdmaListener] = []
-    rdma_ports: list[tuple[str, TargetPort]] = []  # portal and target port of each of them
     server.most_connections, server.most_logins = room()
-    limiter = trio.Semaphore(server.most_connections + server.most_logins + SPARE)
-
-    async def accept(listener: trio.SocketListener, sessions: trio.Nursery) -> None:
-        while True:
-            await limiter.acquire()
-            try:
-                stream = await listener.accept()
-            except OSError as error:  # out of descriptors: a connection that ends frees some
-                log.error("cannot accept: %s", error.strerror)
-                limiter.release()
-                await sleep(0.1)
-                continue
-            sessions.start_soon(limited, server.serve_tcp, stream.socket, port_of[listener])
-
-    async def accept_rdma(
-        listener: RdmaListener, portal: str, port: TargetPort, sessions: trio.Nursery
-    ) -> None:
-        while True:
-            # No event comes for a half-open connection that has to be given up.
-            with trio.move_on_after(RDMA_TICK_S):
-                await until_readable(listener.fileno())
-            try:
-                established = listener.progress(monotonic())
-            except IserblkError as error:
-                log.error("%s: no more connections by rdma_cm: %s", portal, error)
-                return
-            for qp in established:
-                peer = str(qp.describe().get("peer", "an RDMA peer"))
-                try:
-                    limiter.acquire_nowait()
-                except trio.WouldBlock:
-                    log.warning("%s: refused, there are too many connections already", peer)
-                    qp.close()
-                    continue
-                sessions.start_soon(limited, server.serve_queue_pair, qp, portal, peer, port)
-
-    async def limited(serve_one: Callable[..., Awaitable[None]], *arguments: object) -> None:
-        try:
-            await serve_one(*arguments)
-        finally:
-            limiter.release()
-
-    def stop_listening() -> None:
-        for rdma_listener in rdma_listeners:
-            rdma_listener.close()
-        rdma_listeners.clear()
-        for listener in listeners:
-            listener.socket.close()
-
-    async def run_sessions(
-        life: trio.CancelScope, task_status: trio.TaskStatus[trio.Nursery]
-    ) -> None:
-        """Run the tasks of all connections until ``life`` is cancelled."""
-        with life:
-            async with trio.open_nursery() as sessions:
-                task_status.started(sessions)
-                await trio.sleep_forever()
-
-    async def say_goodbye(life: trio.CancelScope) -> None:
-        """When the target is cancelled, give initiators time to log out, then end ``life``."""
-        try:
-            await trio.sleep_forever()
-        finally:
-            if logout_s:
-                with trio.CancelScope(shield=True):
-                    await trio.lowlevel.checkpoint()  # now no task accepts connections any more
-                    stop_listening()
-                    await server.ask_for_logouts(logout_s)
-            server.end()
-            life.cancel()
-
+    most = server.most_connections + server.most_logins + SPARE
+    opened = OpenPortals(ports, most, server.serve_tcp, server.serve_queue_pair)
     try:
-        rdma_addresses: list[object] = []
-        portals: list[Portal] = []
-        for place in places:
-            port = ports.by_tag[place.group]
-            for each in await listen_tcp(place.place, place.or_another):
-                address = each.socket.getsockname()
-                portals.append(Portal(address[0], address[1], place.group))
-                if not is_any_address(address):
-                    port.addresses.append(name_of(address))
-                if VERBS in port.transports:
-                    rdma_addresses.append(address)
-                    rdma_ports.append((name_of(address), port))
-                if SCTP in port.transports:
-                    listeners.append(listen_sctp(address))
-                    port_of[listeners[-1]] = port
-                if port.transports & ON_TCP:
-                    listeners.append(each)
-                    port_of[each] = port
-                else:
-                    await each.aclose()  # it has told the address, and perhaps chosen the port
-        if rdma_addresses:
-            rdma_listeners = listen_rdma(rdma_addresses)
+        portals = await opened.open(places)
         async with trio.open_nursery() as nursery:
             life = trio.CancelScope(shield=True)
-            sessions = await nursery.start(run_sessions, life)
-            nursery.start_soon(say_goodbye, life)
+            sessions = await nursery.start(_run_sessions, life)
+            nursery.start_soon(_say_goodbye, server, opened, logout_s, life)
             nursery.start_soon(_tell_left_out)
-            for listener in listeners:
-                nursery.start_soon(accept, listener, sessions)
-            for rdma_listener, (portal, port) in zip(rdma_listeners, rdma_ports, strict=True):
-                nursery.start_soon(accept_rdma, rdma_listener, portal, port, sessions)
+            opened.start(nursery, sessions)
             if read is not None and lun_list is not None and hangups is not None:
                 nursery.start_soon(_reread, config, read, server, lun_list, hangups)
             for each_announce in announce:
@@ -1101,7 +992,31 @@ async def serve(
                 nursery.start_soon(watch, partial(server.figures, url))
             ready(url)
     finally:
-        stop_listening()
+        opened.close()
+
+
+async def _run_sessions(life: trio.CancelScope, task_status: trio.TaskStatus[trio.Nursery]) -> None:
+    """Run the tasks of all connections until ``life`` is cancelled."""
+    with life:
+        async with trio.open_nursery() as sessions:
+            task_status.started(sessions)
+            await trio.sleep_forever()
+
+
+async def _say_goodbye(
+    server: TargetServer, opened: OpenPortals, logout_s: int, life: trio.CancelScope
+) -> None:
+    """When the target is cancelled, give initiators time to log out, then end ``life``."""
+    try:
+        await trio.sleep_forever()
+    finally:
+        if logout_s:
+            with trio.CancelScope(shield=True):
+                await trio.lowlevel.checkpoint()  # now no task accepts connections any more
+                opened.close()
+                await server.ask_for_logouts(logout_s)
+        server.end()
+        life.cancel()
 
 
 async def _tell_left_out() -> None:

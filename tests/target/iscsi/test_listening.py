@@ -30,7 +30,7 @@ from iserblk.initiator.connecting.reach import connect
 from iserblk.options import Options
 from iserblk.rcap import seam, verbs
 from iserblk.rcap.inprocess import Message
-from iserblk.target import server
+from iserblk.target import open_portals, server
 from iserblk.target.iscsi import listening
 from iserblk.target.scsi.device import LogicalUnit
 from iserblk.url import parse_place, parse_url
@@ -290,7 +290,7 @@ async def test_a_device_that_is_taken_away(
     fabric: Fabric, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The target goes on to serve TCP."""
-    monkeypatch.setattr(server, "RDMA_TICK_S", 0.01)
+    monkeypatch.setattr(open_portals, "RDMA_TICK_S", 0.01)
     async with serving() as url:
         (listener,) = fabric.listeners.values()
 
