@@ -23,7 +23,7 @@ class Served:
         self.count = self.ended = 0
         self.go_on = trio.Event()
         ports = TargetPorts([PLACE.group], {PLACE.group: ON_TCP})
-        self.portals_open = OpenPortals(ports, most, self._stream, self._queue_pair)
+        self.portals = OpenPortals(ports, most, self._stream, self._queue_pair)
 
     async def _stream(self, sock: trio.socket.SocketType, port: TargetPort) -> None:
         self.count += 1
