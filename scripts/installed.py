@@ -726,6 +726,7 @@ class Steps:
                 line = Path(f"/proc/{target.process.pid}/cmdline").read_text()
                 python = line.partition("\0")[0]
                 device = Device(f"{target.told}/3", python, self._folder, self._stack)
+            account.run(program, "stats")  # all processes have loaded the modules of that
         with step("upgrade in use"):
             with witness.writing():
                 self._way.upgrade(self._later)
@@ -789,7 +790,7 @@ class Steps:
         witness = self._witness(path, "", patience=0)
         # What serves them is loaded some time after the start; it must be there until then.
         check(served_version(metrics) == self._new, "the metrics are not those of the server")
-        self._account.run(self._way.program, "stats")  # the target, too, has loaded them
+        self._account.run(self._way.program, "stats")  # so must the target's
         with witness.writing():
             self._way.remove()
         check(not self._way.program.exists(), f"{self._way.program} is still there")
