@@ -399,7 +399,8 @@ def test_distros_carries_what_was_built_into_a_root_without_a_clone(
         for name in wheels.values():
             (tmp_path / "built" / release / name).touch()
     (tmp_path / "built" / "trixie" / "iserblk_1_amd64.deb").touch()
-    done = distros.run("--installed", "--built", str(tmp_path / "built"))
+    releases = [word for each in wheels for word in ("--release", each)]
+    done = distros.run("--installed", "--built", str(tmp_path / "built"), *releases)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == [
         f"installed.py --wheel {wheels['bookworm']}",
