@@ -307,9 +307,16 @@ async def test_an_answer_that_its_client_does_not_read() -> None:
 
 
 @LOST
-async def test_an_answer_that_its_client_does_not_read_before_it_says_that_it_goes() -> None:
-    """DISC is in the socket still when the client is gone."""
+@pytest.mark.parametrize("family", ["unix", "tcp"])
+async def test_an_answer_that_its_client_does_not_read_before_it_says_that_it_goes(
+    monkeypatch: pytest.MonkeyPatch, family: str
+) -> None:
+    """DISC is in the socket still when the client is gone. Over TCP its machine has acknowledged
+    the answer."""
     disk = fake()
+    if family == "tcp":
+        pair = tcp_pair()
+        monkeypatch.setattr(socket, "socketpair", lambda: pair)
     async with served(disk) as (one,):
         assert isinstance(one.raw.stream, trio.SocketStream)
         disk.fake.losses.add()
