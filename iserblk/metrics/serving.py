@@ -304,7 +304,7 @@ async def _load() -> None:
         await trio.to_thread.run_sync(load_exposition)
     except ImportError as error:
         log.warning(
-            "metrics: not to be had (%s): iserblk was removed or upgraded within seconds of this"
+            "metrics: not to be had (%s): the programs were removed or upgraded within seconds of this"
             " process's start; the LUNs go on working",
             error,
         )
