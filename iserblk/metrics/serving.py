@@ -304,8 +304,8 @@ async def _load() -> None:
         await trio.to_thread.run_sync(load_exposition)
     except ImportError as error:
         log.warning(
-            "metrics: not to be had (%s): the programs were removed or upgraded within seconds of this"
-            " process's start; the LUNs go on working",
+            "metrics: not to be had (%s): the program was removed or upgraded within seconds of its"
+            " start; the LUNs go on working",
             error,
         )
     except Exception:  # a bug of iserblk; the LUNs go on working
