@@ -11,6 +11,7 @@ import pytest
 import trio
 
 from fuse_mount.readers import Readers
+from iserblk.loop.here import loop_here
 from iserblk.loop.strands import elsewhere
 
 WORKERS = 8
@@ -125,7 +126,12 @@ async def test_a_request_that_is_handled_for_long_holds_up_no_other(
                     kernel.send(number(n))
                     await trio.testing.wait_all_tasks_blocked()
                     assert len(session.read) == n + 1
+                kernel.send(b"waits")  # for a worker; the loop sleeps meanwhile
+                await trio.testing.wait_all_tasks_blocked()
+                assert len(session.read) == WORKERS
                 session.handling.set()
+                await trio.testing.wait_all_tasks_blocked()
+                assert session.read[-1] == b"waits"
                 kernel.send(b"last")
                 await trio.testing.wait_all_tasks_blocked()
                 assert session.read[-1] == b"last"
@@ -165,6 +171,21 @@ async def test_all_workers_end_when_told(sockets: tuple[socket.socket, socket.so
                 await trio.testing.wait_all_tasks_blocked()
                 nursery.start_soon(session.worker)  # a worker that starts later
     assert session.ended == WORKERS + 1
+
+
+async def test_nothing_watches_the_descriptor_behind_the_end(
+    sockets: tuple[socket.socket, socket.socket],
+) -> None:
+    ours, _ = sockets
+    session = Session(ours)
+    with trio.CancelScope() as scope:
+        async with session.trio.open_nursery() as nursery:
+            nursery.start_soon(session.worker, name="worker")
+            await trio.testing.wait_all_tasks_blocked()
+            with pytest.raises(FileExistsError):
+                loop_here().watch(ours.fileno(), lambda: None)
+            scope.cancel()
+    loop_here().watch(ours.fileno(), lambda: None).close()
 
 
 async def test_others_get_their_turn_while_requests_never_end(
