@@ -58,7 +58,6 @@ class Readers:
     def __init__(self) -> None:
         self._poller = Poller()
         self._watch: Watch | None = None
-        self._watched = True  # the watch wants requests
         self._closed = False
         self._parked: deque[Strand] = deque()
         self._at_once = 0
@@ -119,20 +118,16 @@ class Readers:
                 if self._parked:
                     self._parked.popleft().wake()  # this strand looks for the next request
                 return
-            self._want(True)
+            self._watch.want(readable=True, writable=False)
             assert strands.running is not None
             self._parked.append(strands.running)
             await park()
 
-    def _want(self, wanted: bool) -> None:
-        if wanted is not self._watched and self._watch is not None:
-            self._watched = wanted
-            self._watch.want(readable=wanted, writable=False)
-
     def _come(self) -> None:
         """Requests have come, or the end."""
         if not self._parked:  # all are at work, and look for the next one themselves
-            self._want(False)
+            if self._watch is not None:
+                self._watch.want(readable=False, writable=False)
             return
         self._at_once = 0
         strands.held = True

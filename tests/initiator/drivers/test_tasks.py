@@ -187,6 +187,37 @@ async def test_a_break_while_the_loop_is_kept_awake(monkeypatch: pytest.MonkeyPa
     peer.close()
 
 
+@pytest.mark.plain("replaces a method")
+async def test_a_single_answer_is_looked_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Behind it, with no other command under way, nothing can have come yet."""
+    session, peer = linked()
+    driver = TrioDriver(session)
+    disk = TrioDisk(disk_of(session), driver)
+    looks: list[int] = []
+    progress = session.progress
+
+    def counted(now: float) -> int:
+        looks.append(progress(now))
+        return looks[-1]
+
+    async def reads() -> None:
+        for _ in range(20):
+            await disk.read_into(memoryview(bytearray(512)), 0)
+
+    with trio.fail_after(WAIT_S):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(peer.run, peer.respond)
+            await nursery.start(driver.run)
+            monkeypatch.setattr(session, "progress", counted)
+            async with open_strands() as group:
+                group.start_soon(reads)
+            monkeypatch.undo()
+            nursery.cancel_scope.cancel()
+    peer.close()
+    assert sum(looks) == 20
+    assert looks.count(0) < 10  # the peer's messages may come in pieces, and the clock looks, too
+
+
 async def test_a_strand_gives_the_buffer_back_first() -> None:
     """A strand that is closed during a read ends only after its command was aborted."""
     session, peer = linked()
