@@ -10,8 +10,7 @@ from __future__ import annotations
 import re
 import subprocess
 import time
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, closing, nullcontext
 from pathlib import Path
 
 import pytest
@@ -96,15 +95,9 @@ class Guest:
         self.process.stdin.write(b"go\n")
         self.process.stdin.flush()
 
-
-@contextmanager
-def running_guest(uri: str, console: Path) -> Iterator[Guest]:
-    guest = Guest(uri, console)
-    try:
-        yield guest
-    finally:
-        guest.process.kill()
-        guest.process.communicate()
+    def close(self) -> None:
+        self.process.kill()
+        self.process.communicate()
 
 
 @pytest.mark.long
@@ -132,7 +125,7 @@ def test_a_guest_outlives_an_outage(
             if by == "iserblk"
             else nullcontext(url)
         )
-        with disk as uri, running_guest(uri, tmp_path / "console") as guest:
+        with disk as uri, closing(Guest(uri, tmp_path / "console")) as guest:
             guest.until_told("waits")
             target.kill()
             guest.go_on()
