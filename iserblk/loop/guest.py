@@ -57,4 +57,5 @@ def run(body: Callable[[], Awaitable[T]]) -> T:
     (result,) = results
     if problem is not None and isinstance(result, outcome.Value):
         raise problem  # ``body`` had nothing to do any more that could be cancelled
-    return result.unwrap()
+    answer: T = result.unwrap()  # (outcome 1.2 has no types)
+    return answer
