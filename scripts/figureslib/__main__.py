@@ -13,7 +13,7 @@ from benchlib.command import run_command
 from benchlib.nbd_load import LoadFailed
 from benchlib.servers import Absent
 
-from figureslib.path import Way, read
+from figureslib.path import JOURNEYS, Way, journeys, read
 from figureslib.source import MOST_ATTRIBUTES, MOST_LINES, Figures, count
 
 TOP = Path(__file__).resolve().parents[2]
@@ -25,7 +25,8 @@ TOP = Path(__file__).resolve().parents[2]
 )
 @click.option("--json", "as_json", is_flag=True, help="As JSON.")
 @click.option("--no-path", is_flag=True, help="Only what the source says.")
-def figures(directory: Path, as_json: bool, no_path: bool) -> None:
+@click.option("--calls", type=click.Choice(JOURNEYS), help="Only the calls of a journey, in order.")
+def figures(directory: Path, as_json: bool, no_path: bool, calls: str | None) -> None:
     """Count what the code's structure is judged by, in this checkout or in DIRECTORY."""
     top = directory.resolve()
     if not (top / "iserblk").is_dir():
@@ -34,6 +35,9 @@ def figures(directory: Path, as_json: bool, no_path: bool) -> None:
         raise click.UsageError(
             f"{directory} has no .venv: run its scripts/setup, or give --no-path"
         )
+    if calls is not None:
+        _list_calls(top, calls)
+        return
     counted = count(top)
     try:
         way = None if no_path else read(top)
@@ -43,6 +47,19 @@ def figures(directory: Path, as_json: bool, no_path: bool) -> None:
         click.echo(json.dumps({**asdict(counted), "read": asdict(way) if way else None}, indent=2))
     else:
         _show(counted, way)
+
+
+def _list_calls(top: Path, name: str) -> None:
+    """Of the shortest of several."""
+    try:
+        taken = journeys(top)[name]
+    except (Absent, LoadFailed, OSError) as error:
+        raise click.ClickException(str(error)) from None
+    shortest = min(taken, key=lambda each: len(each.nbd))
+    for process, listed in (("iserblk nbd", shortest.nbd), ("iserblk target", shortest.target)):
+        click.echo(f"{name}, {process}:")
+        for file, function in listed:
+            click.echo(f"    {file} {function}")
 
 
 def _show(counted: Figures, way: Way | None) -> None:
