@@ -6,13 +6,12 @@ import threading
 
 import trio
 
-from iserblk.loop.epoll import EpollLoop
 from iserblk.loop.seam import Loop
 from iserblk.loop.trio_loop import TrioLoop
 
 
 class _Hosts(threading.local):
-    loop: EpollLoop | None = None
+    loop: Loop | None = None
 
 
 hosts = _Hosts()

@@ -1,7 +1,8 @@
 """What a loop is for the code that it runs: plain calls, all in its own thread.
 
 There are two: ``EpollLoop``, which has trio as its guest, and ``TrioLoop``, inside a trio loop of
-the user's. ``here.loop_here`` returns the one that runs the caller.
+the user's. Tests have a third, whose time is made up (``tests/simulation``). ``here.loop_here``
+returns the one that runs the caller.
 
 A function that a loop calls must not wait, nor raise anything: what it raises ends the loop's run.
 KeyboardInterrupt is not raised in it.

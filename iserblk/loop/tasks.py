@@ -18,6 +18,19 @@ class HasFileno(Protocol):
     def fileno(self) -> int: ...
 
 
+class Wait(Protocol):
+    """See ``until_readable``."""
+
+    def __call__(self, fd: int | HasFileno, /) -> Awaitable[None]: ...
+
+
+readable: Wait = trio.lowlevel.wait_readable
+"""What ``until_readable`` asks. A simulated world, whose descriptors the system does not know, sets
+it."""
+writable: Wait = trio.lowlevel.wait_writable
+"""The same for ``until_writable``."""
+
+
 def sleep(seconds: float) -> Awaitable[None]:
     """Let other tasks run for so long. May be cancelled."""
     return trio.sleep(seconds)  # noqa: ASYNC105
@@ -32,12 +45,12 @@ def until_readable(fd: int | HasFileno) -> Awaitable[None]:
     """Wait until ``fd`` can be read from without waiting, or has ended. May be cancelled. Raises
     trio.ClosedResourceError when its owner calls trio.lowlevel.notify_closing, and
     trio.BusyResourceError when another task waits for the same."""
-    return trio.lowlevel.wait_readable(fd)  # noqa: ASYNC105
+    return readable(fd)
 
 
 def until_writable(fd: int | HasFileno) -> Awaitable[None]:
     """The same for writing."""
-    return trio.lowlevel.wait_writable(fd)  # noqa: ASYNC105
+    return writable(fd)
 
 
 def task_time() -> float:

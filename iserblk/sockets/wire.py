@@ -65,7 +65,9 @@ class SocketWire:
 
 def wire(sock: socket.socket, end_of_record: bool) -> Wire:
     """The faster implementation that is available, for ``sock``, which the caller keeps and
-    closes."""
+    closes. A class of its own, such as a simulated world has, need not have a descriptor."""
+    if type(sock) is not socket.socket:
+        return SocketWire(sock, end_of_record)
     try:
         from iserblk.sockets._syscalls import SyscallWire  # noqa: PLC0415 (may be missing)
     except ImportError:

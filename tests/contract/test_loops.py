@@ -10,6 +10,7 @@ import threading
 import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,29 +23,65 @@ from iserblk.loop.here import hosts, loop_here
 from iserblk.loop.seam import Watch
 from iserblk.loop.strands import open_strands, pause
 from iserblk.loop.work import Limit
+from tests.simulation.running import Simulation
 from tests.support.descriptors import descriptors, descriptors_to_begin_with
 from tests.support.until import until
 
 MANY = 100
 WAIT_S = 5  # only a test that fails waits that long
-Run = Callable[[Callable[[], Awaitable[Any]]], Any]
+SIMULATED = "simulated"
+# What has no meaning where there are no threads, descriptors and signals.
+NOT_SIMULATED = {
+    "test_a_number_that_is_used_again_at_once": "dup2 and read are the system's",
+    "test_a_descriptor_that_cannot_be_watched": "a file is the system's",
+    "test_functions_without_end_keep_nothing_waiting": "one of them is a thread",
+    "test_a_thread_wakes_a_loop_that_sleeps": "a thread",
+    "test_a_handler_of_a_signal_wakes_a_loop_that_sleeps": "a timer of the system",
+    "test_work_is_done_elsewhere_and_told_here": "a thread does it",
+    "test_a_limit_holds_up_only_its_own_work": "a thread hangs",
+}
 
 
-@pytest.fixture(params=["inside trio", "epoll, with trio as its guest"])
-def run(request: pytest.FixtureRequest) -> Run:
+@dataclass
+class Run:
     """Runs a coroutine function to its end; ``loop_here`` is one of the loops there."""
-    return trio.run if request.param == "inside trio" else guest.run
+
+    by: Callable[[Callable[[], Awaitable[Any]]], Any]
+    simulation: Simulation | None = None
+
+    def __call__(self, body: Callable[[], Awaitable[Any]]) -> Any:
+        return self.by(body)
+
+
+@pytest.fixture(params=["inside trio", "epoll, with trio as its guest", SIMULATED])
+def run(request: pytest.FixtureRequest) -> Run:
+    if request.param == SIMULATED:
+        if reason := NOT_SIMULATED.get(request.function.__name__):
+            pytest.skip(f"not simulated: {reason}")
+        simulation = Simulation(request.function.__name__)
+        return Run(simulation.run, simulation)
+    return Run(trio.run if request.param == "inside trio" else guest.run)
 
 
 @pytest.fixture
-def lines() -> Iterator[list[tuple[socket.socket, socket.socket]]]:
+def lines(request: pytest.FixtureRequest) -> Iterator[list[tuple[socket.socket, socket.socket]]]:
+    """Connected sockets, of the world in which ``run`` runs."""
+    run = request.getfixturevalue("run") if "run" in request.fixturenames else None
+    simulation = None if run is None else run.simulation
     with ExitStack() as stack:
-        pairs = []
+        pairs: Lines = []
         for _ in range(MANY):
-            here, there = socket.socketpair()
+            if simulation is None:
+                here, there = socket.socketpair()
+            else:
+                here, there = simulation.network.pair()
             here.setblocking(False)
             pairs.append((stack.enter_context(here), stack.enter_context(there)))
         yield pairs
+
+
+def test_what_is_not_simulated_is_tested_with_real_loops() -> None:
+    assert NOT_SIMULATED.keys() <= globals().keys()
 
 
 Lines = list[tuple[socket.socket, socket.socket]]

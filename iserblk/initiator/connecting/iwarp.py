@@ -28,6 +28,7 @@ from iserblk.loop.tasks import sleep
 from iserblk.rcap.iwarp.mpa import MpaInitiator, MpaParameters
 from iserblk.rcap.iwarp.queuepair import IwarpQueuePair
 from iserblk.sockets.pacing import unpace
+from iserblk.sockets.plain import plain
 from iserblk.sockets.stream import SocketStream
 
 # Seconds between the MPA Reply and the first FPDU. Linux siw gives its socket to the queue pair
@@ -110,7 +111,7 @@ async def connect_iwarp(
                     raise OtherProtocol(f"{portal} sent no MPA Reply; {found} answers there", found)
                 parameters = found
         await sleep(SETTLE_S)
-        plain = socket.socket(fileno=sock.detach())
+        taken = plain(sock)
     except trio.TooSlowError:
         raise NoMpaReply(
             f"{portal} took the connection, but sent no MPA Reply within {mpa_patience:g} s: "
@@ -123,13 +124,13 @@ async def connect_iwarp(
         ) from None
     finally:
         sock.close()  # does nothing, once detached
-    plain.setblocking(False)
+    taken.setblocking(False)
     try:  # it sends at once where the connection is opened by a message (RFC 6581 section 9.2)
         return IwarpQueuePair(
-            plain, parameters, initiator=True, receive_size=RECEIVE_SIZE, segments=segments
+            taken, parameters, initiator=True, receive_size=RECEIVE_SIZE, segments=segments
         )
     except BaseException:
-        plain.close()
+        taken.close()
         raise
 
 
@@ -171,7 +172,7 @@ async def connect_stream(
 ) -> SocketStream:
     """The stream of Traditional iSCSI to the first address that answers; errors as connect_tcp."""
     sock = await connect_tcp(addresses, portal, patience)
-    return SocketStream(socket.socket(fileno=sock.detach()))
+    return SocketStream(plain(sock))
 
 
 async def connect_tcp(

@@ -25,6 +25,7 @@ from iserblk.rcap.iwarp import sctp_association
 from iserblk.rcap.iwarp.queuepair import IwarpQueuePair
 from iserblk.rcap.iwarp.sctp import SessionInitiator
 from iserblk.rcap.iwarp.sctp_association import Association
+from iserblk.sockets.plain import plain
 
 
 def check_available() -> None:
@@ -82,7 +83,7 @@ async def _associate(addresses: Sequence[Address], portal: str, patience: float)
         try:
             with left.required():
                 await sock.connect(sockaddr)
-            return socket.socket(fileno=sock.detach())
+            return plain(sock)
         except trio.TooSlowError:
             raise ConnectTimeout(
                 f"{portal} did not answer by SCTP within {patience:g} s; "

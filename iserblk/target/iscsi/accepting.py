@@ -26,6 +26,7 @@ from iserblk.rcap.iwarp.queuepair import IwarpQueuePair
 from iserblk.rcap.iwarp.sctp import SessionResponder
 from iserblk.rcap.iwarp.sctp_association import Association
 from iserblk.rcap.iwarp.streaming import StreamingQueuePair
+from iserblk.sockets.plain import plain
 from iserblk.sockets.stream import SocketStream
 
 # TargetRecvDataSegmentLength. Software iWARP needs no memory for a posted receive.
@@ -61,18 +62,18 @@ async def accept(
         if iwarp is None:
             return None
         if not iwarp:
-            return SocketStream(socket.socket(fileno=sock.detach()))
+            return SocketStream(plain(sock))
         parameters = await _start_mpa(sock, takes_iser)
         if parameters is None:
             return None
-        plain = socket.socket(fileno=sock.detach())
-    plain.setblocking(False)
-    return IwarpQueuePair(plain, parameters, initiator=False, receive_size=IWARP_RECEIVE_SIZE)
+        taken = plain(sock)
+    taken.setblocking(False)
+    return IwarpQueuePair(taken, parameters, initiator=False, receive_size=IWARP_RECEIVE_SIZE)
 
 
 async def _start_session(sock: trio.socket.SocketType) -> IwarpQueuePair:
     """Take the DDP Stream Session on a new association. The socket as in ``accept``."""
-    association = Association(socket.socket(fileno=sock.detach()))
+    association = Association(plain(sock))
     try:
         while (asked := association.receive_control()) is None:
             await until_readable(association)

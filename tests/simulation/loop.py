@@ -1,0 +1,261 @@
+"""A loop whose time is made up: nothing sleeps, and a seed decides what comes first.
+
+Descriptors are numbers that the system does not know: those of ``network``. What runs trio with it
+is ``running``.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections import deque
+from functools import partial
+from random import Random
+from typing import Final, Protocol
+
+import trio
+
+from iserblk.loop.tasks import HasFileno
+from iserblk.loop.timers import Timer, Timers
+from iserblk.loop.work import Ended, Function, Job, Limit, nothing
+
+FIRST_S: Final = 1000.0  # the time at which all begins
+FIRST_NUMBER: Final = 1_000_000  # of descriptors: no system gives such
+TURN_S: Final = 1e-6  # what a turn takes, at least; at most twice as much
+WORK_S: Final = (5e-6, 1e-3)  # how long offloaded work waits for a thread, and its end for the loop
+
+
+class Descriptor(Protocol):
+    """What a number of ``SimulatedLoop`` stands for."""
+
+    def readable(self) -> bool: ...
+
+    def writable(self) -> bool: ...
+
+
+class SimulatedWatch:
+    """See ``seam.Watch``."""
+
+    __slots__ = ("_loop", "fd", "reads", "ready", "writes")
+
+    def __init__(self, loop: SimulatedLoop, fd: int, ready: Function) -> None:
+        self._loop = loop
+        self.reads = True
+        self.writes = False
+        self.fd = fd
+        self.ready = ready
+
+    def want(self, readable: bool, writable: bool) -> None:
+        self.reads, self.writes = readable, writable
+        if self.fd >= 0:
+            self._loop.touch(self.fd)
+
+    def expect(self, until: float) -> None:
+        """It never sleeps."""
+
+    def close(self) -> None:
+        fd, self.fd = self.fd, -1
+        if fd >= 0:
+            self.ready = nothing
+            self._loop.forget(fd)
+
+
+class SimulatedLoop:
+    """Implements Loop. ``chance``: decides on the order.
+
+    A turn does one thing of those that are due: it calls what was to be called soon, timers, what
+    comes by ``wake``, one descriptor that is ready, or what the world around does (``later``)."""
+
+    def __init__(self, chance: Random) -> None:
+        self.chance = chance
+        self._now = FIRST_S
+        self._soon: deque[Function] = deque()
+        self._foreign: deque[Function] = deque()
+        self._timers = Timers()
+        self._world = Timers()
+        self._descriptors: dict[int, Descriptor] = {}
+        self._watches: dict[int, SimulatedWatch] = {}
+        self._waits: dict[tuple[int, bool], trio.lowlevel.Task] = {}
+        self._touched: dict[int, None] = {}  # perhaps ready
+        self._over = False
+
+    # -- Loop -------------------------------------------------------------------------------------
+
+    def now(self) -> float:
+        return self._now
+
+    def call_soon(self, function: Function) -> None:
+        self._soon.append(function)
+
+    def call_at(self, when: float, function: Function) -> Timer:
+        return self._timers.add(when, function)
+
+    def watch(self, fd: int, ready: Function) -> SimulatedWatch:
+        self._check(fd)
+        if fd in self._watches:
+            raise OSError(errno.EEXIST, os.strerror(errno.EEXIST))
+        made = self._watches[fd] = SimulatedWatch(self, fd, ready)
+        self.touch(fd)
+        return made
+
+    def wake(self, function: Function) -> None:
+        if not self._over:
+            self._foreign.append(function)
+
+    def offload(self, work: Function, ended: Ended, limit: Limit) -> None:
+        """All in this thread; how long it waits, and its end, is drawn."""
+        if limit.busy >= limit.most:
+            limit.queue.append((work, ended, limit))
+        else:
+            self._begin((work, ended, limit))
+
+    def _begin(self, job: Job) -> None:
+        job[2].busy += 1
+        self.later(self.chance.uniform(*WORK_S), partial(self._work, job))
+
+    def _work(self, job: Job) -> None:
+        error: BaseException | None = None
+        try:
+            job[0]()
+        except BaseException as problem:
+            error = problem
+        self.later(self.chance.uniform(*WORK_S), partial(self._end, job, error))
+
+    def _end(self, job: Job, error: BaseException | None) -> None:
+        _, ended, limit = job
+        limit.busy -= 1
+        if limit.queue:
+            self._begin(limit.queue.popleft())
+        ended(error)
+
+    # -- of its watches, and of the world around --------------------------------------------------
+
+    def forget(self, fd: int) -> None:
+        del self._watches[fd]
+
+    def touch(self, fd: int) -> None:
+        """The descriptor may be ready."""
+        self._touched[fd] = None
+
+    def later(self, seconds: float, function: Function) -> Timer:
+        """The world does something, in so many seconds."""
+        return self._world.add(self._now + seconds, function)
+
+    def add(self, descriptor: Descriptor) -> int:
+        """Returns its number: the lowest that is free, as the system has it."""
+        number = FIRST_NUMBER
+        while number in self._descriptors:
+            number += 1
+        self._descriptors[number] = descriptor
+        return number
+
+    def remove(self, number: int) -> None:
+        """A descriptor is closed. As with a real one, nobody is told; but what waits for it must
+        not wait any more."""
+        assert not any((number, way) in self._waits for way in (True, False)), "it is waited for"
+        assert number not in self._watches, "it is watched: a watch is to be closed before that"
+        del self._descriptors[number]
+        self._touched.pop(number, None)
+
+    @property
+    def open(self) -> int:
+        """Descriptors that are not closed."""
+        return len(self._descriptors)
+
+    @property
+    def watched(self) -> int:
+        return len(self._watches)
+
+    def _check(self, fd: int) -> None:
+        if fd not in self._descriptors:
+            raise OSError(errno.EBADF, os.strerror(errno.EBADF))
+
+    async def until_readable(self, fd: int | HasFileno) -> None:
+        await self._until(fd, False)
+
+    async def until_writable(self, fd: int | HasFileno) -> None:
+        await self._until(fd, True)
+
+    async def _until(self, fd: int | HasFileno, writable: bool) -> None:
+        await trio.lowlevel.checkpoint_if_cancelled()
+        number = fd if isinstance(fd, int) else fd.fileno()
+        self._check(number)
+        key = number, writable
+        if key in self._waits:
+            raise trio.BusyResourceError("another task waits for it")
+
+        def abort(_raise_cancel: object) -> trio.lowlevel.Abort:
+            del self._waits[key]
+            return trio.lowlevel.Abort.SUCCEEDED
+
+        self._waits[key] = trio.lowlevel.current_task()
+        self.touch(number)
+        await trio.lowlevel.wait_task_rescheduled(abort)
+
+    # -- turns ------------------------------------------------------------------------------------
+
+    def turn(self) -> bool:
+        """Returns whether there was anything to do. Raises what a function raises."""
+        chance = self.chance
+        self._now += TURN_S * (1.0 + chance.random())
+        due: list[Function] = []
+        if self._soon:
+            due.append(self._call)
+        if self._foreign:
+            due.append(self._call_foreign)
+        if self._timers and self._timers.next() <= self._now:
+            due.append(self._ring)
+        if self._world and self._world.next() <= self._now:
+            due.append(self._change)
+        if self._touched:
+            due.append(self._look)
+        if not due:
+            return False
+        (due[0] if len(due) == 1 else due[int(chance.random() * len(due))])()
+        return True
+
+    def _call(self) -> None:
+        for _ in range(len(self._soon)):
+            self._soon.popleft()()
+
+    def _call_foreign(self) -> None:
+        self._foreign.popleft()()
+
+    def _ring(self) -> None:
+        self._timers.run(self._now)
+
+    def _change(self) -> None:
+        self._world.run(self._now)
+
+    def _look(self) -> None:
+        touched = list(self._touched)
+        fd = touched[int(self.chance.random() * len(touched))]
+        descriptor = self._descriptors.get(fd)
+        found = False
+        if descriptor is not None:
+            readable, writable = descriptor.readable(), descriptor.writable()
+            for way, ready in ((False, readable), (True, writable)):
+                if ready and (task := self._waits.pop((fd, way), None)) is not None:
+                    trio.lowlevel.reschedule(task)
+            watch = self._watches.get(fd)
+            if watch is not None and ((watch.reads and readable) or (watch.writes and writable)):
+                found = True
+                try:
+                    watch.ready()
+                except BaseException:
+                    watch.close()
+                    raise
+        if not found:
+            self._touched.pop(fd, None)
+
+    def due(self) -> float:
+        """When the next thing happens that is known here."""
+        return min(self._timers.next(), self._world.next())
+
+    def advance(self, when: float) -> None:
+        self._now = max(self._now, when)
+
+    def close(self) -> None:
+        self._over = True
+        for watch in list(self._watches.values()):
+            watch.close()

@@ -1,0 +1,163 @@
+"""Runs trio and the product in a simulated world.
+
+trio's tasks run under ``trio.run``, with a clock of trio's own kind (``trio.abc.Clock``) that shows
+the time of the loop, and not as a guest: a guest waits in a thread of its own. trio tells which
+tasks are runnable (``trio.abc.Instrument``); a system task does the turns of the loop between them.
+trio's scheduler, and ``random``, are seeded by hypothesis, with which trio registers its scheduler
+(``hypothesis.register_random``, by trio's entry point for hypothesis), as pytest-trio does. Nothing
+else of trio is touched.
+"""
+
+from __future__ import annotations
+
+import math
+import secrets
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from random import Random
+from typing import Final, TypeVar
+from unittest import mock
+
+import hypothesis  # noqa: F401 (trio's entry point comes with it)
+import trio
+from hypothesis.internal.entropy import deterministic_PRNG
+
+from iserblk.loop import clock, tasks
+from iserblk.loop.here import hosts
+from iserblk.sockets import plain
+from tests.simulation.loop import SimulatedLoop
+from tests.simulation.network import Network
+
+T = TypeVar("T")
+
+PASS: Final = 16  # turns, after which trio looks at its deadlines
+_TASK_OFFSET: Final = 5e5  # trio's time is another one, as it is in the product
+
+
+class Stuck(AssertionError):
+    """Nothing is left that could happen, and the body waits."""
+
+
+class _Runnable(trio.abc.Instrument):
+    """Counts tasks that have been scheduled, and have not run yet."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def task_scheduled(self, task: trio.lowlevel.Task) -> None:
+        self.count += 1
+
+    def before_task_step(self, task: trio.lowlevel.Task) -> None:
+        self.count -= 1
+
+
+class _Clock(trio.abc.Clock):
+    """trio's. It is never asked to sleep while the loop does its turns."""
+
+    def __init__(self, loop: SimulatedLoop) -> None:
+        self._loop = loop
+
+    def start_clock(self) -> None: ...
+
+    def current_time(self) -> float:
+        return self._loop.now() + _TASK_OFFSET
+
+    def deadline_to_sleep_time(self, deadline: float) -> float:
+        """The turns are over, or have not begun: nothing but a deadline can come any more."""
+        if deadline == math.inf:
+            return math.inf
+        self._loop.advance(deadline - _TASK_OFFSET)
+        return 0.0
+
+
+class Simulation:
+    """One ``run``, in which ``seed`` decides on everything."""
+
+    def __init__(self, seed: object = 0) -> None:
+        self._seed = seed
+        self.loop = SimulatedLoop(Random(f"loop {seed}"))
+        self.network = Network(self.loop, Random(f"network {seed}"))
+        self._problem: BaseException | None = None
+        self._runnable = _Runnable()
+
+    def run(self, body: Callable[[], Awaitable[T]]) -> T:
+        """As ``trio.run``. What a function of the loop raises cancels ``body``, and is raised here
+        when that has ended. Raises Stuck."""
+        loop, scope = self.loop, trio.CancelScope()
+
+        async def main() -> T:
+            trio.lowlevel.spawn_system_task(self._turns, scope, name="simulated loop")
+            self.network.start()
+            with scope:
+                return await body()
+            assert self._problem is not None  # nothing else cancels the scope
+            raise self._problem
+
+        with made_up(self.network, self._seed):
+            try:
+                result = trio.run(main, clock=_Clock(loop), instruments=[self._runnable])
+            finally:
+                loop.close()
+        if self._problem is not None:
+            raise self._problem
+        return result
+
+    async def _turns(self, scope: trio.CancelScope) -> None:
+        """Body of a task."""
+        loop, chance, runnable = self.loop, self.loop.chance, self._runnable
+        left = PASS
+        quiet = False  # trio has looked at everything since the last turn that did something
+        while True:
+            # ``count``: without this task, which runs.
+            if left <= 0 or (runnable.count and chance.random() < 0.5):
+                left = PASS
+                quiet = True
+                await trio.lowlevel.checkpoint()
+                continue
+            left -= 1
+            try:
+                if loop.turn():
+                    quiet = False
+                elif runnable.count or not quiet:
+                    left = 0
+                elif self._jump():
+                    left, quiet = 0, False
+            except BaseException as error:
+                self._problem = self._problem or error
+                scope.cancel()
+                left = 0
+
+    def _jump(self) -> bool:
+        """To the moment when something happens; returns whether in trio."""
+        loop = self.loop
+        ours = loop.due()
+        theirs = loop.now() + trio.lowlevel.current_statistics().seconds_to_next_deadline
+        when = min(ours, theirs)
+        if when == math.inf:
+            raise Stuck("nothing is left that could happen: what waits, waits for ever")
+        loop.advance(when)
+        return when == theirs
+
+
+@contextmanager
+def made_up(network: Network, seed: object) -> Iterator[None]:
+    """In the body time, and what is random, are those of a simulated world."""
+
+    loop = network.loop
+
+    def nanoseconds() -> int:
+        return int(loop.now() * 1e9)
+
+    random_bytes = Random(f"bytes {seed}").randbytes
+    before, hosts.loop = hosts.loop, loop
+    try:
+        with (
+            deterministic_PRNG(Random(f"scheduler {seed}").getrandbits(32)),
+            mock.patch.multiple(clock, source=loop.now, source_ns=nanoseconds),
+            mock.patch.multiple(tasks, readable=loop.until_readable, writable=loop.until_writable),
+            mock.patch.object(secrets, "token_bytes", random_bytes),
+            mock.patch.object(plain, "source", network.plain),
+        ):
+            yield
+    finally:
+        hosts.loop = before
