@@ -81,6 +81,12 @@ ELSEWHERE: dict[str, str] = {
     "iserblk/rcap/verbs/memory.py": "tests/contract/test_queuepair.py, on devices that are fake",
     "iserblk/rcap/verbs/receiving.py": "tests/contract/test_queuepair.py, on devices that are fake",
     "iserblk/target/announcing/announced.py": "tests/target/announcing/test_slp_agent.py",
+    "iserblk/target/attending.py": (
+        "tests/target/test_server.py, tests/target/test_server_floods.py and "
+        "tests/target/test_server_endings.py"
+    ),
+    "iserblk/target/iscsi/owners.py": "Protocols; tests/target/test_pump.py is of one of them",
+    "iserblk/target/offloading.py": "tests/target/test_server.py, with stores that are slow",
     "iserblk/target/seam.py": "Protocols; tests/target/scsi/test_target_device.py",
     "iserblk/target/store/status.py": "an error, tests/target/scsi/test_loop.py has one end",
 }
@@ -113,10 +119,9 @@ PRIVATE: dict[str, set[str]] = {
     "tests/rcap/verbs/test_open_pairs.py": {"_open"},
     "tests/target/iscsi/test_connection_resources.py": {"_make_slots"},
     "tests/target/iscsi/test_session_aborted.py": {"_numbers"},
-    "tests/target/iser_client.py": {"_tasks"},
     "tests/target/store/test_volatile.py": {"_cached"},
     "tests/target/test_server.py": {"_cmd_sn", "_device", "_nexuses"},
-    "tests/target/test_server_endings.py": {"_budget", "_connections", "_tsihs"},
+    "tests/target/test_server_endings.py": {"_connections", "_tsihs"},
     "tests/target/test_server_many.py": {"_connections", "_sessions", "_slots"},
     "tests/target/test_target_iser_rules.py": {"_free"},
     "tests/test_crc.py": {"_crc"},

@@ -240,6 +240,15 @@ ALLOWED: dict[str, set[str]] = {
         *("target.attempts", "target.keeping", "target.iscsi"),
     },
     "target.pump": {"errors", "loop", "target.iscsi"},
+    "target.places": {"errors", "newcomers", "target.iscsi"},
+    "target.offloading": {
+        *("errors", "loop", "target.iscsi", "target.places"),
+        *("target.scsi", "target.seam", "target.store"),
+    },
+    "target.attending": {
+        *("errors", "loop", "newcomers", "target.figures", "target.iscsi"),
+        *("target.offloading", "target.places", "target.pump"),
+    },
     "target.open_portals": {
         *("errors", "iscsi", "loop", "rcap.seam", "target.ports", "target.iscsi")
     },
@@ -255,9 +264,11 @@ ALLOWED: dict[str, set[str]] = {
             "target.keeping",
             "target.lunlist",
             "target.lunspec",
+            "target.attending",
+            "target.offloading",
             "target.open_portals",
+            "target.places",
             "target.ports",
-            "target.pump",
             "target.scsi",
             "target.seam",
             "target.store",
@@ -326,8 +337,10 @@ TRIO_ALLOWED = {
     "nbd.serving",
     "target.announcing.isns",
     "target.announcing.slp",
+    "target.attending",
     "target.iscsi.accepting",
     "target.iscsi.listening",
+    "target.offloading",
     "target.open_portals",
     "target.server",
 }

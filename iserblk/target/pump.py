@@ -16,7 +16,7 @@ class Pump:
     more.
 
     ``logged_in`` is called once, at the end of login, and ``over`` when the connection has ended;
-    then ``problem`` is what ``progress`` has raised, if anything.
+    then ``problem`` is what ``progress`` has raised, if anything. Implements ConnectionDriver.
     """
 
     def __init__(
@@ -44,15 +44,17 @@ class Pump:
             self._watch = self._loop.watch(self._fd, self._come)
         except OSError as error:
             raise TransportError(f"cannot wait for the initiator: {error.strerror}") from None
-        self._connection.on_done = self._stop
-        self._connection.on_output = self._look_at_output
-        self._connection.on_unfinished = self._come_again
+        self._connection.driver = self
 
     def end(self) -> None:
         """To be called before the descriptor is closed."""
         self._stopped = True
         if self._watch is not None:
             self._watch.close()
+
+    def ended(self) -> None:
+        """Implements ConnectionDriver."""
+        self._stop()
 
     def _stop(self) -> None:
         self._stopped = True
@@ -76,7 +78,7 @@ class Pump:
         if connection.done:
             self._stop()
             return
-        self._look_at_output()
+        self.output_waits()
         awake = pace.rest(connection.answered)
         if self._in_login:
             if connection.parameters is None:
@@ -86,12 +88,13 @@ class Pump:
         if awake and self._watch is not None:
             self._watch.expect(pace.until)
 
-    def _come_again(self) -> None:
-        """The rest of what has come is for another turn of the loop: other connections, and all
-        that waits in trio, go first. No descriptor may show it."""
+    def unfinished(self) -> None:
+        """Implements ConnectionDriver. The rest of what has come is for another turn of the loop:
+        other connections, and all that waits in trio, go first. No descriptor may show it."""
         self._loop.call_soon(self._come)
 
-    def _look_at_output(self) -> None:
+    def output_waits(self) -> None:
+        """Implements ConnectionDriver."""
         full = self._connection.wants_write()
         if full is not self._full and not self._stopped:
             self._full = full

@@ -170,6 +170,12 @@ class DeviceServer(Protocol):
         47/7F (RFC 7143 section 11.14.5)."""
         ...
 
+    def end_tasks_of_others(self, lun: int, by: Nexus, ended: Callable[[], None]) -> int:
+        """End the LUN's tasks of every nexus but ``by``, which has asked for a reset: also those of
+        old sessions that were reinstated and whose last tasks still run. Result as for
+        ``Nexus.end_tasks``."""
+        ...
+
     def reset_lun(self, lun: int) -> bool:
         """LOGICAL UNIT RESET: unit attention 29/03 for every nexus. False: there is no such LUN."""
         ...

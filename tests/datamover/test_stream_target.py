@@ -19,6 +19,7 @@ from iserblk.target.scsi.device import DeviceServer, LogicalUnit
 from tests.support.golden import golden as vector
 from tests.target.fake_store import FakeStore
 from tests.target.iser_client import Traced
+from tests.target.owner import Owner
 from tests.vectors import streaming_login as golden
 
 TSIH = 7
@@ -84,8 +85,7 @@ class Target:
             self.traced,
             DeviceServer(units, "iqn.2026-11.example:disk"),
             login,
-            on_login=lambda _: None,
-            on_reset=lambda _lun, _by, _ended: 0,
+            Owner(),
             portal="10.0.0.1:3260",
         )
 

@@ -25,7 +25,7 @@ async def test_libiscsi_answers(
 ) -> None:
     """An idle session stays, and goes on. (QEMU pings by itself, but less often than the target
     does here.) proves: ISER-7.3.6-20"""
-    monkeypatch.setattr("iserblk.target.server.PING_S", 1.0)
+    monkeypatch.setattr("iserblk.target.attending.PING_S", 1.0)
     answered: list[int] = []
     enough = trio.Event()
     heard = ControlAnswers.heard

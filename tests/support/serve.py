@@ -20,7 +20,7 @@ from importlib import import_module
 
 import trio
 
-from iserblk.target import server
+from iserblk.target import attending, server
 from iserblk.target.lunspec import open_lun, parse_lun_spec
 from iserblk.target.scsi.device import DeviceServer
 from tests.support.census import census
@@ -74,6 +74,6 @@ async def _watch(
 
 
 if __name__ == "__main__":
-    server.LOGIN_TIMEOUT_S = float(os.environ.get("LOGIN_TIMEOUT_S", server.LOGIN_TIMEOUT_S))
+    attending.LOGIN_TIMEOUT_S = float(os.environ.get("LOGIN_TIMEOUT_S", attending.LOGIN_TIMEOUT_S))
     logging.basicConfig(level=logging.INFO, format="target: %(name)s: %(message)s")
     trio.run(_main, sys.argv[1], sys.argv[2], sys.argv[3:])

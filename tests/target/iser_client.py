@@ -23,6 +23,7 @@ from iserblk.target.iscsi.slot import TargetTask
 from iserblk.target.ports import ONLY_PORT, TargetPort
 from iserblk.target.scsi.device import DeviceServer, LogicalUnit
 from tests.target.fake_store import FakeStore
+from tests.target.owner import Owner
 
 INITIATOR, IQN = "iqn.2026-11.example:host", "iqn.2026-11.example:disk"
 PLAIN = ControlHeader(CONTROL, 0, 0, 0, 0)
@@ -52,12 +53,9 @@ class Heard:
         return int.from_bytes(self.bhs[offset : offset + 4], "big")
 
 
-OnReset = Callable[[int, TargetConnection, Callable[[], None]], int]
-
-
 def tasks_of(connection: TargetConnection) -> set[int]:
     """ITTs of the tasks that have not ended."""
-    return set(connection._tasks)
+    return set(connection.session.tasks)
 
 
 class Traced:
@@ -90,7 +88,7 @@ class Traced:
 
 class IserClient:
     """``sent``: every message that left the target, RDMA included, oldest first. ``heard``: its
-    PDUs. ``store``: the content of LUN 0. ``on_reset``: as TargetConnection's; ``budget``: its
+    PDUs. ``store``: the content of LUN 0. ``owner``: of the target's connection; ``budget``: its
     memory for data. ``datamover``: the target's. ``accounts``: its users, if it has any.
     ``device``, ``store``: of another client of the same target. ``lun``: of the only LUN.
     ``max_ulpdu``: what the target declares. ``solicited_only``: of its config. ``at_once``: it
@@ -124,10 +122,10 @@ class IserClient:
             {lun: LogicalUnit(self.store, serial="S", block=BLOCK)}, IQN
         )
         self.budget = DataBudget()
-        self.on_reset: OnReset = lambda _lun, _by, _ended: 0
         theirs.intercept = self._left
         self.datamover = Traced(IserTarget(theirs, send_invalidate))
-        self.connection = connection = TargetConnection(
+        self.owner = Owner(self._offload)
+        self.connection = TargetConnection(
             self.datamover,
             self.device,
             LoginTarget(
@@ -135,19 +133,13 @@ class IserClient:
                     IQN, 1, accounts=accounts, max_ulpdu=max_ulpdu, solicited_only=solicited_only
                 )
             ),
-            on_login=lambda _: None,
-            on_reset=self._reset,
+            self.owner,
             portal="10.0.0.1:3260",
             port=port,
             budget=self.budget,
             at_once=at_once,
         )
-
-        def offload(slot: TargetTask) -> None:
-            self.device.run(slot.task, slot.buffer)
-            connection.finish(slot)
-
-        connection.offload = offload
+        self.connection.driver = self.owner
         self.ours.post_receive(1000)
         self.cmd_sn = 1
         self._lun = luns.encode(lun)
@@ -158,8 +150,9 @@ class IserClient:
         """How many PDUs the target can take at once."""
         return self.target_pair.posted - self.target_pair.consumed
 
-    def _reset(self, lun: int, by: TargetConnection, ended: Callable[[], None]) -> int:
-        return self.on_reset(lun, by, ended)
+    def _offload(self, slot: TargetTask) -> None:
+        self.device.run(slot.task, slot.buffer)
+        self.connection.finish(slot)
 
     def _left(self, message: Message) -> bool:
         self.sent.append(message)

@@ -163,7 +163,7 @@ async def test_a_lost_session_that_is_kept() -> None:
 
 
 async def test_a_half_open_flood(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("iserblk.target.server.MAX_LOGINS", 4)
+    monkeypatch.setattr("iserblk.target.places.MAX_LOGINS", 4)
     look = Look()
     async with serving(watch=look.watch) as text, contextlib.AsyncExitStack() as open_:
         url = parse_url(text)

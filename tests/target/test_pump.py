@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 import trio
 
 from iserblk.errors import ConnectionLost
+from iserblk.target.iscsi.owners import ConnectionDriver, Undriven
 from iserblk.target.pump import Pump
 from tests.support.until import until
 
@@ -29,9 +29,7 @@ class Connection:
         self.parameters: object = None
         self.output = False
         self.fails: Exception | None = None
-        self.on_done: Callable[[], None] | None = None
-        self.on_output: Callable[[], None] | None = None
-        self.on_unfinished: Callable[[], None] | None = None
+        self.driver: ConnectionDriver = Undriven()
         self.unfinished = 0
         self.order: list[str] = []
 
@@ -46,9 +44,9 @@ class Connection:
             self.output = False  # called because the socket takes more
         self.heard += heard
         self.order.append(heard.decode())
-        if self.unfinished and self.on_unfinished is not None:
+        if self.unfinished:
             self.unfinished -= 1
-            self.on_unfinished()
+            self.driver.unfinished()
         if self.fails is not None:
             raise self.fails
 
@@ -116,15 +114,13 @@ async def test_a_connection_that_is_done_is_over(bench: Bench) -> None:
 async def test_output_that_waits_leaves_when_the_socket_takes_more(bench: Bench) -> None:
     connection = bench.connection
     connection.output = True
-    assert connection.on_output is not None
-    connection.on_output()
+    connection.driver.output_waits()
     await until(lambda: not connection.output)
     assert connection.heard == b"" and bench.calls == []
 
 
 async def test_the_end_of_the_connection_is_told_by_it(bench: Bench) -> None:
-    assert bench.connection.on_done is not None
-    bench.connection.on_done()
+    bench.connection.driver.ended()
     assert bench.calls == ["over"]
 
 

@@ -401,7 +401,7 @@ async def test_connections_without_login_make_room_for_newer_ones(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The oldest closes first, whatever it has sent; connections that have logged in stay."""
-    monkeypatch.setattr("iserblk.target.server.MAX_LOGINS", 3)
+    monkeypatch.setattr("iserblk.target.places.MAX_LOGINS", 3)
     beginnings = [b"", b"MPA", b"C", MpaInitiator().data_to_send()]
     async with serving() as url:
         there = parse_url(url)
@@ -479,7 +479,7 @@ Closed = trio.MemoryReceiveChannel[TargetConnection]
 @pytest.fixture
 def closed(monkeypatch: pytest.MonkeyPatch) -> Closed:
     """Connections that the target has closed. Pings come soon."""
-    monkeypatch.setattr("iserblk.target.server.PING_S", 1.0)
+    monkeypatch.setattr("iserblk.target.attending.PING_S", 1.0)
     send, receive = trio.open_memory_channel[TargetConnection](10)
     close = TargetConnection.close
 

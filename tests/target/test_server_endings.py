@@ -79,7 +79,7 @@ class Bench:
 
     @property
     def held(self) -> Held:
-        return Held(self.theirs.fileno() == -1, self.server._budget.used)
+        return Held(self.theirs.fileno() == -1, self.server.parts.budget.used)
 
     def send(self, message: bytes, opcode: int = seam.SEND_SE, stag: int = 0) -> None:
         request = seam.WorkRequest(opcode)
@@ -265,7 +265,7 @@ async def test_a_byte_stream_that_is_lost_before_its_rcap_is_there(
                 peer.sendall(golden.MPA_REQUEST[:10])
                 await trio.testing.wait_all_tasks_blocked()
             peer.close()
-    assert not server._tsihs and not server._connections and server._budget.used == 0
+    assert not server._tsihs and not server._connections and server.parts.budget.used == 0
     assert descriptors() == before
 
 

@@ -19,9 +19,10 @@ from iserblk.rcap.inprocess import memory_pair
 from iserblk.rcap.iwarp.mpa import MpaInitiator
 from iserblk.secret import Secret
 from iserblk.target.attempts import FREE
+from iserblk.target.attending import PING_S
 from iserblk.target.iscsi.buffers import BufferPool, DataBudget
 from iserblk.target.scsi.device import LogicalUnit
-from iserblk.target.server import PING_S, TargetServer, room
+from iserblk.target.server import TargetServer
 from iserblk.url import Url, parse_url
 from tests.iscsi import logins
 from tests.target.fake_store import FakeStore
@@ -75,7 +76,7 @@ async def test_a_flood_of_another_address_does_not_end_a_login(
     begins: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also where the others begin a login, and the honest one has only connected."""
-    monkeypatch.setattr("iserblk.target.server.MAX_LOGINS", 4)
+    monkeypatch.setattr("iserblk.target.places.MAX_LOGINS", 4)
     async with serving(accounts=ACCOUNTS) as text, contextlib.AsyncExitStack() as open_:
         url = parse_url(text)
         honest = await open_.enter_async_context(await connect(url, "127.0.0.2"))
@@ -92,7 +93,7 @@ async def test_a_flood_of_another_address_does_not_end_a_login(
 async def test_silent_peers_do_not_end_a_login_of_their_own_address(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("iserblk.target.server.MAX_LOGINS", 4)
+    monkeypatch.setattr("iserblk.target.places.MAX_LOGINS", 4)
     async with serving(accounts=ACCOUNTS) as text, contextlib.AsyncExitStack() as open_:
         url = parse_url(text)
         honest = await open_.enter_async_context(await connect(url))
@@ -276,9 +277,9 @@ async def test_who_has_not_logged_in_takes_no_place_of_a_session(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A login finds the last place behind it free, and one before it, however many are silent."""
-    monkeypatch.setattr("iserblk.target.server.MAX_CONNECTIONS", 3)
-    monkeypatch.setattr("iserblk.target.server.MAX_LOGINS", 2)
-    monkeypatch.setattr("iserblk.target.server.OF_ONE", 1)
+    monkeypatch.setattr("iserblk.target.places.MAX_CONNECTIONS", 3)
+    monkeypatch.setattr("iserblk.target.places.MAX_LOGINS", 2)
+    monkeypatch.setattr("iserblk.target.places.OF_ONE", 1)
     async with serving() as text, contextlib.AsyncExitStack() as open_:
         url = parse_url(text)
         for number in range(2):
@@ -304,8 +305,8 @@ full = pytest.mark.logs("login refused: no connection resources: there are")
 @full
 async def test_where_all_places_are_taken_a_login_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     """But one that reinstates a session has its place."""
-    monkeypatch.setattr("iserblk.target.server.MAX_CONNECTIONS", 2)
-    monkeypatch.setattr("iserblk.target.server.OF_ONE", 1)
+    monkeypatch.setattr("iserblk.target.places.MAX_CONNECTIONS", 2)
+    monkeypatch.setattr("iserblk.target.places.OF_ONE", 1)
     async with serving() as text, contextlib.AsyncExitStack() as open_:
         url = parse_url(text)
         for number in range(2):
@@ -324,7 +325,7 @@ async def test_where_all_places_are_taken_a_login_is_told(monkeypatch: pytest.Mo
 @full
 async def test_one_address_leaves_places_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where nobody has to prove who it is."""
-    monkeypatch.setattr("iserblk.target.server.MAX_CONNECTIONS", 8)
+    monkeypatch.setattr("iserblk.target.places.MAX_CONNECTIONS", 8)
     async with serving() as text, contextlib.AsyncExitStack() as open_:
         url = parse_url(text)
         for number in range(7):
@@ -332,21 +333,3 @@ async def test_one_address_leaves_places_to_others(monkeypatch: pytest.MonkeyPat
             await log_in(session, f"iqn.x:{number}")
         assert await status_of_login(url, "iqn.x:7") == OUT_OF_RESOURCES
         assert await status_of_login(url, "iqn.x:other", "127.0.0.2") == 0
-
-
-@pytest.mark.logs("room for 14 connections, not 1024: the limit of descriptors is 600")
-def test_a_target_has_room_for_as_many_as_it_has_descriptors(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """It asks for what it needs. Else peers could take those that state files need."""
-    limits = [1024, 1 << 20]
-    asked: list[tuple[int, int]] = []
-    monkeypatch.setattr("resource.getrlimit", lambda _: tuple(limits))
-    monkeypatch.setattr("resource.setrlimit", lambda _, both: asked.append(both))
-    assert room() == (1024, 512)
-    assert asked == [(2112, 1 << 20)]
-    limits[:] = [600, 600]
-    assert room() == (16, 8)
-    limits[:] = [-1, -1]
-    asked.clear()
-    assert room() == (1024, 512) and not asked

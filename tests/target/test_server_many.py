@@ -15,9 +15,10 @@ from iserblk.datamover.iser import HEADER_LENGTH
 from iserblk.iscsi import bhs, pdu
 from iserblk.rcap import seam
 from iserblk.rcap.inprocess import MemoryQueuePair, memory_pair
+from iserblk.target.attending import PING_S
 from iserblk.target.iscsi.connection import BATCH_SLOTS
 from iserblk.target.scsi.device import LogicalUnit
-from iserblk.target.server import PING_S, TargetServer
+from iserblk.target.server import TargetServer
 from tests.iscsi import logins
 from tests.target.fake_store import FakeStore
 

@@ -317,7 +317,7 @@ async def test_a_lun_waits_for_no_threads_of_the_one_before_it(
     await until(lambda: bench.luns.units)
     client = bench.client(1)
     client.running = 1
-    limits = bench.server.limits
+    limits = bench.server.offloading.limits
     limits[1].busy = limits[1].most
     await bench.change(n1=bench.spec("file"))
     assert list(bench.luns.units) == [1] and bench.luns.leaving

@@ -304,7 +304,7 @@ async def test_a_connection_that_takes_nothing_is_logged_out_at_once(
 ) -> None:
     """What waits to be sent on it will never leave, and the answer does not wait for that. (The
     usual case: its path is cut, and the initiator asks on another one.)"""
-    monkeypatch.setattr(server_module, "LAST_WORDS_S", 3600)
+    monkeypatch.setattr("iserblk.target.attending.LAST_WORDS_S", 3600)
     made: list[TargetConnection] = []
 
     def make(*arguments: Any, **more: Any) -> TargetConnection:

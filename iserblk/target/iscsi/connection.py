@@ -33,6 +33,7 @@ from iserblk.target.iscsi.control import (
 )
 from iserblk.target.iscsi.numbers import Numbers
 from iserblk.target.iscsi.owing import Owed
+from iserblk.target.iscsi.owners import ConnectionDriver, ConnectionOwner, Undriven
 from iserblk.target.iscsi.session import RECOVERY, TargetSession
 from iserblk.target.iscsi.slot import (
     AT_ONCE,
@@ -107,15 +108,7 @@ class TargetConnection:
 
     ``done``: the connection has ended, by a logout or otherwise; the owner then calls ``close``,
     and where ``kept``, some time later ``TargetSession.expire``. ``cut``: what is still queued will
-    never leave.
-    ``offload(slot)``: the owner runs ``device.run(slot.task, slot.buffer)`` in a thread, then
-    calls ``finish(slot)`` and ``flush()``. ``on_login(self)``: called when login is complete.
-    ``on_reset(lun, self, ended)``: called for a LOGICAL UNIT RESET or CLEAR TASK SET; ends the
-    tasks of other sessions, with the result of ``Nexus.end_tasks``; for a reset of the target it is
-    called for each LUN. ``on_cold_reset(self)``: called last in a TARGET COLD RESET; ends all other
-    sessions. ``on_done``: set by the owner; called when the initiator has logged out, or has reset
-    the target (cold), perhaps outside of ``progress``. ``on_unfinished``: set by the owner; called
-    inside ``progress``, which is to be called again soon, behind the other connections.
+    never leave. ``driver``: set by what drives the connection.
     """
 
     def __init__(
@@ -123,13 +116,11 @@ class TargetConnection:
         datamover: TargetDatamover,
         device: DeviceServer,
         login: LoginTarget,
+        owner: ConnectionOwner,
         *,
-        on_login: Callable[[TargetConnection], None],
-        on_reset: Callable[[int, TargetConnection, Callable[[], None]], int],
         portal: str,
         port: TargetPort = ONLY_PORT,
         budget: DataBudget | None = None,
-        on_cold_reset: Callable[[TargetConnection], None] = lambda _: None,
         at_once: bool = True,
         address: str = "",
     ) -> None:
@@ -141,28 +132,14 @@ class TargetConnection:
         self._device = device
         self._task_sets = device.task_sets
         self.login = login
-        self.offload: Callable[[TargetTask], None]  # set by the owner before ``progress``
-        self.on_output: Callable[[], None] = lambda: None  # by the owner: output may be waiting
-        self.on_unfinished: Callable[[], None] = lambda: None
-        self.on_done: Callable[[], None] = lambda: None
-        self.on_begun: Callable[[], None] = lambda: None  # by the owner: a Login Request has come
-        # By the owner, at the end of a login: raises Busy if there is no place for the connection.
-        self.take_place: Callable[[], None] = lambda: None
-        # By the owner, for CHAP. The first says whether an attempt as a user has to wait; then the
-        # callback is called later. The second hears whether the user was proved.
-        self.hold_attempt: Callable[[str, Callable[[], None]], bool] = lambda _user, _resume: False
-        self.on_attempt: Callable[[str, bool], None] = lambda _user, _right: None
+        self._owner = owner
+        self.driver: ConnectionDriver = Undriven()
         self._attempt: tuple[bytes, bytes, str] | None = None  # a Login Request that waits
-        self.on_recovery: Callable[[], None] = lambda: None
-        self.on_released: Callable[[], None] = lambda: None
         self.on_closed: list[Callable[[], None]] = []
         self.cid = 0
         self.recovered = False
         self.cut = False
         self._closed = False
-        self._on_login = on_login
-        self._on_reset = on_reset
-        self._on_cold_reset = on_cold_reset
         self._portal, self.port = portal, port
         self.parameters: SessionParameters | None = None
         self.done = False
@@ -217,7 +194,7 @@ class TargetConnection:
 
     def _unfinished(self) -> None:
         """See TargetDatamover.on_unfinished."""
-        self.on_unfinished()
+        self.driver.unfinished()
 
     def flush(self) -> None:
         """Send what is queued, and start deferred tasks with the buffers that this frees. Raises
@@ -257,7 +234,7 @@ class TargetConnection:
             self._budget.press()
         self._waited = waits
         self.flush()
-        self.on_output()
+        self.driver.output_waits()
 
     def overdue(self, now: float) -> str:
         """Call it about twice a minute. What the initiator has owed for too long, for the log: then
@@ -624,11 +601,11 @@ class TargetConnection:
         if self._attempt is not None:
             raise RemoteProtocolError("iSCSI", "a login request before the answer to the last one")
         if not self.login.begun:
-            self.on_begun()
+            self._owner.login_begun()
         header = bytes(message[at : at + bhs.BHS_LENGTH])
         data = bhs.data_segment_untrusted(message, at)
         user = self.login.claimed_user(header, data)
-        if user and self.hold_attempt(user, self._resume_login):
+        if user and self._owner.hold_attempt(user, self._resume_login):
             self._attempt = (header, bytes(data), user)
         else:
             self._take_login(header, data, user)
@@ -643,16 +620,16 @@ class TargetConnection:
         except TransportError as error:
             log.info("a login failed: %s", error)
             self.abandon()
-        self.on_unfinished()  # ``progress`` sends the answer
+        self.driver.unfinished()  # ``progress`` sends the answer
 
     def _take_login(self, header: bytes, data: bytes | memoryview, user: str) -> None:
         """``user``: whom the initiator claims to be with a response of CHAP, or ""."""
         answers = self.login.receive(header, data)
         if user:
-            self.on_attempt(user, self.login.user == user)
+            self._owner.attempt_ended(user, self.login.user == user)
         if self.login.done:
             try:
-                self.take_place()
+                self._owner.take_place()
                 self._allocate()
             except (Busy, OSError, MemoryError) as error:
                 answers = [self.login.out_of_resources(str(error) or "no memory")]
@@ -770,7 +747,7 @@ class TargetConnection:
         if login.parameters.error_recovery_level and not login.parameters.rdma_extensions:
             self._recovers = True
             self._budget.keepers[self._forget_kept] = None
-        self._on_login(self)
+        self._owner.logged_in()
 
     def _join(self, joined: Joinable) -> None:
         """Become a connection of a session that there is."""
@@ -1106,7 +1083,7 @@ class TargetConnection:
         except TransportError as error:
             log.info("a connection ended: %s", error)
             self.abandon()
-        self.on_output()
+        self.driver.output_waits()
 
     def start(self, slot: TargetTask) -> None:
         """Implements Allegiance."""
@@ -1147,7 +1124,7 @@ class TargetConnection:
             # A thread waits for the disk; the owner then calls ``finish``.
             slot.state = RUNNING
             self.session.running += 1
-            self.offload(slot)
+            self._owner.offload(slot)
         else:
             self.respond(slot)
 
@@ -1358,7 +1335,9 @@ class TargetConnection:
                     self._fence_response(answer)
 
         for lun in luns_of_others:
-            left += self._on_reset(lun, self, partial(one_ended, True))
+            left += self._device.end_tasks_of_others(
+                lun, self.session.nexus, partial(one_ended, True)
+            )
         # Except after ABORT TASK, the initiator still sends the data of R2Ts (RFC 7143, 4.2.3.3).
         self.session.end_each(slots, one_ended, cancel=request.function == pdu.TMF_ABORT_TASK)
         one_ended()
@@ -1383,7 +1362,7 @@ class TargetConnection:
     def _end_all_sessions(self) -> None:
         """Finish a TARGET COLD RESET, which is a power-on event (RFC 7143 section 11.5.1): its
         response still leaves, then this session has ended as well."""
-        self._on_cold_reset(self)
+        self._owner.end_other_sessions()
         self._end_session()
 
     def _end_session(self) -> None:
@@ -1392,7 +1371,7 @@ class TargetConnection:
         self.session.abandon(self)
         self.flush_quietly()
         for each in self.session.connections:
-            each.on_done()
+            each.notify_ended()
 
     # -- the end of connections -------------------------------------------------------------------
 
@@ -1449,7 +1428,7 @@ class TargetConnection:
             else:
                 self.done = True
                 self.flush_quietly()
-                self.on_done()
+                self.notify_ended()
 
         if whole_session:
             for slot in running:
@@ -1475,7 +1454,7 @@ class TargetConnection:
         self.done = True
         session.set_aside(self)
         self.flush_quietly()
-        self.on_done()
+        self.notify_ended()
 
     def _answer_when_closed(self, request: pdu.LogoutRequest, other: Allegiance) -> None:
         """Answer the logout of another connection, when nothing of that touches the initiator's
@@ -1586,6 +1565,18 @@ class TargetConnection:
             self.abandon()
         self.flush_quietly()
 
+    def notify_ended(self) -> None:
+        """Implements Allegiance."""
+        self.driver.ended()
+
+    def notify_recovery(self) -> None:
+        """Implements Allegiance."""
+        self._owner.recovery_begins()
+
+    def notify_released(self) -> None:
+        """Implements Allegiance."""
+        self._owner.released()
+
     def cancel_data(self, slot: TargetTask) -> bool:
         """Implements Allegiance."""
         return self._dm.cancel_data(slot)
@@ -1607,7 +1598,7 @@ class TargetConnection:
             self._dm.flush()
         except TransportError as error:
             log.debug("a connection ended: %s", error)
-        self.on_output()
+        self.driver.output_waits()
 
     @property
     def answered(self) -> int:

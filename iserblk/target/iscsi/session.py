@@ -28,6 +28,7 @@ from iserblk.target.iscsi.buffers import (
     size_of,
 )
 from iserblk.target.iscsi.numbers import CommandWindow
+from iserblk.target.iscsi.owners import SessionOwner, Unowned
 from iserblk.target.iscsi.slot import (
     COMPLETED,
     DEFERRED,
@@ -90,7 +91,7 @@ class TargetSession:
     yet. ``lost``: connections that have failed, or were logged out for recovery, and whose tasks
     are kept. ``done``: no command starts any more. ``attached``: the device server knows ``nexus``.
 
-    ``on_over``: set by the owner; called when nothing is left of the session.
+    ``owner``: set by the server of the session.
     """
 
     def __init__(self, device: DeviceServer, budget: DataBudget, address: str = "") -> None:
@@ -98,7 +99,7 @@ class TargetSession:
         self._device = device
         self._task_sets = device.task_sets
         self._budget = budget
-        self.on_over: Callable[[], None] = lambda: None
+        self.owner: SessionOwner = Unowned()
         self.pool = BufferPool(budget, address)
         self.window = CommandWindow()
         self.tasks: dict[int, TargetTask] = {}
@@ -217,14 +218,14 @@ class TargetSession:
                 self._keep(connection)
             if not connection.recovered:
                 connection.recovered = True
-                connection.on_recovery()
+                connection.notify_recovery()
         elif kept:
             self.expire(connection)
         else:
             self._terminate(connection)
         if not kept:
             connection.disconnect()
-            connection.on_done()
+            connection.notify_ended()
 
     def set_aside(self, connection: Allegiance) -> None:
         """The connection logs itself out for recovery."""
@@ -271,7 +272,7 @@ class TargetSession:
         self.lost.remove(connection)
         self._terminate(connection)
         connection.release()
-        connection.on_released()
+        connection.notify_released()
         if self.deferred:
             self._wake()
         self._budget.wake()
@@ -288,7 +289,7 @@ class TargetSession:
             and not any(slot.connection is connection for slot in self._all_tasks())
         ):
             self.lost.remove(connection)
-            connection.on_released()
+            connection.notify_released()
 
     def _keep(self, connection: Allegiance) -> None:
         """Suspend the tasks of a connection that has failed, or is logged out for recovery. Those
@@ -399,7 +400,7 @@ class TargetSession:
             if connection is not but:
                 connection.disconnect()
         for connection in lost:
-            connection.on_released()
+            connection.notify_released()
         self._task_sets.enable_ready()
         self._end_if_over()
 
@@ -419,7 +420,7 @@ class TargetSession:
         if self.attached:
             self.attached = False
             self._device.detach(self.nexus)
-        self.on_over()
+        self.owner.session_over()
 
     # -- the order of commands --------------------------------------------------------------------
 

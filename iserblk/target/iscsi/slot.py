@@ -34,18 +34,12 @@ class Allegiance(Protocol):
     """A connection to which tasks are allegiant, as its session uses it.
 
     ``done``: it takes no more PDUs, and moves no more data. ``recovered``: it was logged out for
-    recovery. ``on_closed``: called when nothing touches its buffers any more. The owner sets
-    ``on_done``: called when it has ended otherwise than by an error; ``on_recovery``: called when a
-    lost connection is logged out for recovery; ``on_released``: called when nothing is kept for a
-    lost connection any more."""
+    recovery. ``on_closed``: called when nothing touches its buffers any more."""
 
     cid: int
     done: bool
     recovered: bool
     on_closed: list[Callable[[], None]]
-    on_done: Callable[[], None]
-    on_recovery: Callable[[], None]
-    on_released: Callable[[], None]
 
     def abandon(self) -> None:
         """The connection has failed, or is given up."""
@@ -111,6 +105,18 @@ class Allegiance(Protocol):
 
     def disconnect(self) -> None:
         """Take no more PDUs, and end the connection."""
+        ...
+
+    def notify_ended(self) -> None:
+        """Tell what drives the connection that it has ended otherwise than by an error."""
+        ...
+
+    def notify_recovery(self) -> None:
+        """Tell the server that the connection, which is lost, was logged out for recovery."""
+        ...
+
+    def notify_released(self) -> None:
+        """Tell the server that nothing is kept any more for the connection, which was lost."""
         ...
 
 

@@ -391,8 +391,7 @@ class DeviceServer:
         return sum(nexus.end_tasks(lun, ended) for name in names for nexus in self._named(name))
 
     def end_tasks_of_others(self, lun: int, by: Nexus, ended: Callable[[], None]) -> int:
-        """End the LUN's tasks of every nexus but ``by``, which has asked for a reset. Result as for
-        ``Nexus.end_tasks``."""
+        """See ``iserblk.target.seam``."""
         others = [nexus for nexus in self._nexuses if nexus is not by]
         return sum(nexus.end_tasks(lun, ended) for nexus in others)
 

@@ -41,6 +41,7 @@ from iserblk.url import parse_url
 from tests.support.fabric import Device, Fabric, FakeListener
 from tests.support.until import until
 from tests.target.fake_store import FakeStore
+from tests.target.owner import Owner
 from tests.target.test_server import serving
 
 IQN = "iqn.2026-11.example:disk"
@@ -89,8 +90,7 @@ async def target(fabric: Fabric, port: int, **login: Any) -> AsyncIterator[FakeL
             IserTarget(pair, allowed),
             device,
             LoginTarget(LoginTargetConfig(IQN, next(tsihs), **login)),
-            on_login=lambda _: None,
-            on_reset=lambda _lun, _by, _ended: 0,
+            Owner(),
             portal=f"127.0.0.1:{port}",
         )
         with suppress(TransportError):

@@ -46,7 +46,7 @@ class Pings:
 @pytest.fixture
 def pings(monkeypatch: pytest.MonkeyPatch) -> Pings:
     """Pings come soon, and their answers are noted."""
-    monkeypatch.setattr("iserblk.target.server.PING_S", PING_S)
+    monkeypatch.setattr("iserblk.target.attending.PING_S", PING_S)
     pings = Pings()
     heard = ControlAnswers.heard
 

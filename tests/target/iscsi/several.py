@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import socket
 from abc import ABC, abstractmethod
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import pytest
@@ -33,6 +32,7 @@ from iserblk.target.iscsi.session import TargetSession
 from iserblk.target.iscsi.slot import TargetTask
 from iserblk.target.scsi.device import DeviceServer, LogicalUnit
 from tests.target.fake_store import FakeStore
+from tests.target.owner import Owner
 
 INITIATOR, IQN = "iqn.2026-11.example:host", "iqn.2026-11.example:disk"
 ISID = b"\x80abcde"
@@ -121,12 +121,14 @@ class Host:
             )
         )
 
-    def logged_in(self, connection: TargetConnection) -> None:
+    def logged_in(self, connection: TargetConnection, owner: Owner) -> None:
+        """``owner``: of the connection, and of the session that it begins."""
         tsih = connection.login.tsih
         if connection.login.joined is None:
             self.tsih = tsih
             self.sessions[tsih] = connection.session
-            connection.session.on_over = lambda: self.over.append(tsih)
+            owner.session_over = lambda: self.over.append(tsih)
+            connection.session.owner = owner
 
     def offload(self, slot: TargetTask) -> None:
         self.running.append(slot)
@@ -165,13 +167,14 @@ class Peer(ABC):
         self.exp_stat_sn = 0
         self.error: TransportError | None = None
         self.ended = False
+        self.owner = Owner(host.offload)
+        self.owner.ended = self._done
         self.connection: TargetConnection
         host.peers.append(self)
 
     def _made(self, connection: TargetConnection) -> None:
         self.connection = connection
-        connection.offload = self.host.offload
-        connection.on_done = self._done
+        connection.driver = self.owner
 
     def _done(self) -> None:
         self.ended = True
@@ -280,7 +283,7 @@ class Peer(ABC):
         assert head[0] == bhs.LOGIN_RESPONSE
         response = pdu.LoginResponse.unpack_from(head)
         if not response.status:
-            host.logged_in(self.connection)
+            host.logged_in(self.connection, self.owner)
             assert response.tsih == host.tsih
         return response.status
 
@@ -395,8 +398,7 @@ class TcpPeer(Peer):
                 TcpTarget(SocketStream(theirs), host.receives),
                 host.device,
                 host.login(False),
-                on_login=lambda _: None,
-                on_reset=_reset(host),
+                self.owner,
                 portal="10.0.0.1:3260",
                 budget=host.budget,
                 at_once=False,
@@ -441,8 +443,7 @@ class IserPeer(Peer):
                 IserTarget(self.theirs, True),
                 host.device,
                 host.login(True),
-                on_login=lambda _: None,
-                on_reset=_reset(host),
+                self.owner,
                 portal="10.0.0.1:3260",
                 budget=host.budget,
                 at_once=False,
@@ -488,10 +489,6 @@ class IserPeer(Peer):
         """Advertise a buffer for Data-Out."""
         stag, base = self.ours.advertise(memoryview(data), seam.REMOTE_READ)
         return ControlHeader(CONTROL | WSV, stag, base, 0, 0)
-
-
-def _reset(host: Host) -> Callable[[int, TargetConnection, Callable[[], None]], int]:
-    return lambda lun, by, ended: host.device.end_tasks_of_others(lun, by.session.nexus, ended)
 
 
 KINDS = pytest.mark.parametrize("kind", [TcpPeer, IserPeer])

@@ -25,6 +25,7 @@ from iserblk.target.iscsi.slot import TargetTask
 from iserblk.target.scsi.device import DeviceServer, LogicalUnit
 from tests.support import logs
 from tests.target.fake_store import FakeStore
+from tests.target.owner import Owner
 
 pytestmark = pytest.mark.logs(logs.IGNORED)
 
@@ -52,26 +53,18 @@ class Client:
             self.device = DeviceServer({0: LogicalUnit(self.store, serial="S", block=512)}, IQN)
         else:
             self.store, self.device = beside.store, beside.device
-        device = self.device
-        self.connection = connection = TargetConnection(
+        self.owner = Owner(self._offload)
+        self.owner.end_other_sessions = self._cold_reset
+        self.connection = TargetConnection(
             TcpTarget(SocketStream(theirs), 65536),
-            device,
+            self.device,
             LoginTarget(LoginTargetConfig(IQN, 1, receive_data_segment_length=65536, rdma=False)),
-            on_login=lambda _: None,
-            on_reset=lambda lun, by, ended: device.end_tasks_of_others(
-                lun, by.session.nexus, ended
-            ),
+            self.owner,
             portal="10.0.0.1:3260",
             budget=budget,
-            on_cold_reset=self._cold_reset,
             at_once=False,
         )
-
-        def offload(slot: TargetTask) -> None:
-            device.run(slot.task, slot.buffer)
-            connection.finish(slot)
-
-        connection.offload = offload
+        self.connection.driver = self.owner
         self.cold_resets = 0
         self.cmd_sn = 1
         self._received = b""
@@ -93,8 +86,12 @@ class Client:
 
         self.heard.clear()
 
-    def _cold_reset(self, by: TargetConnection) -> None:
-        assert by is self.connection and not by.done
+    def _offload(self, slot: TargetTask) -> None:
+        self.device.run(slot.task, slot.buffer)
+        self.connection.finish(slot)
+
+    def _cold_reset(self) -> None:
+        assert not self.connection.done
         self.cold_resets += 1
 
     def close(self) -> None:
@@ -545,7 +542,7 @@ def test_memory_that_others_hold_is_waited_for(how: str, monkeypatch: pytest.Mon
     modest.command(cdb10(READ_10, 1), bhs.FLAG_FINAL | bhs.FLAG_READ, 512, itt=2)
     assert not modest.heard
     woken: list[bool] = []
-    modest.connection.on_output = lambda: woken.append(True)
+    modest.owner.output_waits = lambda: woken.append(True)
     if how == "data":
         r2t = pdu.ReadyToTransfer.unpack_from(greedy.heard.pop()[0])
         greedy.data_out(bytes(16384), 0, r2t.ttt, 0, False)

@@ -191,13 +191,13 @@ def test_over_iser_byte_by_byte(send_invalidate: bool) -> None:
 def test_an_ordered_command_that_is_bidirectional(tcp: Client) -> None:
     """It is begun anew when its turn comes, as any other."""
     running: list[object] = []
-    offload, tcp.connection.offload = tcp.connection.offload, running.append
+    offload, tcp.owner.offload = tcp.owner.offload, running.append
     tcp.command(cdb.synchronize_cache10(0, 0).ljust(16, b"\0"), 0x81, itt=1)
     ordered = bytearray(golden.command(flags=0xE2))
     ordered[27] = tcp.cmd_sn
     tcp.say(bytes(ordered))
     assert not tcp.heard
-    tcp.connection.offload = offload
+    tcp.owner.offload = offload
     (flush,) = running
     offload(flush)  # type: ignore[arg-type]
     tcp.connection.flush()

@@ -38,7 +38,7 @@ def test_a_preempted_session_answers_what_it_had_not_begun() -> None:
         client.send(bytes(head) + client.scsi(rw10(0x2A, 512), 0xA0, 512, itt, 512) + bytes(512))
     client.run()
     outputs: list[bool] = []
-    client.connection.on_output = lambda: outputs.append(True)
+    client.owner.output_waits = lambda: outputs.append(True)
     assert client.connection.session.nexus.end_tasks(1, lambda: None) == 0
     client.run()
     assert not client.sent, "of another LUN"
@@ -59,7 +59,7 @@ def test_of_a_session_that_was_cut_off_only_what_runs_is_waited_for() -> None:
     head = bytearray(28)
     head[0] = 0x10
     running: list[TargetTask] = []
-    connection.offload = running.append
+    client.owner.offload = running.append
     fua = b"\x2a\x08" + rw10(0x2A, 512)[2:]
     for itt in (20, 21):
         client.send(bytes(head) + client.scsi(fua, 0xA0, 512, itt, 512) + bytes(512))
@@ -96,7 +96,7 @@ def test_a_logout_is_answered_when_nothing_is_written_any_more() -> None:
     head = bytearray(28)
     head[0] = 0x10
     running: list[TargetTask] = []
-    connection.offload = running.append
+    client.owner.offload = running.append
     fua = b"\x2a\x08" + rw10(0x2A, 512)[2:]
     client.send(bytes(head) + client.scsi(fua, 0xA0, 512, 20, 512) + bytes(512))
     client.send(bytes(head) + client.scsi(rw10(0x2A, 1024), 0x20, 1024, 21))
@@ -110,7 +110,7 @@ def test_a_logout_is_answered_when_nothing_is_written_any_more() -> None:
     client.send(bytes(head) + client.scsi(rw10(0x2A, 512), 0xA0, 512, 22, 512) + bytes(512))
     client.run()
     told: list[bool] = []
-    connection.on_done = lambda: told.append(True)
+    client.owner.ended = lambda: told.append(True)
     assert not client.sent and not connection.done and len(running) == 1
     connection.finish(running[0])
     assert connection.done and told
@@ -128,7 +128,7 @@ def test_what_takes_long_is_told_that_nobody_wants_it(how: str) -> None:
     head = bytearray(28)
     head[0] = 0x10
     running: list[TargetTask] = []
-    connection.offload = running.append
+    client.owner.offload = running.append
     client.send(bytes(head) + client.scsi(rw10(0x2F, 512), 0x80, 0, 20))
     client.run()
     assert [slot.task.cancelled for slot in running] == [False]
@@ -156,15 +156,14 @@ def test_a_reset_is_answered_when_other_sessions_write_no_more(function: int) ->
     """CLEAR TASK SET, too, acts on all sessions: a LUN has one task set (TST 0). The answer leaves
     as soon as the task that a thread is executing has ended."""
     other = IserClient().logged_in([("ImmediateData", "Yes")])
-    client = IserClient().logged_in()
+    client = IserClient(device=other.device, store=other.store, isid=b"\x80other").logged_in()
     head = bytearray(28)
     head[0] = 0x10
     running: list[TargetTask] = []
-    other.connection.offload = running.append
+    other.owner.offload = running.append
     fua = b"\x2a\x08" + rw10(0x2A, 512)[2:]
     other.send(bytes(head) + other.scsi(fua, 0xA0, 512, 20, 512) + bytes(512))
     other.run()
-    client.on_reset = lambda lun, _by, ended: other.connection.session.nexus.end_tasks(lun, ended)
     reset = pdu.TaskManagementRequest(
         function=function, lun=bytes(8), itt=30, cmd_sn=2, exp_stat_sn=0
     )

@@ -34,7 +34,7 @@ class Host:
         self.all.append(self)
         self.client: Client = Client(*keys, beside=beside.client if beside else None)
         self.running: list[TargetTask] = []
-        self.client.connection.offload = self.running.append
+        self.client.owner.offload = self.running.append
         self.next_itt = 100
 
     def say(self, command: bytes, attribute: int, edtl: int = 0, flags: int = 0) -> int:
@@ -359,7 +359,7 @@ def test_an_error_of_a_session_that_was_waiting_ends_that_session_only(host: Hos
     session ends."""
     iser = IserClient(device=host.client.device, store=host.client.store).logged_in()
     running: list[TargetTask] = []
-    iser.connection.offload = running.append
+    iser.owner.offload = running.append
     one = host.flush()
     head = bytearray(28)
     head[0] = 0x10

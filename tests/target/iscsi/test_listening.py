@@ -30,7 +30,7 @@ from iserblk.initiator.connecting.reach import connect
 from iserblk.options import Options
 from iserblk.rcap import seam, verbs
 from iserblk.rcap.inprocess import Message
-from iserblk.target import open_portals, server
+from iserblk.target import open_portals, places
 from iserblk.target.iscsi import listening
 from iserblk.target.scsi.device import LogicalUnit
 from iserblk.url import parse_place, parse_url
@@ -274,9 +274,9 @@ async def test_too_many_connections(
     fabric: Fabric, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     # The socket that listens takes one for the connection that it waits for.
-    monkeypatch.setattr(server, "MAX_CONNECTIONS", 1)
-    monkeypatch.setattr(server, "MAX_LOGINS", 1)
-    monkeypatch.setattr(server, "SPARE", 0)
+    monkeypatch.setattr(places, "MAX_CONNECTIONS", 1)
+    monkeypatch.setattr(places, "MAX_LOGINS", 1)
+    monkeypatch.setattr(places, "SPARE", 0)
     async with serving() as url:
         async with aio.open_disks([url], {"rcap": "verbs"}):
             with pytest.raises(TransportError):

@@ -514,7 +514,7 @@ def test_the_time_does_not_begin_anew_for_ever() -> None:
     """A logout for recovery has it begin anew, once."""
     _, first, second = flushing(TcpPeer)
     begun_anew: list[None] = []
-    first.connection.on_recovery = lambda: begun_anew.append(None)
+    first.owner.recovery_begins = lambda: begun_anew.append(None)
     first.lose()
     for _ in range(3):
         second.log_out(FOR_RECOVERY, 0)
@@ -1094,7 +1094,7 @@ def test_a_session_is_abandoned_with_all_that_is_kept(kind: Kind) -> None:
     host, first, second = flushing(kind)
     first.lose()
     released: list[bool] = []
-    first.connection.on_released = lambda: released.append(True)
+    first.owner.released = lambda: released.append(True)
     host.session.abandon()
     assert released and second.connection.done
     second.close()
