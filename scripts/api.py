@@ -1,9 +1,8 @@
-"""Generates docs/api-reference.md: the classes and functions of the Python API, with docstrings.
+"""Builds api-reference.md: the classes and functions of the Python API, with docstrings.
 
-    scripts/api.py [--check]
+    scripts/api.py [--output DIR]      the default is build/docs
 
-If the document is out of date, rewrites it, and says so. With --check it only says so, and ends
-with status 1.
+The status is 1 if a section of the reference, or an error that iserblk raises, has no docstring.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ import re
 import sys
 from types import FunctionType
 
-from documents import made
+from documents import built
 
 from iserblk import errors
 from iserblk.disk import aio, asyncio, blocking, file, request_queue, seam
@@ -21,8 +20,8 @@ from iserblk.scsi.sense import Sense
 
 HEAD = """# The Python API
 
-Made by scripts/api.py from the docstrings of the code; do not edit. [api.md](api.md) says how to
-use it, with examples.
+For those who write Python. Made by scripts/api.py from the docstrings of the code. [api.md](api.md)
+says how to use it, with examples.
 """
 
 # (heading, object, name of it for users). Of a class, its methods follow.
@@ -139,5 +138,18 @@ def document() -> str:
     return "".join(out)
 
 
+def undocumented() -> list[str]:
+    """What is public and has no docstring, one line each."""
+    things = [(name or title, thing) for title, thing, name in SECTIONS]
+    things += [(f"iserblk.errors.{name}", each) for name, each in vars(errors).items()
+               if isinstance(each, type) and each.__module__ == errors.__name__]  # fmt: skip
+    return [f"{name} has no docstring" for name, thing in things if not inspect.getdoc(thing)]
+
+
+def made() -> tuple[str, list[str]]:
+    wrong = undocumented()
+    return ("" if wrong else document()), wrong
+
+
 if __name__ == "__main__":
-    sys.exit(made("api", __doc__, "docs/api-reference.md", document))
+    sys.exit(built("api", __doc__, "api-reference.md", made))

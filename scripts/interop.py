@@ -1,12 +1,12 @@
-"""Generates docs/interop.md from test results: which programs iserblk was run against.
+"""Builds build/docs/interop-results.md from test results: what was run against other programs.
 
-    interop.py [--check] RESULTS        RESULTS: a file that pytest --interop has written
+    scripts/interop.py RESULTS        RESULTS: a file that pytest --interop has written
 
---check: reports a difference, and writes nothing. A difference is no failure, because results
-depend on the machine.
+Names the versions of programs that docs/interop.md does not have. That is no failure, because
+results depend on the machine.
 
-A row whose test was not run this time (no virtual machine, only a part of the tests) stays, with
-its date, as long as nothing newer speaks against it:
+Rows of earlier runs stay in the document. A row whose test was not run this time (no virtual
+machine, only a part of the tests) keeps its date, as long as nothing newer speaks against it:
 
 - The rows of one function with one peer (one test with all its parameters; of the conformance tool
   one group of cases) are of one day. Where one of them is new or has changed, those that were not
@@ -27,21 +27,15 @@ from pathlib import Path
 from typing import NamedTuple
 
 TOP = Path(__file__).resolve().parents[1]
-DOCUMENT = TOP / "docs" / "interop.md"
-HEAD = """# What iserblk was run against
+DOCUMENT = TOP / "build" / "docs" / "interop-results.md"
+PAGE = TOP / "docs" / "interop.md"
+HEAD = """# Results with other programs
 
-Made by scripts/test (scripts/interop.py) from results of tests; do not edit. Each row is one test:
-those of tests/lab ran in a virtual machine (docs/lab.md). Data was compared in all of them.
-The version is the peer's. The date is that of the run since which the test has had this result with
-this version; what a later run says otherwise replaces all rows of the same test, or the same peer.
-
-nbd-tester-client is in no package of Debian, because the NBD sources build it for their own tests
-only. Built by hand, it agrees with `iserblk nbd`: handshake, throughput (also with flushes, and
-refused writes of a read-only export), integrity-test.tr. integrityhuge-test.tr has requests of more
-than 32 MiB, which `iserblk nbd` refuses and nbdkit takes.
-
-OpenSLP is in no package of Debian any more. Tests with it run where a build of it is
-($ISERBLK_OPENSLP); the messages that it sent and took are in tests/vectors/slp.py.
+For developers. Made by scripts/test (scripts/interop.py) from the results of tests on one machine;
+[interop.md](interop.md) is the summary. Each row is one test: those of tests/lab ran in a virtual
+machine ([lab.md](lab.md)). Data was compared in all of them. The version is the peer's. The date is
+that of the run since which the test has had this result with this version; what a later run says
+otherwise replaces all rows of the same test, or the same peer.
 
 """
 CONFORMANCE = """
@@ -162,21 +156,33 @@ def render(rows: list[Row]) -> str:
     return text
 
 
+def unnamed(page: str, results: dict[str, dict[str, str] | None]) -> list[str]:
+    """Versions of these results that the page does not name, sorted: Debian's revisions are left
+    out, as the page leaves them out."""
+    versions = {_short(result["version"]) for result in results.values() if result}
+    return sorted(version for version in versions if version not in page)
+
+
+def _short(version: str) -> str:
+    """ "tgt 1:1.0.85-1+b1" → "tgt 1.0.85", "Linux 6.1.0-56-amd64" → "Linux 6.1"."""
+    name, _, number = version.rpartition(" ")
+    number = number.rpartition(":")[2]
+    if name == "Linux":
+        return f"{name} {'.'.join(number.split('-')[0].split('.')[:2])}"
+    return f"{name} {number.partition('-')[0].partition('+')[0]}"
+
+
 def main() -> int:
-    arguments = [argument for argument in sys.argv[1:] if argument != "--check"]
-    if len(arguments) != 1:
+    if len(sys.argv) != 2:
         print(__doc__, file=sys.stderr)
         return 7
-    check = "--check" in sys.argv
-    results = json.loads(Path(arguments[0]).read_text(encoding="utf-8"))
+    results = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
     text = DOCUMENT.read_text(encoding="utf-8") if DOCUMENT.exists() else ""
     today = datetime.datetime.now(datetime.UTC).date().isoformat()
-    made = render(merge(old_rows(text), results, today))
-    if made != text:
-        if not check:
-            DOCUMENT.write_text(made, encoding="utf-8")
-        done = "rows differ from" if check else "rewrote"
-        print(f"interop: {done} {DOCUMENT.relative_to(TOP)}")
+    DOCUMENT.parent.mkdir(parents=True, exist_ok=True)
+    DOCUMENT.write_text(render(merge(old_rows(text), results, today)), encoding="utf-8")
+    for version in unnamed(PAGE.read_text(encoding="utf-8"), results):
+        print(f"interop: {PAGE.relative_to(TOP)} does not name {version}")
     return 0
 
 

@@ -1,4 +1,6 @@
-"""Generates docs/requirements.md: each requirement of requirements.csv, and the tests naming it.
+"""Builds requirements.md: each requirement of requirements.csv, and the tests naming it.
+
+    scripts/requirements.py [--output DIR]      the default is build/docs
 
 For a requirement that no test can show, requirements-unshown.toml has the reason: id = "reason".
 
@@ -7,14 +9,12 @@ above it. A name in a class's or module's docstring, or in a comment between tes
 class or the module. Other text (strings, code) does not count. The output depends only on the csv,
 the reasons and the tests.
 
-If the document is out of date, rewrites it, and says so. With --check it writes nothing, and ends
-with status 1. The status is also 1 if a test or a reason names a requirement that does not exist,
-and if there are both a test and a reason.
+The status is 1 if a requirement has neither a test nor a reason, or both, and if a test or a reason
+names a requirement that does not exist.
 """
 
 from __future__ import annotations
 
-import argparse
 import ast
 import csv
 import io
@@ -26,14 +26,15 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from documents import TOP, built
+
 ID = re.compile(r"\bISER-(?:[A-Z0-9.]+-)+[0-9]+\b")
 
 HEAD = """# Requirements and the tests that prove them
 
-Made by scripts/test (scripts/requirements.py) from requirements.csv and the tests; do not edit.
-The ids are those of the csv, which paraphrases the specifications. "Not shown" gives the reason why
-no test can show the requirement (requirements-unshown.toml); "not yet" means that a test could, and
-none names it.
+For developers. Made by scripts/requirements.py from requirements.csv and the tests. The ids are
+those of the csv, which paraphrases the specifications. "Not shown" gives the reason why no test can
+show the requirement (requirements-unshown.toml).
 
 """
 
@@ -112,7 +113,7 @@ def document(
         names = "<br>".join(f"`{name}`" for name in tests.get(row["id"], []))
         if not names:
             reason = unshown.get(row["id"])
-            names = f"not shown: {reason}" if reason else "not yet"
+            names = f"not shown: {reason}" if reason else "none"
         text = row["requirement"].replace("|", "\\|")
         out.append(f"| {row['id']} | {row['role']} | {row['level']} | {text} | {names} |\n")
     return "".join(out)
@@ -133,31 +134,21 @@ def mistakes(
         f"{each} has a reason in requirements-unshown.toml, and a test: {', '.join(tests[each])}"
         for each in sorted(set(unshown) & set(tests))
     ]
+    wrong += [
+        f"{each} has neither a test nor a reason in requirements-unshown.toml"
+        for each in sorted(known - set(tests) - set(unshown))
+    ]
     return wrong
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--check", action="store_true")
-    check = parser.parse_args().check
-    top = Path(__file__).resolve().parent.parent
-    with (top / "docs/requirements.csv").open(encoding="utf-8", newline="") as file:
+def made() -> tuple[str, list[str]]:
+    """The document, and mistakes."""
+    with (TOP / "docs/requirements.csv").open(encoding="utf-8", newline="") as file:
         rows = list(csv.DictReader(file))
-    unshown = tomllib.loads((top / "docs/requirements-unshown.toml").read_text(encoding="utf-8"))
-    tests = collect(top / "tests")
-    target = top / "docs/requirements.md"
-    text = document(rows, tests, unshown)
-    stale = not target.exists() or target.read_text(encoding="utf-8") != text
-    if stale:
-        if not check:
-            target.write_text(text, encoding="utf-8")
-        done = "run scripts/requirements.py" if check else "rewritten, please commit it"
-        print(f"requirements: docs/requirements.md is out of date; {done}")
-    wrong = mistakes({row["id"] for row in rows}, tests, unshown)
-    for line in wrong:
-        print(f"requirements: {line}")
-    return 1 if wrong or (check and stale) else 0
+    unshown = tomllib.loads((TOP / "docs/requirements-unshown.toml").read_text(encoding="utf-8"))
+    tests = collect(TOP / "tests")
+    return document(rows, tests, unshown), mistakes({row["id"] for row in rows}, tests, unshown)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(built("requirements", __doc__, "requirements.md", made))

@@ -1,16 +1,16 @@
-"""Generates docs/systems.md: the specifications' systems, and the tests that show each.
+"""Builds systems.md: the specifications' systems, and the tests that show each.
+
+    scripts/systems.py [--output DIR]      the default is build/docs
 
 systems.toml has the systems. A test names one, as SYSTEM-26, where it may name requirements
 (scripts/requirements.py). The output depends only on systems.toml and the tests.
 
-If the document is out of date, rewrites it, and says so. With --check it writes nothing, and ends
-with status 1. The status is also 1 if a system has neither tests nor a reason, or both; if a system
-with tests does not say against whom; and if a test names a system that does not exist.
+The status is 1 if a system has neither tests nor a reason, or both; if a system with tests does not
+say against whom; and if a test names a system that does not exist.
 """
 
 from __future__ import annotations
 
-import argparse
 import re
 import sys
 import tomllib
@@ -18,22 +18,21 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import requirements
+from documents import TOP, built
 
 ID = re.compile(r"\bSYSTEM-([0-9]+)\b")
-TOP = Path(__file__).resolve().parents[1]
 DATA = TOP / "docs/systems.toml"
-DOCUMENT = TOP / "docs/systems.md"
 COUNT = 54
 # Being built: these may be without tests, until the tests are there.
 UNDER_WAY: frozenset[int] = frozenset()
 
 HEAD = """# Systems of the specifications and the tests that show them
 
-Made by scripts/test (scripts/systems.py) from systems.toml and the tests; do not edit. The
-specifications describe {count} systems and roles: RFC 7145 (iSER), the drafts about iSER on
-InfiniBand and its generalisation, and what they build on. "Against" says who is at the other end: a
-program that was not written here, or our own other end, and what fixed the bytes then. Which
-versions were run, and when, is in [interop.md](interop.md).
+For developers. Made by scripts/systems.py from systems.toml and the tests. The specifications
+describe {count} systems and roles: RFC 7145 (iSER), the drafts about iSER on InfiniBand and its
+generalisation, and what they build on. "Against" says who is at the other end: a program that was
+not written here, or our own other end, and what fixed the bytes then. Which versions were run is in
+[interop.md](interop.md).
 
 """
 
@@ -93,23 +92,11 @@ def mistakes(systems: Systems, tests: Mapping[int, list[str]]) -> list[str]:
     return wrong
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--check", action="store_true")
-    check = parser.parse_args().check
+def made() -> tuple[str, list[str]]:
+    """The document, and mistakes."""
     systems, tests = read(), collect(TOP / "tests")
-    text = document(systems, tests)
-    stale = not DOCUMENT.exists() or DOCUMENT.read_text(encoding="utf-8") != text
-    if stale:
-        if not check:
-            DOCUMENT.write_text(text, encoding="utf-8")
-        done = "run scripts/systems.py" if check else "rewritten, please commit it"
-        print(f"systems: docs/systems.md is out of date; {done}")
-    wrong = mistakes(systems, tests)
-    for line in wrong:
-        print(f"systems: {line}")
-    return 1 if wrong or (check and stale) else 0
+    return document(systems, tests), mistakes(systems, tests)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(built("systems", __doc__, "systems.md", made))

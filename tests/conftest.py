@@ -115,7 +115,7 @@ def tmp_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def record(record_property: Callable[[str, object], None]) -> interop.Record:
-    """Call it at the end of a test that a peer passed: a row of docs/interop.md."""
+    """Call it at the end of a test that a peer passed: a row of interop-results (docs/made.md)."""
 
     def record(**values: object) -> None:
         record_property(interop.PROPERTY, interop.row(**values))  # type: ignore[arg-type]

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from docslib import links
+from docslib import generated, links
 
-_ROW = re.compile(r"(?m)^\|.*?\| \[([^]]+)\]\(([^)#]+\.md)\)")
+_ROW = re.compile(r"(?m)^\|.*?\| \[([^]]+)\]\(([^)#]+\.md)(?:#([\w-]+))?\)")
 
 
 class Group(NamedTuple):
@@ -22,15 +22,21 @@ def every(top: Path) -> list[Path]:
     return [*sorted(top.glob("*.md")), *sorted((top / "docs").rglob("*.md"))]
 
 
-def listed(top: Path) -> list[Group]:
-    """The lists below "Documents" in README.md: the second column of a row begins
-    with a page."""
+def listed(top: Path, made: Collection[str] = ()) -> list[Group]:
+    """The lists below "Documents" in README.md: the second column of a row begins with a page.
+    ``made``: file names of generated documents that are there, too."""
     text = (top / "README.md").read_text(encoding="utf-8")
     section = text.partition("\n## Documents\n")[2].partition("\n## ")[0]
     groups = []
     for part in section.split("\n### ")[1:]:
         title, _, rest = part.partition("\n")
-        groups.append(Group(title, [(row[1], row[2]) for row in _ROW.finditer(rest)]))
+        rows = []
+        for name, path, anchor in (row.groups() for row in _ROW.finditer(rest)):
+            if not anchor:
+                rows.append((name, path))
+            elif Path(path).name == generated.PAGE and f"{anchor}.md" in made:
+                rows.append((name, f"docs/{anchor}.md"))
+        groups.append(Group(title, rows))
     return groups
 
 
@@ -51,7 +57,8 @@ def title(page: Path) -> str:
 def unlisted(top: Path) -> Iterator[str]:
     """What is wrong with pages that readers do not find: those of docs/ are in a list of README.md,
     and another page leads to each of a folder below docs/."""
-    have = {path for group in listed(top) for _, path in group.pages}
+    there = {page.name for page in (top / "docs").glob("*.md")}  # a source archive has all
+    have = {path for group in listed(top, there) for _, path in group.pages}
     for page in sorted((top / "docs").glob("*.md")):
         if str(page.relative_to(top)) not in have:
             yield f"README.md: its lists have no row for {page.relative_to(top)}"

@@ -15,15 +15,19 @@ from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import unquote
 
-from docslib import links, pages
+from docslib import generated, links, pages
 
 _ITEM = re.compile(r"(- |\d+\. )")
 
 
-def prepare(top: Path, work: Path) -> Path:
+def prepare(top: Path, work: Path, made: Path | None = None) -> Path:
     """Writes the pages, and a configuration with their order, into the empty directory ``work``.
-    Returns the configuration's path."""
+    ``made``: the directory of generated documents. Returns the configuration's path."""
     shutil.copytree(top / "docs", work / "pages")
+    names = set()
+    for page in sorted(made.glob("*.md")) if made else ():
+        shutil.copyfile(page, work / "pages" / page.name)
+        names.add(page.name)
     shutil.copytree(top / "examples", work / "pages" / "examples")
     for page in sorted(top.glob("*.md")):
         text = page.read_text(encoding="utf-8")
@@ -31,15 +35,15 @@ def prepare(top: Path, work: Path) -> Path:
     for page in sorted((work / "pages").rglob("*.md")):
         inside = page.relative_to(work / "pages")
         text = page.read_text(encoding="utf-8")
-        if len(inside.parts) == 1 and (top / "docs" / inside).exists():
+        if inside.name in names or (len(inside.parts) == 1 and (top / "docs" / inside).exists()):
             text = _relinked(text, "../", "")
         elif len(inside.parts) == 1:
             text = _relinked(text, "docs/", "")
         else:
             text = _relinked(text, "../../", "../")
-        page.write_text(as_mkdocs(text), encoding="utf-8")
+        page.write_text(as_mkdocs(generated.relinked(text, names)), encoding="utf-8")
     order: list[dict[str, object]] = [{"iserblk": _name("README.md")}]
-    for group in [*pages.listed(top), *pages.folders(top)]:
+    for group in [*pages.listed(top, names), *pages.folders(top)]:
         order.append(
             {group.title: [{name: _name(path.removeprefix("docs/"))} for name, path in group.pages]}
         )

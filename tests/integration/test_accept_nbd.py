@@ -40,7 +40,7 @@ class Start:
         return self._stack.enter_context(running)
 
     def passed(self, record: Record, peer: str, source: str, ran: str) -> None:
-        """A row of docs/interop.md. ``source``: the package of ``peer``."""
+        """A row of interop-results (docs/made.md). ``source``: the package of ``peer``."""
         record(
             ours=OURS[self.by],
             peer=peer,

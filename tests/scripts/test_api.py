@@ -4,23 +4,42 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
+
+import api
+import pytest
 
 import iserblk
 from iserblk.disk import aio, asyncio, blocking, request_queue, seam
 
 from ..support.target import ROOT
 
-PAGE = (ROOT / "docs/api-reference.md").read_text(encoding="utf-8")
+PAGE = api.document()
 
 
-def test_the_document_is_current() -> None:
+def test_the_script(tmp_path: Path) -> None:
     done = subprocess.run(
-        [sys.executable, str(ROOT / "scripts/api.py"), "--check"],
+        [sys.executable, str(ROOT / "scripts/api.py"), "--output", str(tmp_path / "new")],
         capture_output=True,
         text=True,
         check=False,
     )
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    assert (tmp_path / "new/api-reference.md").read_text(encoding="utf-8") == PAGE
+
+
+def test_what_has_no_docstring(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Bare(Exception):
+        __module__ = iserblk.errors.__name__
+        __doc__ = None
+
+    def bare() -> None: ...
+
+    assert api.undocumented() == []
+    monkeypatch.setattr(iserblk.errors, "Bare", Bare, raising=False)
+    monkeypatch.setattr(api, "SECTIONS", [*api.SECTIONS, ("T", bare, "iserblk.bare")])
+    text, wrong = api.made()
+    assert (text, wrong[0]) == ("", "iserblk.bare has no docstring")
 
 
 def test_every_method_is_there() -> None:

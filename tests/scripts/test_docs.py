@@ -11,17 +11,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from docslib import links, pages, site
+from docslib import generated, links, pages, site
 from docslib.__main__ import problems
 
 from tests.support.nbdkit import need
 from tests.support.target import ROOT
 
 LISTED = {group.title: group.pages for group in pages.listed(ROOT)}
-# By scripts/requirements.py, systems.py, diagrams.py, interop.py and api.py.
-GENERATED = {
-    f"docs/{name}.md" for name in ("requirements", "systems", "states", "interop", "api-reference")
-}
+GENERATED = {"docs/states.md"}  # by scripts/diagrams.py
 WRITTEN = [
     (group, path)
     for group, rows in LISTED.items()
@@ -171,14 +168,75 @@ def test_links_of_a_site_that_lead_nowhere(tmp_path: Path) -> None:
     ]  # fmt: skip
 
 
-def test_the_site(tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def generated_pages(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The documents that are made from code and tests."""
+    output = tmp_path_factory.mktemp("generated")
+    generated.build(ROOT, output)
+    (output / generated.RESULTS).write_text("# Results\n\n[lab](lab.md)\n")
+    return output
+
+
+def test_the_site(tmp_path: Path, generated_pages: Path) -> None:
     """mkdocs warns of nothing, and every link of what it has made leads somewhere."""
     need("mkdocs")
     (tmp_path / "work").mkdir()
-    site.build(site.prepare(ROOT, tmp_path / "work"), tmp_path / "site")
+    site.build(site.prepare(ROOT, tmp_path / "work", generated_pages), tmp_path / "site")
     assert list(site.broken(tmp_path / "site")) == []
-    for path in [*(path for _, path in WRITTEN), *COMMANDS]:
+    made = sorted(page.name for page in generated_pages.glob("*.md"))
+    for path in [*(path for _, path in WRITTEN), *COMMANDS, *(f"docs/{name}" for name in made)]:
         assert (tmp_path / "site" / Path(path).relative_to("docs").with_suffix(".html")).exists()
+
+
+def test_each_document_that_is_made_has_its_section(generated_pages: Path) -> None:
+    """And its row in README.md, so that the site has it where its readers look."""
+    made = {page.name for page in generated_pages.glob("*.md")}
+    assert len(made) == 4
+    headings = links.anchors((ROOT / "docs/made.md").read_text(encoding="utf-8"))
+    assert {name.removesuffix(".md") for name in made} == headings - {"documents-that-are-made"}
+    listed = {path for group in pages.listed(ROOT, made) for _, path in group.pages}
+    assert {f"docs/{name}" for name in made} <= listed
+
+
+def test_links_of_documents_that_are_made_lead_somewhere(
+    tmp_path: Path, generated_pages: Path
+) -> None:
+    """Beside the other pages, as packages and the source archive have them."""
+    shutil.copytree(ROOT / "docs", tmp_path / "docs")
+    for page in generated_pages.glob("*.md"):
+        shutil.copyfile(page, tmp_path / "docs" / page.name)
+        assert list(links.broken(tmp_path / "docs" / page.name, tmp_path)) == []
+
+
+def test_links_to_a_document_that_is_made(project: Path, tmp_path: Path) -> None:
+    """To its section where it is not there, and else to itself; and a list has it."""
+    (project / "docs/made.md").write_text("# Made\n\n## r\n\n## s\n")
+    with (project / "docs/a.md").open("a") as page:
+        page.write("[r](made.md#r), [s](made.md#s)\n")
+    readme = project / "README.md"
+    rows = "| c | [C](docs/made.md) |\n| r | [R](docs/made.md#r) |\n| s | [S](docs/made.md#s) |\n"
+    readme.write_text(readme.read_text().replace("\n## End", f"{rows}\n## End"))
+    assert problems(project) == []
+    made = tmp_path / "made"
+    made.mkdir()
+    (made / "r.md").write_text("# R\n\n[a](a.md), [up](../README.md)\n")
+    work = tmp_path / "work"
+    work.mkdir()
+    configuration = site.prepare(project, work, made).read_text()
+    assert "[r](r.md), [s](made.md#s)" in (work / "pages/a.md").read_text()
+    assert "[R](r.md) |" in (work / "pages/index.md").read_text()
+    assert "[a](a.md), [up](index.md)" in (work / "pages/r.md").read_text()
+    assert '{"C": "made.md"}, {"R": "r.md"}]' in configuration
+
+
+def test_a_source_archive_has_them_beside_the_other_pages(project: Path) -> None:
+    (project / "docs/r.md").write_text("# R\n")
+    assert problems(project) == ["README.md: its lists have no row for docs/r.md"]
+    (project / "docs/made.md").write_text("# Made\n\n## r\n")
+    readme = project / "README.md"
+    rows = "| c | [C](docs/made.md) |\n| r | [R](docs/made.md#r) |\n"
+    readme.write_text(readme.read_text().replace("\n## End", f"{rows}\n## End"))
+    assert problems(project) == []
 
 
 # --- a wheel -----------------------------------------------------------------------------------

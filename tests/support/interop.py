@@ -1,4 +1,4 @@
-"""What a test says of its peer, for docs/interop.md (scripts/interop.py)."""
+"""What a test says of its peer, for interop-results (scripts/interop.py)."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ Step = Callable[[], Awaitable[None]]
 
 class Case(NamedTuple):
     """``options``: of the initiator. ``repaired``: what was lost is written again; else it is
-    told. ``ran``: for docs/interop.md."""
+    told. ``ran``: for interop-results."""
 
     options: Mapping[str, str]
     repaired: bool
