@@ -58,6 +58,13 @@ def test_a_page_of_a_command_is_short(path: str) -> None:
     assert len((ROOT / path).read_text(encoding="utf-8").split()) <= MOST_WORDS["For users"]
 
 
+def test_the_changes_are_one_page() -> None:
+    text = (ROOT / "CHANGES.md").read_text(encoding="utf-8")
+    for version in text.split("\n## ")[1:]:
+        assert len(version.splitlines()) <= 80, version.partition("\n")[0]
+        assert len(version.split()) <= 1500
+
+
 # --- the check of links ------------------------------------------------------------------------
 
 
