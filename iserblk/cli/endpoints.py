@@ -46,7 +46,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 D = TypeVar("D", bound=AsyncDisk | BlockingDisk)
 
-_ZEROES = memoryview(bytes(1 << 20))
+ZEROES = memoryview(bytes(1 << 20))  # at least one request of a copy
 _MAXIMUM_EXTENTS = 1024  # of one answer
 _LUNS_OF_A_MOUNT = "fuse.iserblk"  # the type of a mount's file system
 # How flock(2) fails on file systems without locks: no target can serve their files.
@@ -143,8 +143,8 @@ class FileEnd(Opened):
             files.fallocate, self.fd, files.PUNCH_HOLE, offset, length
         ):
             return
-        for start in range(offset, offset + length, len(_ZEROES)):
-            await self.write(_ZEROES[: offset + length - start], start)
+        for start in range(offset, offset + length, len(ZEROES)):
+            await self.write(ZEROES[: offset + length - start], start)
 
     async def extents(self, offset: int, length: int) -> list[Extent]:
         return await self._call(self._extents, offset, offset + length)

@@ -8,17 +8,15 @@ from typing import NamedTuple
 
 import trio
 
-from iserblk.cli.endpoints import End
+from iserblk.cli.endpoints import ZEROES, End
 from iserblk.cli.streams import Stream
 from iserblk.disk.seam import EXTENT_ZERO, Extent
 from iserblk.errors import IserblkError
 
-REQUEST = 1 << 20  # bytes of one read or write
+REQUEST = len(ZEROES)  # bytes of one read or write
 DEPTH = 16  # requests in flight
 ZERO_REQUEST = 64 << 20  # bytes of one request that makes zeroes
 _LOOK_AHEAD = 1 << 30  # bytes for which the source is asked for extents at once
-
-_ZEROES = bytes(REQUEST)
 
 Advance = Callable[[int], None]  # called with the number of bytes just done
 Buffers = tuple[bytearray, bytearray]  # REQUEST bytes each, owned by one worker
@@ -121,7 +119,7 @@ async def copy(source: End, destination: End, advance: Advance) -> Totals:
         if not zero:
             data = memoryview(buffers[0])[:length]
             await source.read_into(data, offset)
-            zero = buffers[0].startswith(_ZEROES[:length])
+            zero = buffers[0].startswith(ZEROES[:length])
             if not zero:
                 await destination.write(data, offset)
                 totals.data += length
@@ -166,7 +164,7 @@ async def copy_in(
             if not count:
                 return
             data = memoryview(buffer)[:count]
-            if buffer.startswith(_ZEROES[:count]):
+            if buffer.startswith(ZEROES[:count]):
                 await destination.zero(at, count, may_trim=True, patient=True)
                 totals.zero += count
             else:
@@ -192,7 +190,7 @@ async def copy_out(source: End, destination: Stream, advance: Advance) -> Totals
     async def work(buffers: Buffers, piece: Piece) -> None:
         offset, length, (zero,) = piece
         may_write = turns.setdefault(offset, trio.Event())
-        data = memoryview(_ZEROES)[:length]
+        data = ZEROES[:length]
         if zero:
             totals.zero += length
         else:
@@ -236,7 +234,7 @@ async def _difference(one: End, other: End, plan: _Plan, advance: Advance) -> in
         for end, buffer, zero in zip((one, other), buffers, [*zeroes, False], strict=False):
             view = memoryview(buffer)[:length]
             if zero:
-                view[:] = _ZEROES[:length]
+                view[:] = ZEROES[:length]
             else:
                 await end.read_into(view, offset)
             views.append(view)

@@ -2,21 +2,13 @@
 
 from __future__ import annotations
 
-from struct import Struct
 from typing import Final
 
 from iserblk.datamover.seam import TargetSlot
 from iserblk.datamover.tcp_stream import OutPdu, PduSender
 from iserblk.iscsi import bhs
 
-STATUS_FLAG: Final = 0x01  # S bit: it carries the status
-ACKNOWLEDGE_FLAG: Final = 0x40  # A bit
-NO_LUN: Final = bytes(8)
 _BATCH: Final = 64  # PDUs that are laid out at a time
-
-# Opcode, flags, status, DataSegmentLength, LUN, ITT, TTT, StatSN, ExpCmdSN, MaxCmdSN, DataSN,
-# Buffer Offset, residual count.
-DATA_IN_FIELDS: Final = Struct(">BBxBI8sIIIIIIII")
 
 
 def pdus_of(size: int, most: int, burst: int) -> int:
@@ -86,7 +78,7 @@ class DataIns:
         self.offset = 0
         self.first_sn = 0
         self.itt = bhs.NO_TAG
-        self.lun = NO_LUN
+        self.lun = bhs.NO_LUN
         self.ttt: int = bhs.NO_TAG
         self.stat_sn = 0
         self.status = 0
@@ -117,15 +109,15 @@ class DataIns:
         asks = last and self.ttt != bhs.NO_TAG
         status = last and self.status != 0
         if asks:
-            flags |= ACKNOWLEDGE_FLAG
+            flags |= bhs.DATA_IN_ACKNOWLEDGE
         if status:
             flags |= self.status
-        header = DATA_IN_FIELDS.pack(
+        header = bhs.DATA_IN_FIELDS.pack(
             bhs.DATA_IN,
             flags,
             0,
             count,
-            self.lun if asks else NO_LUN,
+            self.lun if asks else bhs.NO_LUN,
             self.itt,
             self.ttt if asks else bhs.NO_TAG,
             self.stat_sn if status else 0,

@@ -47,22 +47,12 @@ from iserblk.errors import RemoteProtocolError
 from iserblk.iscsi import bhs, pdu
 from iserblk.iscsi.keys import SessionParameters
 
-STATUS_FLAG: Final = 0x01  # S bit of a Data-In: it carries the status
-ACKNOWLEDGE_FLAG: Final = 0x40  # A bit of a Data-In
 _AT_ONCE: Final = 64  # Data-Outs of one sequence that are made; the others when these have left
 _MOST_SNACKS: Final = 32 * MOST_RUNS  # of all tasks, that have not left
 _MOST_RECOVERIES: Final = 8  # R2Ts beyond MaxOutstandingR2T, at ErrorRecoveryLevel 1 or more
 
-# A Data-In: DataSegmentLength, ITT, DataSN, Buffer Offset.
-_DATA_IN: Final = Struct(">4xI8xI16xII")
-_unpack_data_in: Final = _DATA_IN.unpack_from  # bound once, and typed: see bhs
+_unpack_data_in: Final = bhs.DATA_IN_PLACE.unpack_from  # bound once, and typed: see bhs
 _DataInFields = tuple[int, int, int, int]
-# A Data-Out: opcode, flags, DataSegmentLength, LUN, ITT, TTT, ExpStatSN, DataSN, Buffer Offset.
-_DATA_OUT: Final = Struct(">BBxxI8sII4xI4xII4x")
-_NO_LUN: Final = bytes(8)  # the field is reserved where there is no Target Transfer Tag (11.7.4)
-_EXP_DATA_SN_OFFSET: Final = 36
-_EXP_DATA_SN_REQUEST: Final = 36  # in a Task Management Function Request
-_RESIDUAL_OFFSET: Final = 44
 _STAT_SN_OFFSET: Final = 24
 _WORD: Final = Struct(">I")
 ANY_SN: Final = -1  # the first R2TSN of a write that was reassigned
@@ -292,7 +282,7 @@ class TcpInitiator:
             left = before.left.get(itt)
             if left is not None:
                 transfer.sn, transfer.placed, transfer.moved = left.contiguous()
-            _WORD.pack_into(control.bhs, _EXP_DATA_SN_REQUEST, transfer.sn)
+            _WORD.pack_into(control.bhs, bhs.EXP_DATA_SN_OFFSET, transfer.sn)
         if transfer is not None:
             self._tasks[itt] = transfer
         self._tx.queued.append(self._tx.frame(bytes(control.bhs), None))
@@ -327,7 +317,7 @@ class TcpInitiator:
         ttt: int,
         offset: int,
         end: int,
-        lun: bytes = _NO_LUN,
+        lun: bytes = bhs.NO_LUN,
         token: object = None,
     ) -> list[OutPdu]:
         """The Data-Outs of one sequence. ``token`` comes back when the last of them has left."""
@@ -341,7 +331,7 @@ class TcpInitiator:
         while offset < end and len(pdus) < _AT_ONCE:
             size = min(most, end - offset)
             last = offset + size == end
-            header = _DATA_OUT.pack(
+            header = bhs.DATA_OUT_FIELDS.pack(
                 bhs.DATA_OUT,
                 bhs.FLAG_FINAL if last else 0,
                 size,
@@ -459,7 +449,7 @@ class TcpInitiator:
         fields: bhs.ScsiResponseFields = bhs.unpack_scsi_response(message, 0)
         word, _, itt, stat_sn, exp_cmd_sn, max_cmd_sn, residual = fields
         flags = word >> 16 & 0xFF
-        if not flags & STATUS_FLAG:
+        if not flags & bhs.DATA_IN_STATUS:
             return
         if not flags & bhs.FLAG_FINAL:
             raise RemoteProtocolError("iSCSI", "a Data-In with a status that is not the last")
@@ -494,7 +484,7 @@ class TcpInitiator:
         if message[3] and message[3] != _CHECK_CONDITION:
             return
         missing = len(sink) - transfer.moved
-        place, underflow, flags = _RESIDUAL_OFFSET, bhs.RESIDUAL_UNDERFLOW, bhs.RESIDUAL_FLAGS
+        place, underflow, flags = bhs.RESIDUAL_OFFSET, bhs.RESIDUAL_UNDERFLOW, bhs.RESIDUAL_FLAGS
         if transfer.source is not None:  # that of the read transfer has a place of its own
             place, underflow, flags = bhs.BIDI_RESIDUAL_OFFSET, bhs.BIDI_UNDERFLOW, bhs.BIDI_FLAGS
         (residual,) = _WORD.unpack_from(message, place)
@@ -565,7 +555,7 @@ class TcpInitiator:
         self._placing = None
         if message[at] & bhs.OPCODE_MASK != bhs.DATA_IN:
             return None
-        lengths, itt, data_sn, offset = _DATA_IN.unpack_from(message, at)
+        lengths, itt, data_sn, offset = bhs.DATA_IN_PLACE.unpack_from(message, at)
         transfer = self._tasks.get(itt)
         if transfer is None:
             return NOWHERE  # of a task that has ended: it was asked for twice
@@ -677,13 +667,15 @@ class TcpInitiator:
         transfer, self._placing = self._placing, None
         opcode = head[0] & bhs.OPCODE_MASK
         if transfer is not None:
-            lengths, _, data_sn, offset = _DATA_IN.unpack_from(head)
+            lengths, _, data_sn, offset = bhs.DATA_IN_PLACE.unpack_from(head)
             size = lengths & 0xFFFFFF
             transfer.moved -= size
             if transfer.gaps is not None:
                 transfer.gaps.damaged += 1
             sink = transfer.sink
-            last = head[1] & STATUS_FLAG != 0 or (sink is not None and offset + size == len(sink))
+            last = head[1] & bhs.DATA_IN_STATUS != 0 or (
+                sink is not None and offset + size == len(sink)
+            )
             self._add_gap(transfer, data_sn, data_sn + 1, offset, offset + size, last)
         elif opcode not in (bhs.DATA_IN, bhs.R2T):
             (stat_sn,) = _WORD.unpack_from(head, _STAT_SN_OFFSET)
@@ -714,7 +706,7 @@ class TcpInitiator:
         filled = False
         if transfer is not None:
             gaps = transfer.gaps
-            if flags & ACKNOWLEDGE_FLAG:
+            if flags & bhs.DATA_IN_ACKNOWLEDGE:
                 lun, (ttt,) = bytes(message[8:16]), bhs.ITT.unpack_from(message, 20)
                 if gaps is None:
                     self._snack(pdu.SNACK_DATA_ACK, transfer.sn, 0, ttt=ttt, lun=lun)
@@ -727,7 +719,7 @@ class TcpInitiator:
                     lun, ttt = gaps.acknowledge
                     gaps.acknowledge = None
                     self._snack(pdu.SNACK_DATA_ACK, transfer.sn, 0, ttt=ttt, lun=lun)
-        if flags & STATUS_FLAG:
+        if flags & bhs.DATA_IN_STATUS:
             self._numbered(message)
         if filled:
             self._give_on()
@@ -798,7 +790,7 @@ class TcpInitiator:
         if opcode == bhs.SCSI_RESPONSE:
             if message[2]:
                 return True  # the other fields mean nothing
-            (exp_data_sn,) = _WORD.unpack_from(message, _EXP_DATA_SN_OFFSET)
+            (exp_data_sn,) = _WORD.unpack_from(message, bhs.EXP_DATA_SN_OFFSET)
             if exp_data_sn > transfer.sn:
                 self._miss(transfer, exp_data_sn, True)
             elif not exp_data_sn and not message[3]:
@@ -810,7 +802,7 @@ class TcpInitiator:
         """A response with GOOD that does not say how many Data-In there were: not all targets do.
         Ask for what follows the last where bytes are missing that it does not report."""
         both = transfer.source is not None
-        place = bhs.BIDI_RESIDUAL_OFFSET if both else _RESIDUAL_OFFSET
+        place = bhs.BIDI_RESIDUAL_OFFSET if both else bhs.RESIDUAL_OFFSET
         (residual,) = _WORD.unpack_from(message, place)
         if not message[1] & (bhs.BIDI_UNDERFLOW if both else bhs.RESIDUAL_UNDERFLOW):
             residual = 0

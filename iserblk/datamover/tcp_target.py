@@ -19,9 +19,6 @@ from typing import Final
 
 from iserblk.datamover.allocation import Allocation, Event
 from iserblk.datamover.data_in import (
-    DATA_IN_FIELDS,
-    NO_LUN,
-    STATUS_FLAG,
     DataIns,
     offset_of,
     pdus_of,
@@ -50,13 +47,11 @@ _MOST_ANSWERS: Final = 64  # SNACKs whose answers have not left
 _COPIED: Final = 512  # bytes of a PDU in its slot, up to which it is copied
 _MOST_AGAIN: Final = 1 << 16  # PDUs of such answers; one more answer may be begun before
 
-# Of a SCSI Response: StatSN, ExpCmdSN, MaxCmdSN, then ExpDataSN, and the residual count.
+# Of a SCSI Response: StatSN, ExpCmdSN, MaxCmdSN.
 _NUMBERS: Final = Struct(">III")
 _NUMBERS_OFFSET: Final = 24
 _SNACK_TAG_OFFSET: Final = 20
 _EXP_STAT_SN_OFFSET: Final = 28
-_EXP_DATA_SN_OFFSET: Final = 36
-_RESIDUAL_OFFSET: Final = 44
 _WORD: Final = Struct(">I")
 
 
@@ -317,7 +312,7 @@ class TcpTarget:
                 return
         if task is not None and header[0] == bhs.SCSI_RESPONSE and task.sn:
             patched = bytearray(header)
-            _WORD.pack_into(patched, _EXP_DATA_SN_OFFSET, task.sn)
+            _WORD.pack_into(patched, bhs.EXP_DATA_SN_OFFSET, task.sn)
             header = bytes(patched)
         ahs = header[bhs.LENGTHS_OFFSET] * 4
         header += slot.inline[:ahs]
@@ -332,7 +327,7 @@ class TcpTarget:
             response[2] or response[3] or slot.inline_length or task.bidirectional
         )
         stat_sn, exp_cmd_sn, max_cmd_sn = _NUMBERS.unpack_from(response, _NUMBERS_OFFSET)
-        (residual,) = _WORD.unpack_from(response, _RESIDUAL_OFFSET)
+        (residual,) = _WORD.unpack_from(response, bhs.RESIDUAL_OFFSET)
         most = self._parameters.initiator_recv_data_segment_length
         burst = self._parameters.max_burst_length
         size = len(data)
@@ -344,7 +339,7 @@ class TcpTarget:
             several.exp_cmd_sn = exp_cmd_sn
             several.max_cmd_sn = max_cmd_sn
             if collapse:
-                several.status = STATUS_FLAG | (response[1] & bhs.RESIDUAL_FLAGS)
+                several.status = bhs.DATA_IN_STATUS | (response[1] & bhs.RESIDUAL_FLAGS)
                 several.stat_sn = stat_sn
                 several.residual = residual
                 several.token = slot
@@ -353,12 +348,13 @@ class TcpTarget:
             return collapse
         if not size:
             return False
-        header = DATA_IN_FIELDS.pack(
+        header = bhs.DATA_IN_FIELDS.pack(
             bhs.DATA_IN,
-            bhs.FLAG_FINAL | (STATUS_FLAG | (response[1] & bhs.RESIDUAL_FLAGS) if collapse else 0),
+            bhs.FLAG_FINAL
+            | (bhs.DATA_IN_STATUS | (response[1] & bhs.RESIDUAL_FLAGS) if collapse else 0),
             0,
             size,
-            NO_LUN,
+            bhs.NO_LUN,
             task.itt,
             bhs.NO_TAG,
             stat_sn if collapse else 0,
@@ -493,7 +489,7 @@ class TcpTarget:
             if task.put is not None:
                 self._put_kept(slot, task, task.put, kept, kept_pdus)
                 task.put = None
-            _WORD.pack_into(header, _EXP_DATA_SN_OFFSET, task.sn)
+            _WORD.pack_into(header, bhs.EXP_DATA_SN_OFFSET, task.sn)
             _WORD.pack_into(header, _SNACK_TAG_OFFSET, task.snack_tag)
             kept.header = bytes(header)
         if not kept.collapsed:
@@ -546,7 +542,7 @@ class TcpTarget:
         status. Returns the DataSN behind the last of all."""
         response = kept.header
         (stat_sn, _, _) = _NUMBERS.unpack_from(response, _NUMBERS_OFFSET)
-        (residual,) = _WORD.unpack_from(response, _RESIDUAL_OFFSET)
+        (residual,) = _WORD.unpack_from(response, bhs.RESIDUAL_OFFSET)
         numbers = self._numbers
         first = kept.first_sn
         several = DataIns(
@@ -568,7 +564,7 @@ class TcpTarget:
             several.ttt = kept.ttt
             several.lun = kept.lun
         if status:
-            several.status = STATUS_FLAG | (response[1] & bhs.RESIDUAL_FLAGS)
+            several.status = bhs.DATA_IN_STATUS | (response[1] & bhs.RESIDUAL_FLAGS)
             several.stat_sn = stat_sn
             several.residual = residual
         self._tx.queued.extend(several.following())
@@ -743,7 +739,7 @@ class TcpTarget:
             answer = self._answer(slot, pdus_of(len(data), kept.most, burst))
             kept.end_sn = self._queue_data_in(kept, data, 0, -1, slot, answer, False)
         kept.collapsed = False
-        _WORD.pack_into(header, _EXP_DATA_SN_OFFSET, kept.end_sn)
+        _WORD.pack_into(header, bhs.EXP_DATA_SN_OFFSET, kept.end_sn)
         _WORD.pack_into(header, _SNACK_TAG_OFFSET, snack.ttt)
         kept.header = bytes(header)
         self._queue_again(kept)

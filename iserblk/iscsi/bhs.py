@@ -54,6 +54,9 @@ ATTR_MASK: Final = 0x07
 ATTR_SIMPLE: Final = 0x01
 ATTR_ORDERED: Final = 0x02
 ATTR_HEAD_OF_QUEUE: Final = 0x03
+# SCSI Data-In flags (11.7.1).
+DATA_IN_ACKNOWLEDGE: Final = 0x40
+DATA_IN_STATUS: Final = 0x01
 # SCSI Response flags (11.4.1).
 BIDI_OVERFLOW: Final = 0x10
 BIDI_UNDERFLOW: Final = 0x08
@@ -74,6 +77,9 @@ _BIDIRECTIONAL_AHS_LENGTH: Final = 5
 ITT_OFFSET: Final = 16
 CMD_SN_OFFSET: Final = 24
 CDB_OFFSET: Final = 32
+EXP_DATA_SN_OFFSET: Final = 36  # of a SCSI Response, and of a Task Management Function Request
+RESIDUAL_OFFSET: Final = 44
+NO_LUN: Final = bytes(8)  # where the field is reserved
 ITT: Final = struct.Struct(">I")
 CMD_SN_EXP_STAT_SN: Final = struct.Struct(">II")
 LENGTHS: Final = struct.Struct(">I")
@@ -84,6 +90,10 @@ LENGTHS_OFFSET: Final = 4
 SCSI_COMMAND_FIELDS: Final = struct.Struct(">BBxxI8sIIII16s")
 # A SCSI Data-Out: opcode, flags, lengths, LUN, ITT, TTT, ExpStatSN, DataSN, Buffer Offset.
 DATA_OUT_FIELDS: Final = struct.Struct(">BBxxI8sII4xI4xII4x")
+# A SCSI Data-In: opcode, flags, status, lengths, LUN, ITT, TTT, StatSN, ExpCmdSN, MaxCmdSN, DataSN,
+# Buffer Offset, residual count; and of these only lengths, ITT, DataSN and Buffer Offset.
+DATA_IN_FIELDS: Final = struct.Struct(">BBxBI8sIIIIIIII")
+DATA_IN_PLACE: Final = struct.Struct(">4xI8xI16xII")
 # A SCSI Response: opcode, flags, response and status as one word, lengths, ITT, StatSN, ExpCmdSN,
 # MaxCmdSN, residual count. SNACK Tag, ExpDataSN and the bidirectional residual count are written as
 # zeroes.

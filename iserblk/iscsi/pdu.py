@@ -151,7 +151,7 @@ class NopIn(Pdu):
 class ScsiCommand(Pdu):
     """SCSI Command (11.3). ``cdb``: its first 16 bytes. ``edtl``: Expected Data Transfer Length."""
 
-    LAYOUT: ClassVar[struct.Struct] = struct.Struct(">BBxxI8sIIII16s")
+    LAYOUT: ClassVar[struct.Struct] = bhs.SCSI_COMMAND_FIELDS
     opcode: int = bhs.SCSI_COMMAND
     flags: int
     data_length: int = 0
@@ -230,7 +230,7 @@ class TaskManagementResponse(Pdu):
 class DataOut(Pdu):
     """SCSI Data-Out (11.7)."""
 
-    LAYOUT: ClassVar[struct.Struct] = struct.Struct(">BBxxI8sII4xI4xII4x")
+    LAYOUT: ClassVar[struct.Struct] = bhs.DATA_OUT_FIELDS
     opcode: int = bhs.DATA_OUT
     flags: int
     data_length: int
@@ -246,7 +246,7 @@ class DataOut(Pdu):
 class DataIn(Pdu):
     """SCSI Data-In (11.7)."""
 
-    LAYOUT: ClassVar[struct.Struct] = struct.Struct(">BBxBI8sIIIIIIII")
+    LAYOUT: ClassVar[struct.Struct] = bhs.DATA_IN_FIELDS
     opcode: int = bhs.DATA_IN
     flags: int
     status: int = 0

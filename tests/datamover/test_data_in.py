@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from iserblk.datamover.data_in import STATUS_FLAG, DataIns, offset_of, pdus_of
+from iserblk.datamover.data_in import DataIns, offset_of, pdus_of
 from iserblk.datamover.seam import TargetSlot
 from iserblk.datamover.tcp_stream import PduSender
 from iserblk.iscsi import bhs, pdu
@@ -67,7 +67,11 @@ def test_a_part_is_the_same_pdus(
 def test_the_last_of_all_has_what_belongs_to_the_end() -> None:
     series = made(PduSender(Stream()), 3000, 512, 2048)
     series.first_sn, series.offset = 5, 100
-    series.status, series.stat_sn, series.residual = STATUS_FLAG | bhs.RESIDUAL_UNDERFLOW, 9, 4
+    series.status, series.stat_sn, series.residual = (
+        bhs.DATA_IN_STATUS | bhs.RESIDUAL_UNDERFLOW,
+        9,
+        4,
+    )
     series.ttt, series.lun = 77, b"lunfield"
     *others, last = laid_out(series)
     assert last.flags == 0xC1 | bhs.RESIDUAL_UNDERFLOW  # F, A and S
