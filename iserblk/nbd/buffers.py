@@ -17,8 +17,8 @@ TOTAL_BYTES: Final = 64 << 20  # bytes of all clients
 KEPT_BYTES: Final = 16 << 20  # of buffers that no request uses
 HEADROOM: Final = 64  # bytes in front of the data of a buffer, for the header of its reply
 LEAST: Final = 4096  # bytes that the smallest buffer has behind its headroom
-CHUNK: Final = 256 << 10  # bytes
-_KEPT_CHUNKS: Final = 4  # a client with small requests needs two
+INTAKE: Final = 256 << 10  # bytes
+_KEPT_INTAKES: Final = 4  # a client with small requests needs two
 
 
 def size_of(length: int) -> int:
@@ -30,14 +30,14 @@ def size_of(length: int) -> int:
     return (length + step - 1) & -step
 
 
-class Chunk:
+class Intake:
     """Memory that bytes of a client are received into, as they come. ``users``: requests whose data
     is in it. It occupies no more than what has been received: most clients use little of it."""
 
     __slots__ = ("data", "users", "view")
 
     def __init__(self) -> None:
-        self.data = mmap(-1, CHUNK, MAP_PRIVATE | MAP_ANONYMOUS)
+        self.data = mmap(-1, INTAKE, MAP_PRIVATE | MAP_ANONYMOUS)
         self.view = memoryview(self.data)
         self.users = 0
 
@@ -57,7 +57,7 @@ class Memory:
         self._waiting: dict[Callable[[], None], None] = {}  # oldest first
         self._buffers: dict[int, list[bytearray]] = {}
         self.kept = 0
-        self._chunks: list[Chunk] = []
+        self._intakes: list[Intake] = []
 
     def guarantee(self, clients: int) -> None:
         """There are so many clients now."""
@@ -122,9 +122,9 @@ class Memory:
         """There is room to keep a buffer of so many bytes."""
         return self.kept + length <= KEPT_BYTES
 
-    def chunk(self) -> Chunk:
-        return self._chunks.pop() if self._chunks else Chunk()
+    def intake(self) -> Intake:
+        return self._intakes.pop() if self._intakes else Intake()
 
-    def keep_chunk(self, chunk: Chunk) -> None:
-        if len(self._chunks) < _KEPT_CHUNKS:
-            self._chunks.append(chunk)
+    def keep_intake(self, intake: Intake) -> None:
+        if len(self._intakes) < _KEPT_INTAKES:
+            self._intakes.append(intake)

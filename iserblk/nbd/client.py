@@ -78,12 +78,12 @@ class Stream(Protocol):
         """Send what ``send`` has taken and kept; whether nothing is left."""
         ...
 
-    def say_goodbye(self) -> None:
+    def close_notify(self) -> None:
         """Nothing follows. Does not wait, and raises nothing."""
         ...
 
 
-class Connection(NamedTuple):
+class PausedConnection(NamedTuple):
     """A connection in its transmission, with nothing under way. ``unparsed``: bytes received of
     requests that have not begun."""
 
@@ -128,11 +128,11 @@ class Client:
         self._woken = False  # the strand
         self._unfinished = False  # there is more to receive that the socket may not show
         self._stopped = False
-        self._parting = False  # what is long ends early: the client is gone, or the server ends
+        self._cut_short = False  # what is long ends early: the client is gone, or the server ends
         self._closing = False  # the group of the strands is
         self._unsure = False  # it was told of a loss, and may not have received that yet
         self._reset = False  # the connection broke: perhaps the client has not read everything
-        self._left = False  # the connection is another process's
+        self._handed_over = False  # the connection is another process's
         self._still: trio.Event | None = None  # while it is paused: nothing is under way
 
     # -- handshake --------------------------------------------------------------------------------
@@ -217,7 +217,7 @@ class Client:
 
     # -- transmission -----------------------------------------------------------------------------
 
-    def continued(self, connection: Connection) -> Transmission:
+    def continued(self, connection: PausedConnection) -> Transmission:
         """In place of a handshake: it was made in another process, with this connection."""
         return Transmission(connection.negotiated, self, self._memory, connection.unparsed)
 
@@ -247,8 +247,8 @@ class Client:
             self._end_flushes()
         self._stopped = True
         self._wake()
-        if not self._left:  # else what comes is for another process
-            self._stream.say_goodbye()
+        if not self._handed_over:  # else what comes is for another process
+            self._stream.close_notify()
             self._drop_unreceived()
         transmission.close()
 
@@ -266,7 +266,7 @@ class Client:
             self._logs.conduct.warning(
                 "%s: the server ends; requests that it has not received are not answered", self.name
             )
-        self._over = self._parting = True
+        self._over = self._cut_short = True
         with contextlib.suppress(OSError):
             self._sock.shutdown(socket.SHUT_RD)
         self._look_on()
@@ -345,10 +345,10 @@ class Client:
         """The client has ended, or is gone."""
         return self._over
 
-    def connection(self) -> Connection:
+    def connection(self) -> PausedConnection:
         """While it is paused, and nothing is under way: all there is to know of it."""
         transmission = self._transmission
-        return Connection(self._sock, transmission.negotiated, transmission.unparsed())
+        return PausedConnection(self._sock, transmission.negotiated, transmission.unparsed())
 
     def go_on(self) -> None:
         """After ``pause``."""
@@ -357,11 +357,11 @@ class Client:
         self._turn(first=True)
         self._look_on()
 
-    def leave(self) -> None:
+    def hand_over(self) -> None:
         """After ``pause``: another process has the connection now. ``serve`` ends, and does nothing
         that the client could notice."""
         self._unsure = False  # what is in the socket stays in it
-        self._left = True
+        self._handed_over = True
         self._ended.set()
 
     # -- turns ------------------------------------------------------------------------------------
@@ -510,7 +510,7 @@ class Client:
 
     def _drop(self) -> None:
         """As ``_lose``, without telling the client."""
-        self._over = self._parting = True
+        self._over = self._cut_short = True
         self._blocked = False
         self._look_whether_heard()  # before the socket has its own end to send
         self._transmission.discard()
@@ -702,7 +702,7 @@ class Client:
         end = offset + request.length
         fua = flags & nbd.FLAG_FUA != 0
         while offset < end:
-            if self._parting or (self._over and self._is_gone()):
+            if self._cut_short or (self._over and self._is_gone()):
                 early = IserblkError(f"{self._export.name}: the server ends, before all is done")
                 early.errno = errno.ESHUTDOWN
                 raise early

@@ -19,7 +19,7 @@ from iserblk.limited_log import tell_left_out
 from iserblk.loop.strands import Strands, open_strands
 from iserblk.loop.tasks import sleep, until_readable
 from iserblk.nbd.buffers import Memory
-from iserblk.nbd.client import Client, Connection
+from iserblk.nbd.client import Client, PausedConnection
 from iserblk.nbd.exports import Export
 from iserblk.nbd.handshake import Tls
 from iserblk.nbd.limited_log import ClientLogs
@@ -80,7 +80,7 @@ class NbdServer:
 
     @asynccontextmanager
     async def serving(
-        self, sockets: Sequence[socket.socket], inherited: Sequence[Connection] = ()
+        self, sockets: Sequence[socket.socket], inherited: Sequence[PausedConnection] = ()
     ) -> AsyncIterator[None]:
         """Take connections of the listening ``sockets``, which stay the caller's to close, for as
         long as the block runs. At its end nothing more is received, and what was received is
@@ -116,7 +116,7 @@ class NbdServer:
             yield
             listeners.cancel_scope.cancel()
 
-    async def _continue(self, inherited: Sequence[Connection]) -> None:
+    async def _continue(self, inherited: Sequence[PausedConnection]) -> None:
         found = []
         for each in inherited:
             client = Client(
@@ -163,7 +163,7 @@ class NbdServer:
         """Of all clients: those that were received, and not answered yet."""
         return sum(client.open_requests for client in self._clients)
 
-    def connections(self) -> list[Connection]:
+    def connections(self) -> list[PausedConnection]:
         """While it is paused: the clients that are left."""
         return [client.connection() for client in self._clients if not client.over]
 
@@ -173,13 +173,13 @@ class NbdServer:
         for client in list(self._clients):
             client.go_on()
 
-    def leave(self) -> None:
+    def hand_over(self) -> None:
         """After ``pause``: another process has the ``connections`` now. Their clients end here, and
         do not notice. The server stays paused."""
         leaving, self._clients = self._clients, set()  # nothing here acts on them any more
         self._origins.clear()
         for client in leaving:
-            client.leave()
+            client.hand_over()
 
     async def _look_round(self) -> None:
         """Clients that stall with their memory full of requests do not stop the others."""

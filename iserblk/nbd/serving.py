@@ -28,7 +28,7 @@ from iserblk.loop import guest
 from iserblk.loop.stopping import watch
 from iserblk.loop.tasks import sleep
 from iserblk.loop.until_told import UntilTold, until_told
-from iserblk.nbd.client import Connection
+from iserblk.nbd.client import PausedConnection
 from iserblk.nbd.exports import Export
 from iserblk.nbd.handshake import Tls
 from iserblk.nbd.server import NbdServer, allow_descriptors
@@ -52,7 +52,7 @@ class Succession(Protocol):
     @property
     def given(self) -> bool: ...
 
-    async def take(self) -> list[Connection]:
+    async def take(self) -> list[PausedConnection]:
         """From now on they are this process's. Raises IserblkError when the predecessor keeps
         them."""
         ...
@@ -255,7 +255,9 @@ class _OnlyClient:
         self._changed()
 
 
-async def _take(succession: Succession | None, *, before_opening: bool) -> list[Connection] | None:
+async def _take(
+    succession: Succession | None, *, before_opening: bool
+) -> list[PausedConnection] | None:
     """The predecessor's connections, empty without one; None: later, when the LUNs are open."""
     if succession is None or not succession.inherits:
         return []

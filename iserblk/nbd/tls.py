@@ -103,7 +103,7 @@ class PlainStream:
     def flush(self) -> bool:
         return True
 
-    def say_goodbye(self) -> None:
+    def close_notify(self) -> None:
         pass
 
 
@@ -194,7 +194,7 @@ class TlsStream:
                 return False
             self._unsent = self._unsent[count:]
 
-    def say_goodbye(self) -> None:
+    def close_notify(self) -> None:
         with contextlib.suppress(OSError, ValueError):
             self._tls.unwrap()  # whose answer is not waited for
         with contextlib.suppress(OSError):

@@ -11,7 +11,7 @@ header is packed directly in front of the data.
 
 The memory that requests take is bounded, by ``buffers``. Where there is none for the next one,
 ``get_buffers`` answers with none, and the client waits; ``resume`` goes on. What is counted is the
-memory itself: the buffers of reads and large writes, whole chunks in which small writes lie, and
+memory itself: the buffers of reads and large writes, whole intakes, in which small writes lie, and
 room for the answer of a BLOCK_STATUS; and how many requests there are, as each has a command, or a
 strand. A request is counted until its reply has been sent. Answers to what is refused at once are
 MOST_REFUSALS at most; ``resume`` is to be called when they have been sent.
@@ -29,13 +29,13 @@ from iserblk.errors import RemoteProtocolError
 from iserblk.initiator.session.slots import TaskSlot
 from iserblk.nbd import messages as nbd
 from iserblk.nbd.buffers import (
-    CHUNK,
     CLIENT_BYTES,
     GUARANTEED_REQUESTS,
     HEADROOM,
+    INTAKE,
     LEAST,
     TOTAL_REQUESTS,
-    Chunk,
+    Intake,
     Memory,
     size_of,
 )
@@ -47,7 +47,7 @@ MOST_REFUSALS: Final = 256  # of a client, not sent
 _MOST_IDLE: Final = 128  # requests that a client keeps to use them again
 LEAST_MOVED: Final = 1 << 20  # bytes, from one call of ``hoards`` to the next
 _STEP: Final = 4096  # bytes received behind the data of a large write: all of them are copied
-_ROOM: Final = 8192  # with less room in a chunk the next one is taken
+_ROOM: Final = 8192  # with less room in an intake the next one is taken
 _MOST_STATUS_PAYLOAD: Final = 256  # bytes
 STATUS_COST: Final = nbd.MOST_EXTENTS * nbd.EXTENDED_EXTENT.size  # bytes of a large answer
 
@@ -85,19 +85,19 @@ class Request:
 
     ``data``: for a READ the memory to be filled, for a WRITE what was received. ``buffer``: the
     request's own memory, with HEADROOM in front of the data; a small WRITE has its data in
-    ``chunk`` instead. ``reply``: of a READ the data, and room for the header in front of it.
+    ``intake`` instead. ``reply``: of a READ the data, and room for the header in front of it.
     ``slot``: of its command, while that is under way. ``cost``: bytes of memory that it is counted
     with. ``losses``: of which the answer to a FLUSH tells.
     """
 
     __slots__ = (
         "buffer",
-        "chunk",
         "command",
         "cookie",
         "cost",
         "data",
         "flags",
+        "intake",
         "length",
         "losses",
         "offset",
@@ -119,7 +119,7 @@ class Request:
         self.data: memoryview = _NOTHING
         self.buffer: bytearray | None = None
         self.reply: memoryview = _NOTHING
-        self.chunk: Chunk | None = None
+        self.intake: Intake | None = None
         self.pending = 0
         self.slot: TaskSlot | None = None
 
@@ -147,7 +147,7 @@ class Transmission:
         self, negotiated: Negotiated, owner: Answered, memory: Memory, first: bytes = b""
     ) -> None:
         """``first``: what came behind the handshake, for ``resume``. Raises RemoteProtocolError."""
-        if len(first) > CHUNK:
+        if len(first) > INTAKE:
             raise RemoteProtocolError("NBD", "requests before the handshake was over")
         self.negotiated = negotiated
         self.out: list[bytes | memoryview] = []
@@ -181,7 +181,7 @@ class Transmission:
         self._flags = _offered(negotiated)
         self._idle: list[Request] = []
         self._idle_reads: dict[int, list[Request]] = {}  # with their memory, by length
-        self._chunk = memory.chunk()
+        self._intake = memory.intake()
         self._start = 0  # of what is not parsed yet
         self._end = 0
         self._large: Request | None = None  # a WRITE whose data is being received
@@ -189,7 +189,7 @@ class Transmission:
         self._to_pass_over = 0  # bytes of the data of a WRITE that is to be refused
         self._refusal = (0, 0, 0, "")  # the answer to it: cookie, offset, error, text
         self._expect_large = False
-        self._chunk.view[: len(first)] = first
+        self._intake.view[: len(first)] = first
         self._end = len(first)
 
     # -- receiving --------------------------------------------------------------------------------
@@ -199,36 +199,36 @@ class Transmission:
         are valid until ``received``."""
         if self.held or self.ended:
             return []
-        chunk = self._chunk
-        if self._start == self._end and not chunk.users:
+        intake = self._intake
+        if self._start == self._end and not intake.users:
             self._start = self._end = 0
         end = self._end
         large = self._large
         if large is not None:
             rest = large.data[self._filled :]
-            return [rest, chunk.view[end : end + _STEP]] if end < CHUNK else [rest]
+            return [rest, intake.view[end : end + _STEP]] if end < INTAKE else [rest]
         if self._start == end:
-            enough = CHUNK - end >= _ROOM
+            enough = INTAKE - end >= _ROOM
         else:  # the request that has begun may be larger than what is left
-            enough = CHUNK - self._start >= SMALL + nbd.EXTENDED_REQUEST.size
+            enough = INTAKE - self._start >= SMALL + nbd.EXTENDED_REQUEST.size
         if not enough:
-            if not self._next_chunk():
+            if not self._next_intake():
                 return []
-            chunk, end = self._chunk, self._end
-        return [chunk.view[end : end + (_STEP if self._expect_large else CHUNK)]]
+            intake, end = self._intake, self._end
+        return [intake.view[end : end + (_STEP if self._expect_large else INTAKE)]]
 
-    def _next_chunk(self) -> bool:
-        """The rest of what was received moves to the beginning of a chunk that has room. False:
+    def _next_intake(self) -> bool:
+        """The rest of what was received moves to the beginning of an intake that has room. False:
         there is no memory for another one."""
-        before, rest = self._chunk, self._end - self._start
+        before, rest = self._intake, self._end - self._start
         if before.users:
             # It stays as long as the writes in it, and is counted from now on.
-            if not self._fits(CHUNK):
+            if not self._fits(INTAKE):
                 return False
-            self._chunk = self._memory.chunk()  # it may fail: first
-            self._used += CHUNK
-            self._memory.used += CHUNK
-        self._chunk.view[:rest] = before.view[self._start : self._end]
+            self._intake = self._memory.intake()  # it may fail: first
+            self._used += INTAKE
+            self._memory.used += INTAKE
+        self._intake.view[:rest] = before.view[self._start : self._end]
         self._start, self._end = 0, rest
         return True
 
@@ -271,7 +271,7 @@ class Transmission:
             self._pass_over()
         if self.paused:
             return
-        unpack, size, magic, data = self._unpack, self._size, self._magic, self._chunk.data
+        unpack, size, magic, data = self._unpack, self._size, self._magic, self._intake.data
         extended = self._extended
         most_flags = self._flags
         while not self.ended and self._end - self._start >= size:
@@ -343,9 +343,9 @@ class Transmission:
                 if self._end - begin < length:
                     break  # the rest of its data comes next
                 request = self._take(command, flags, cookie, offset, length, 0)
-                self._chunk.users += 1
-                request.chunk = self._chunk
-                request.data = self._chunk.view[begin : begin + length]
+                self._intake.users += 1
+                request.intake = self._intake
+                request.data = self._intake.view[begin : begin + length]
                 self._start = begin + length
                 self._expect_large = False
             elif command == nbd.WRITE:
@@ -373,9 +373,9 @@ class Transmission:
         return self._large is not None or self._to_pass_over > 0
 
     def unparsed(self) -> bytes:
-        """What has been received of requests that have not begun: at most CHUNK bytes, as ``first``
-        of another Transmission."""
-        return bytes(self._chunk.view[self._start : self._end])
+        """What has been received of requests that have not begun: at most INTAKE bytes, as
+        ``first`` of another Transmission."""
+        return bytes(self._intake.view[self._start : self._end])
 
     def _fits(self, cost: int) -> bool:
         """There is memory for a request of that cost; else ``held`` is set."""
@@ -421,7 +421,7 @@ class Transmission:
         request.data = memoryview(buffer)[HEADROOM : HEADROOM + length]
         begin = self._start + self._size
         here = min(self._end - begin, length)
-        request.data[:here] = self._chunk.view[begin : begin + here]
+        request.data[:here] = self._intake.view[begin : begin + here]
         self._start = begin + here
         self._expect_large = True
         if here == length:
@@ -470,7 +470,7 @@ class Transmission:
     def _status_length(self, begin: int, count: int) -> int:
         """The length that a BLOCK_STATUS with data asks for: it names the contexts that it wants.
         -1: it does not name the one that there is, once."""
-        data = bytes(self._chunk.view[begin : begin + count])
+        data = bytes(self._intake.view[begin : begin + count])
         wanted, rest = data[: nbd.STATUS_PAYLOAD.size], data[nbd.STATUS_PAYLOAD.size :]
         numbers = [rest[at : at + 4] for at in range(0, len(rest), 4)]
         if numbers != [nbd.CONTEXT_ID.pack(nbd.ALLOCATION_ID)]:
@@ -657,17 +657,17 @@ class Transmission:
                 return
         if request.command <= nbd.WRITE:
             request.data = request.reply = _NOTHING
-            buffer, chunk = request.buffer, request.chunk
+            buffer, intake = request.buffer, request.intake
             if buffer is not None:
                 request.buffer = None
                 memory.keep(buffer)
-            if chunk is not None:
-                request.chunk = None
-                chunk.users -= 1
-                if not chunk.users and chunk is not self._chunk:
-                    self._used -= CHUNK
-                    memory.give_back(CHUNK)
-                    memory.keep_chunk(chunk)
+            if intake is not None:
+                request.intake = None
+                intake.users -= 1
+                if not intake.users and intake is not self._intake:
+                    self._used -= INTAKE
+                    memory.give_back(INTAKE)
+                    memory.keep_intake(intake)
         elif request.losses:
             if not self._lost:
                 self._owner.told(request.losses)
@@ -686,8 +686,8 @@ class Transmission:
         self.ended = True
         self._drop_large()
         self._forget_others(-1, 0)
-        if not self._chunk.users:
-            self._memory.keep_chunk(self._chunk)
+        if not self._intake.users:
+            self._memory.keep_intake(self._intake)
         self._memory.share_out()
 
 

@@ -7,7 +7,7 @@ import socket
 import struct
 
 from iserblk.errors import RemoteProtocolError
-from iserblk.nbd.buffers import CHUNK, Memory
+from iserblk.nbd.buffers import INTAKE, Memory
 from iserblk.nbd.handshake import Handshake, Look, Tls
 from iserblk.nbd.kernel.handover import (
     VERSION,
@@ -169,7 +169,7 @@ def _answer(case: Case, transmission: Transmission, found: list[Request]) -> Non
 
 def _behind(case: Case) -> None:
     """What came behind the handshake."""
-    length = case.chance.choice((0, 100, CHUNK, CHUNK + 1))
+    length = case.chance.choice((0, 100, INTAKE, INTAKE + 1))
     agreed = Negotiated("lun0", False, False, False, EVERY_FLAG)
     transmission = Transmission(agreed, Owner(), Memory(), (case.data + bytes(length))[:length])
     _answer(case, transmission, transmission.resume())

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from iserblk.nbd.buffers import CHUNK, HEADROOM, KEPT_BYTES, LEAST, Memory, size_of
+from iserblk.nbd.buffers import HEADROOM, INTAKE, KEPT_BYTES, LEAST, Memory, size_of
 
 
 @pytest.mark.parametrize(
@@ -70,14 +70,14 @@ def test_what_clients_keep_is_counted() -> None:
     assert memory.kept == KEPT_BYTES - 4096
 
 
-def test_chunks_are_used_again() -> None:
+def test_intakes_are_used_again() -> None:
     memory = Memory()
-    chunks = [memory.chunk() for _ in range(20)]
-    assert {len(each.view) for each in chunks} == {CHUNK}
-    for each in chunks:
-        memory.keep_chunk(each)
-    again = [memory.chunk() for _ in range(20)]
-    assert 0 < sum(each in chunks for each in again) < 20  # some, and not without bound
+    intakes = [memory.intake() for _ in range(20)]
+    assert {len(each.view) for each in intakes} == {INTAKE}
+    for each in intakes:
+        memory.keep_intake(each)
+    again = [memory.intake() for _ in range(20)]
+    assert 0 < sum(each in intakes for each in again) < 20  # some, and not without bound
 
 
 class Waiting:

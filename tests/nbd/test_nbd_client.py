@@ -463,7 +463,7 @@ async def test_another_process_goes_on() -> None:
         await one.client.pause()
         found = one.client.connection()
         with socket.socket(fileno=os.dup(found.sock.fileno())) as sock:
-            one.client.leave()
+            one.client.hand_over()
             await one.over.wait()
             assert memory.used == 0
             other = Client(sock, "other", group, memory, 0)
@@ -492,7 +492,7 @@ async def test_cancelled_it_leaves_another_process_the_connection(left: bool) ->
             await client.pause()
             scope.cancel()
             if left:
-                client.leave()
+                client.hand_over()
     assert scope.cancelled_caught
     with other, there:
         there.send(b"for the other")

@@ -21,7 +21,7 @@ from iserblk.initiator.session import ending
 from iserblk.loop import stopping
 from iserblk.nbd import messages as nbd
 from iserblk.nbd import serving
-from iserblk.nbd.client import Connection
+from iserblk.nbd.client import PausedConnection
 from iserblk.nbd.listening import listen_unix
 from iserblk.nbd.server import NbdServer
 from iserblk.nbd.serving import serve
@@ -294,7 +294,7 @@ class Heir:
         self._path = path
         self._after = after
 
-    async def take(self) -> list[Connection]:
+    async def take(self) -> list[PausedConnection]:
         raise AssertionError("there is no predecessor")
 
     def losses_before(self) -> LossCount:

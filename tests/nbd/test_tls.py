@@ -244,7 +244,7 @@ def test_the_end(directory: Path, authority: Authority) -> None:
         buffer = memoryview(bytearray(100))
         assert stream.receive([buffer]) == 4
         assert stream.receive([buffer]) == 0
-        stream.say_goodbye()
+        stream.close_notify()
         carry(peer, there)
         peer.tls.unwrap()  # raises nothing: both ends have said so
 
@@ -254,7 +254,7 @@ def test_an_end_without_a_word(directory: Path, authority: Authority) -> None:
         agree(stream, peer, there)
         there.shutdown(socket.SHUT_WR)
         assert stream.receive([memoryview(bytearray(100))]) == 0
-        stream.say_goodbye()
+        stream.close_notify()
 
 
 @pytest.mark.parametrize(

@@ -16,10 +16,10 @@ from iserblk.disk.seam import EXTENT_DATA, EXTENT_HOLE, EXTENT_ZERO
 from iserblk.errors import RemoteProtocolError
 from iserblk.nbd import messages as nbd
 from iserblk.nbd.buffers import (
-    CHUNK,
     CLIENT_BYTES,
     GUARANTEED,
     GUARANTEED_REQUESTS,
+    INTAKE,
     LEAST,
     TOTAL_REQUESTS,
     Memory,
@@ -579,7 +579,7 @@ def test_what_came_behind_the_handshake() -> None:
     (found,) = server.feed(b"c")
     assert bytes(found.data) == b"abc"
     with pytest.raises(RemoteProtocolError, match="before the handshake was over"):
-        Server(first=bytes(CHUNK + 1))
+        Server(first=bytes(INTAKE + 1))
 
 
 @pytest.mark.parametrize("read_only", [False, True])
@@ -856,9 +856,9 @@ def test_a_client_that_writes_is_held_when_it_has_its_share(server: Server, leng
 
 
 def test_small_writes_that_pin_large_memory_are_counted_with_it(server: Server) -> None:
-    """Each is followed by data that is passed over, so that it has a chunk for itself."""
+    """Each is followed by data that is passed over, so that it has an intake for itself."""
     flags = PAYLOAD_LEN if server.mode == EXTENDED else 0
-    junk = server.request(WRITE, length=CHUNK, flags=NO_HOLE | flags, data=bytes(CHUNK))
+    junk = server.request(WRITE, length=INTAKE, flags=NO_HOLE | flags, data=bytes(INTAKE))
     data = server.write(b"x") + junk
     found: list[Request] = []
     rest = data
@@ -867,8 +867,8 @@ def test_small_writes_that_pin_large_memory_are_counted_with_it(server: Server) 
         rest = rest[count:] or data
         found += some
         server.send()
-    assert len(found) <= CLIENT_BYTES // CHUNK + 1
-    assert CLIENT_BYTES - CHUNK <= server.memory.used <= CLIENT_BYTES
+    assert len(found) <= CLIENT_BYTES // INTAKE + 1
+    assert CLIENT_BYTES - INTAKE <= server.memory.used <= CLIENT_BYTES
     assert all(bytes(each.data) == b"x" for each in found)
     for each in found:
         server.transmission.reply(each)

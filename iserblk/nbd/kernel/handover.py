@@ -40,7 +40,7 @@ from typing import NamedTuple
 
 from iserblk.disk.seam import LossCount
 from iserblk.errors import IserblkError, RemoteProtocolError
-from iserblk.nbd.buffers import CHUNK
+from iserblk.nbd.buffers import INTAKE
 from iserblk.nbd.messages import Negotiated
 
 VERSION = 2
@@ -116,7 +116,7 @@ class Message(NamedTuple):
 
 
 class Given(NamedTuple):
-    """A connection; its socket comes beside it. ``unparsed``: as of ``client.Connection``."""
+    """A connection; its socket comes beside it. ``unparsed``: as of ``client.PausedConnection``."""
 
     negotiated: Negotiated
     unparsed: bytes
@@ -248,7 +248,7 @@ class Takeover:
         known = modes <= _STRUCTURED | _EXTENDED | _CONTEXTS
         if not known or ((extended or contexts) and not structured):
             raise RemoteProtocolError(_NAME, f"a connection with modes {modes:#x}")
-        if self._left > CHUNK or len(self.given) == MOST_CONNECTIONS:
+        if self._left > INTAKE or len(self.given) == MOST_CONNECTIONS:
             raise RemoteProtocolError(_NAME, "more than a server has")
         self._agreed = Negotiated("", structured, extended, contexts, flags)
 

@@ -29,7 +29,7 @@ from iserblk.errors import IserblkError
 from iserblk.limited_log import limited_lines
 from iserblk.loop.stopping import is_stopping, mount_unit, own_unit
 from iserblk.metrics.records import Recorded
-from iserblk.nbd.client import Connection
+from iserblk.nbd.client import PausedConnection
 from iserblk.nbd.kernel import client
 from iserblk.nbd.kernel.device import Device, Places
 from iserblk.nbd.kernel.handover import State
@@ -91,7 +91,7 @@ class _Succession:
         self._losses = count
         self._owed.write(count)
 
-    async def take(self) -> list[Connection]:
+    async def take(self) -> list[PausedConnection]:
         assert self._taker is not None
         found = await self._taker.take()
         self.taken = True

@@ -22,7 +22,7 @@ import trio
 from iserblk.disk.seam import LossCount
 from iserblk.errors import IserblkError, RemoteProtocolError
 from iserblk.loop.tasks import sleep, until_readable
-from iserblk.nbd.client import Connection
+from iserblk.nbd.client import PausedConnection
 from iserblk.nbd.kernel.handover import (
     MOST,
     TABLE,
@@ -151,7 +151,7 @@ class Giver:
         finally:
             if self.state is State.OFFERED and _taken(sock, self._version):
                 self._change(Event.TAKEN)
-                server.leave()
+                server.hand_over()
                 log.info("another server has the connections")
             else:
                 if self.state is State.OFFERED:
@@ -169,7 +169,7 @@ async def _flushed(flush: Callable[[], Awaitable[None]]) -> None:
 
 
 async def _send_connection(
-    peer: trio.socket.SocketType, connection: Connection, version: int
+    peer: trio.socket.SocketType, connection: PausedConnection, version: int
 ) -> None:
     rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, struct.pack("i", connection.sock.fileno()))]
     for packet in encode_connection(Given(connection.negotiated, connection.unparsed), version):
@@ -204,7 +204,7 @@ class Taker:
         self._path = path
         self._sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
 
-    async def take(self) -> list[Connection]:
+    async def take(self) -> list[PausedConnection]:
         """Raises NoHandOver, with the connections where they are; IserblkError when the old server
         must not end, either."""
         descriptors: list[int] = []
@@ -240,7 +240,7 @@ class Taker:
             for number in descriptors:
                 os.close(number)
         return [
-            Connection(sock, each.negotiated, each.unparsed)
+            PausedConnection(sock, each.negotiated, each.unparsed)
             for sock, each in zip(sockets, takeover.given, strict=True)
         ]
 

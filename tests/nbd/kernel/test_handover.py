@@ -8,7 +8,7 @@ import pytest
 
 from iserblk.disk.seam import LossCount
 from iserblk.errors import RemoteProtocolError
-from iserblk.nbd.buffers import CHUNK
+from iserblk.nbd.buffers import INTAKE
 from iserblk.nbd.kernel.handover import (
     MOST,
     MOST_CONNECTIONS,
@@ -47,7 +47,7 @@ def given(
 EVERYTHING = [
     given(),
     given(b"x"),
-    given(bytes(range(256)) * (CHUNK // 256)),
+    given(bytes(range(256)) * (INTAKE // 256)),
     given(b"y" * MOST, structured=True),
     given(structured=True, contexts=True),
     given(structured=True, contexts=True, extended=True),
@@ -183,7 +183,7 @@ def connection(modes: int = 0, unparsed: int = 0) -> bytes:
         [connection(2)],
         [connection(4)],
         [encode(Kind.CONNECTION, b"short")],
-        [connection(0, CHUNK + 1)],
+        [connection(0, INTAKE + 1)],
         [connection(0, 1), connection()],
         [connection(0, 1), encode_all(1)],
         [connection(0, 1), encode(Kind.BYTES)],

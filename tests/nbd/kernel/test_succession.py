@@ -17,7 +17,7 @@ import trio.testing
 from iserblk.disk.seam import LossCount
 from iserblk.errors import CommandTimeout, IserblkError, RemoteProtocolError
 from iserblk.nbd import messages as nbd
-from iserblk.nbd.client import Connection
+from iserblk.nbd.client import PausedConnection
 from iserblk.nbd.kernel.handover import (
     MOST,
     VERSION,
@@ -96,7 +96,7 @@ async def old_server(place: Path, disk: AsyncFake, count: int = 1) -> AsyncItera
     old.giver.close()
 
 
-async def take(old: Old) -> list[Connection]:
+async def take(old: Old) -> list[PausedConnection]:
     taker = Taker(old.path)
     try:
         return await taker.take()
@@ -104,7 +104,7 @@ async def take(old: Old) -> list[Connection]:
         taker.close()
 
 
-def close(taken: list[Connection]) -> None:
+def close(taken: list[PausedConnection]) -> None:
     for each in taken:
         each.sock.close()
 
@@ -122,7 +122,7 @@ async def test_requests_before_within_and_after(tmp_path: Path) -> None:
         half = write(b"half" * 15 * KIB, 4 * KIB, 3)
         await first.send(write(b"begun", 0, 1) + half[:50_000])
         await until(lambda: disk.waiting == 1)
-        found: list[Connection] = []
+        found: list[PausedConnection] = []
 
         async def run() -> None:
             found.extend(await take(old))
@@ -152,7 +152,7 @@ async def test_a_large_write_of_which_a_part_has_come(tmp_path: Path) -> None:
     async with old_server(tmp_path, disk) as old, trio.open_nursery() as nursery:
         (client,) = old.clients
         await client.send(whole[: 200 * KIB])
-        found: list[Connection] = []
+        found: list[PausedConnection] = []
 
         async def run() -> None:
             found.extend(await take(old))
@@ -183,7 +183,7 @@ async def test_a_write_that_is_under_way_is_flushed_when_it_has_ended(tmp_path: 
         (client,) = old.clients
         await client.send(write(b"late", 0, 1))
         await until(lambda: disk.waiting == 1)
-        found: list[Connection] = []
+        found: list[PausedConnection] = []
 
         async def run() -> None:
             found.extend(await take(old))
