@@ -179,8 +179,10 @@ def main() -> int:
     results = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
     text = DOCUMENT.read_text(encoding="utf-8") if DOCUMENT.exists() else ""
     today = datetime.datetime.now(datetime.UTC).date().isoformat()
-    DOCUMENT.parent.mkdir(parents=True, exist_ok=True)
-    DOCUMENT.write_text(render(merge(old_rows(text), results, today)), encoding="utf-8")
+    rows = merge(old_rows(text), results, today)
+    if rows or text:
+        DOCUMENT.parent.mkdir(parents=True, exist_ok=True)
+        DOCUMENT.write_text(render(rows), encoding="utf-8")
     for version in unnamed(PAGE.read_text(encoding="utf-8"), results):
         print(f"interop: {PAGE.relative_to(TOP)} does not name {version}")
     return 0
