@@ -65,8 +65,8 @@ _MAX_TASKS = 128
 # a fake disk: 25 K IOPS with 12, 36 K with 64.
 _MAX_BACKGROUND = 64
 
-# pyfuse3 logs each answer that the kernel refuses. With ENOENT (fuse(4)) nobody waits for it any
-# more: the request was interrupted, or its file system was unmounted.
+# pyfuse3 logs each answer that the kernel refuses. With ENOENT (fuse(4)) no program waits for the
+# answer any more: the request was interrupted, or its file system was unmounted.
 _REFUSED = "fuse_reply_* failed"
 
 _UNMOUNT_TIMEOUT_S = 120.0

@@ -74,8 +74,8 @@ class Parent:
         self._say(READY)
 
     def refuse(self, words: bytes) -> bool:
-        """This process does not serve, and ``words`` say why. False: nobody waits for it any
-        more."""
+        """This process does not serve, and ``words`` say why. False: no
+        process waits for it any more."""
         try:
             self._say(words)
         except OSError:

@@ -138,7 +138,7 @@ class Pidfile:
 
 
 def read_pid(path: Path) -> int:
-    """The number in a file that anybody may have written; 0: there is none (yet)."""
+    """The number in a file that any program may have written; 0: there is none (yet)."""
     try:
         return max(0, int(files.read_text(path)))
     except (OSError, ValueError):

@@ -45,7 +45,7 @@ class Ground:
         Yields what the server calls with its URL when clients can connect: it writes the PID file,
         has ``announce`` print the URL, and leaves the terminal. It raises IserblkError or OSError
         where that cannot be done. What the log is told is limited (iserblk.limited_log). Errors
-        behind that point are in the log as well, since nobody reads stderr in the background.
+        behind that point are in the log as well, since stderr of the background has no reader.
         """
         parent = _go_on() if self.background else None
         with ExitStack() as stack:

@@ -59,7 +59,7 @@ class Stream(Opened):
         return done
 
     async def write(self, buffer: memoryview) -> None:
-        """Raises IserblkError, also where nobody reads any more."""
+        """Raises IserblkError, also where the reader has gone."""
         done = 0
         while done < len(buffer):
             count = await self._call(partial(os.write, self.fd, buffer[done:]), writable)

@@ -79,7 +79,7 @@ def whole_blocks(offset: int, length: int, block: int) -> tuple[int, int]:
 
 
 def _ask() -> None:
-    """Raises BadArgument where nobody can be asked, and IserblkError where the answer is no."""
+    """Raises BadArgument where no user can be asked, and IserblkError where the answer is no."""
     if not sys.stdin.isatty():
         raise BadArgument(
             "this trims the whole LUN, and loses all its data: add --all, or give --offset and"

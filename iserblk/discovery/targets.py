@@ -23,7 +23,7 @@ from iserblk.url import Url, name_portal
 
 PROBE_TIMEOUT_S = 5.0
 PROBES_AT_A_TIME = 16
-PROBES = 1024  # of one answer: whoever answers chooses how many portals there are
+PROBES = 1024  # of one answer: its sender chooses how many portals there are
 _MOST_WORDS = 8
 
 

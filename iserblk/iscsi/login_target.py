@@ -22,7 +22,7 @@ from iserblk.names import MAXIMUM_NAME, may_name
 
 MAXIMUM_ROUNDS = 32
 # Bytes of all texts of a login: twice what has to be taken (section 6.1). Its keys are remembered
-# until it has ended, and anybody may begin one.
+# until it has ended, and any peer may begin one.
 MAXIMUM_LOGIN = 16384
 _MAXIMUM_RESPONSE = 8192  # bytes that any initiator takes in one Login Response
 

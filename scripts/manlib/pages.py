@@ -289,8 +289,8 @@ class Manual:
         page.example(["nbdkit -U disk.sock python PLUGIN uri=iser://HOST/iqn.2026-11.example:disk/0",
                       "nbdinfo 'nbd+unix:///?socket=disk.sock'"])  # fmt: skip
         page.paragraph(
-            "Without `-U` nbdkit listens on all addresses of the machine, and anybody who reaches"
-            " it can read and write."
+            "Without `-U` nbdkit listens on all addresses of the machine, and every client that"
+            " reaches it can read and write."
         )
         _see_also(page, ["iserblk-nbd(1)", "iserblk-url(7)", "nbdkit(1)",
                          "nbdkit-python-plugin(3)"])  # fmt: skip

@@ -58,6 +58,14 @@ def test_a_page_of_a_command_is_short(path: str) -> None:
     assert len((ROOT / path).read_text(encoding="utf-8").split()) <= MOST_WORDS["For users"]
 
 
+@pytest.mark.parametrize("path", [path.relative_to(ROOT).as_posix() for path in pages.every(ROOT)])
+def test_actors_are_named(path: str) -> None:
+    """Thread, caller, peer, target, user: a sentence about nobody in particular is read twice."""
+    text = (ROOT / path).read_text(encoding="utf-8")
+    found = re.findall(r"(?i)\b(?:whoever|somebody|someone|anybody|anyone|nobody)\b", text)
+    assert not found
+
+
 def test_the_changes_are_one_page() -> None:
     text = (ROOT / "CHANGES.md").read_text(encoding="utf-8")
     for version in text.split("\n## ")[1:]:

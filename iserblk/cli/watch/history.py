@@ -158,7 +158,7 @@ class LunHistory:
             return [("another process serves it now", False)]
         if seconds <= 0:
             return []
-        if seconds > LONGEST_S:  # nobody has looked: those are no rates of now
+        if seconds > LONGEST_S:  # no user has looked: these are no present rates
             self.rates = Rates()
             return changes(before.lun, seen.lun, None)
         then = before.lun.operations

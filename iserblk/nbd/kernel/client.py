@@ -82,8 +82,8 @@ def connect(home: Home, block_size: int, max_transfer: int, state: State) -> Non
         try:
             KERNEL.connect(device.index, settings)
             # The kernel shows the number that this process has in the first namespace of processes.
-            # Before the call that is not known: who is killed within it, and is not in the first
-            # one, leaves a device that nobody calls ours.
+            # It is not known before the call. A process that is killed within the call, and is not
+            # in the first namespace, leaves a device that is not known as ours.
             shown = device.client
             if shown not in (0, os.getpid()):
                 write_pid(home.client_pid, shown)
