@@ -211,7 +211,7 @@ class Listener:
 
 class Network:
     """``delay``: of a piece, one way. ``refuses``: nothing listens. ``dark``: nothing arrives, and
-    nobody is told."""
+    nobody is told. ``on_line``: called when there is another connection."""
 
     def __init__(self, loop: SimulatedLoop, chance: Random) -> None:
         self.loop = loop
@@ -221,6 +221,7 @@ class Network:
         self.listeners: dict[tuple[str, int], Listener] = {}
         self.lines: list[tuple[End, End]] = []  # the initiator's end, the target's
         self.trace: Callable[..., None] = lambda *words: None
+        self.on_line: Callable[[], object] = lambda: None
         self._port = FIRST_PORT
 
     def pair(self) -> tuple[PlainSocket, PlainSocket]:
@@ -252,6 +253,7 @@ class Network:
                 listener.waiting.append(there)
                 self.loop.touch(listener.number)
                 made.append(here)
+                self.on_line()
             self.loop.later(self.chance.uniform(*self.delay), ended.set)
 
         self.loop.later(self.chance.uniform(*self.delay), arrive)

@@ -11,6 +11,7 @@ else of trio is touched.
 from __future__ import annotations
 
 import math
+import os
 import secrets
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
@@ -22,8 +23,11 @@ import hypothesis  # noqa: F401 (trio's entry point comes with it)
 import trio
 from hypothesis.internal.entropy import deterministic_PRNG
 
+from iserblk.initiator.connecting import reach
+from iserblk.initiator.connecting.styles import Styles
 from iserblk.loop import clock, tasks
 from iserblk.loop.here import hosts
+from iserblk.loop.work import nothing
 from iserblk.sockets import plain
 from tests.simulation.loop import SimulatedLoop
 from tests.simulation.network import Network
@@ -156,7 +160,9 @@ def made_up(network: Network, seed: object) -> Iterator[None]:
             mock.patch.multiple(clock, source=loop.now, source_ns=nanoseconds),
             mock.patch.multiple(tasks, readable=loop.until_readable, writable=loop.until_writable),
             mock.patch.object(secrets, "token_bytes", random_bytes),
+            mock.patch.object(os, "sched_yield", nothing),  # other processes do not count
             mock.patch.object(plain, "source", network.plain),
+            mock.patch.object(reach, "STYLES", Styles()),  # what a process knows of portals
         ):
             yield
     finally:

@@ -1,0 +1,278 @@
+"""Checks what a disk has shown against all that was asked of it. Knows nothing of iserblk.
+
+Each change of blocks has a version of its own, which its content tells; a change to zeroes has
+version 0. A change is *done* when its success was told, and *bound* when a flush that began after
+that has succeeded, or when it was written with FUA. The rules:
+
+- A read returns, for each block, a change that began before the read ended. No change that is done
+  lies between them: none that began after that one had ended, and was done before the read began.
+- A block that a read has shown stays: a later read shows nothing older, as long as no connection
+  and no target is lost between them.
+- When the target loses its cache, and the client keeps nothing, changes that are not bound may be
+  lost. Then the first flush that begins after that fails, and tells of it. A client that has only
+  lost a connection, while changes were not bound, cannot know better, and may tell of it, too.
+- When target and client have lost their memory, a block has a change that nothing bound has
+  followed, and keeps it.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from typing import Final
+
+_HEAD: Final = struct.Struct(">QQ")
+
+
+class Wrong(AssertionError):
+    """The disk has shown what it must not."""
+
+
+def content(version: int, block: int, size: int) -> bytes:
+    return _HEAD.pack(version, block) * (size // _HEAD.size) if version else bytes(size)
+
+
+class Change:
+    """Blocks ``at`` to ``at + count``. ``keeps``: it need not do anything, as a trim."""
+
+    __slots__ = ("at", "begun", "bound", "count", "done", "ended", "keeps", "version")
+
+    def __init__(self, version: int, at: int, count: int, begun: float, keeps: bool) -> None:
+        self.version = version
+        self.at = at
+        self.count = count
+        self.keeps = keeps
+        self.begun = begun
+        self.ended = math.inf
+        self.done = False
+        self.bound = False
+
+
+class _Entry:
+    """A change that a block may have. ``hidden``: reads that begin later do not show it.
+    ``gone``: it is not on the medium any more."""
+
+    __slots__ = ("change", "gone", "hidden")
+
+    def __init__(self, change: Change) -> None:
+        self.change = change
+        self.hidden = math.inf
+        self.gone = False
+
+
+class Read:
+    __slots__ = ("at", "begun", "epoch")
+
+    def __init__(self, at: int, begun: float, epoch: int) -> None:
+        self.at = at
+        self.begun = begun
+        self.epoch = epoch
+
+
+class History:
+    """``size``: of a block. ``keeps``: the client writes again what the target has lost.
+
+    ``begin_…`` and ``end_…`` are called when a client asks, and is answered, with the time."""
+
+    def __init__(self, blocks: int, size: int, keeps: bool = True) -> None:
+        self.size = size
+        self._keeps = keeps
+        first = Change(0, 0, blocks, -math.inf, False)
+        first.ended, first.done, first.bound = -math.inf, True, True
+        self._blocks = [[_Entry(first)] for _ in range(blocks)]
+        self._seen: dict[int, tuple[Change, float, int]] = {}  # by block: when, and its epoch
+        self._reads: dict[Read, None] = {}
+        self._unbound: dict[Change, None] = {}  # done
+        self._under_way: dict[Change, None] = {}
+        self._epoch = 0
+        self._next = 1
+        self._struck = -math.inf  # when the target has lost its cache, last
+        self._owed: dict[Change, None] = {}  # lost, and not told
+        self._perhaps = False  # a loss may be told: a connection was lost, with changes
+        self._disturbed = -math.inf  # when one was lost, or made, last
+        self._told = -math.inf
+        self._died = -math.inf
+        self.losses = 0  # that were told
+
+    def candidates(self, block: int) -> int:
+        """Changes that the block may have, and some that it cannot have any more."""
+        return len(self._blocks[block])
+
+    # -- changes ----------------------------------------------------------------------------------
+
+    def begin_change(
+        self, at: int, count: int, now: float, zeroes: bool = False, keeps: bool = False
+    ) -> Change:
+        version = 0
+        if not zeroes:
+            version = self._next
+            self._next += 1
+        change = Change(version, at, count, now, keeps)
+        for block in range(at, at + count):
+            self._blocks[block].append(_Entry(change))
+        self._under_way[change] = None
+        return change
+
+    def data(self, change: Change) -> bytes:
+        return b"".join(
+            content(change.version, block, self.size)
+            for block in range(change.at, change.at + change.count)
+        )
+
+    def end_change(self, change: Change, now: float, done: bool, fua: bool = False) -> None:
+        change.ended = now
+        if change not in self._under_way:
+            return  # its client has died
+        del self._under_way[change]
+        if not done or change.keeps:
+            return
+        change.done = True
+        if self._keeps or change.begun > self._struck:
+            self._hide(change, now)
+        if fua:
+            self._bind(change)
+        else:
+            self._unbound[change] = None
+
+    def _hide(self, change: Change, now: float) -> None:
+        horizon = min(now, next(iter(self._reads)).begun) if self._reads else now
+        for block in range(change.at, change.at + change.count):
+            entries = self._blocks[block]
+            for entry in entries:
+                if entry.change.ended < change.begun and entry.hidden > now:
+                    entry.hidden = now
+            if len(entries) > 2:
+                entries[:] = [each for each in entries if not each.gone or each.hidden >= horizon]
+
+    def _bind(self, change: Change) -> None:
+        change.bound = True
+        for block in range(change.at, change.at + change.count):
+            for entry in self._blocks[block]:
+                if entry.change.ended < change.begun:
+                    entry.gone = True
+
+    # -- reads ------------------------------------------------------------------------------------
+
+    def begin_read(self, at: int, now: float) -> Read:
+        read = Read(at, now, self._epoch)
+        self._reads[read] = None
+        return read
+
+    def end_read(self, read: Read, data: bytes | None, now: float) -> None:
+        """``data``: None when it has failed. Raises Wrong."""
+        del self._reads[read]
+        for index in range(0 if data is None else len(data) // self.size):
+            assert data is not None
+            part = data[index * self.size : (index + 1) * self.size]
+            self._check(read, read.at + index, part, now)
+
+    def _check(self, read: Read, block: int, part: bytes, now: float) -> None:
+        version, place = _HEAD.unpack_from(part)
+        if part != content(version, block, self.size):
+            raise Wrong(
+                f"block {block}: nobody has written {part[:16].hex()}… there"
+                f" (version {version} of block {place}, in part)"
+            )
+        entries = self._blocks[block]
+        fitting = [
+            each for each in entries if each.change.version == version and each.hidden >= read.begun
+        ]
+        if not fitting:
+            legal = [each.change.version for each in entries if each.hidden >= read.begun]
+            raise Wrong(
+                f"block {block}: version {version} in a read from {read.begun:.6f} to {now:.6f};"
+                f" legal are {legal}"
+            )
+        if version and read.epoch == self._epoch:
+            change = fitting[0].change
+            seen = self._seen.get(block)
+            if (
+                seen is not None
+                and seen[2] == self._epoch
+                and seen[1] < read.begun
+                and seen[0].begun > change.ended
+            ):
+                raise Wrong(
+                    f"block {block}: version {version}, and {seen[0].version}, which is newer,"
+                    f" was read before"
+                )
+            self._seen[block] = change, now, self._epoch
+        if read.begun >= self._died and all(each.change.begun < self._died for each in entries):
+            entries[:] = [_Entry(fitting[0].change)]  # both have lost their memory: it stays
+
+    def check_hole(self, at: int, count: int, begun: float) -> None:
+        """The disk has said that these blocks have no data. Raises Wrong."""
+        for block in range(at, at + count):
+            if not any(
+                each.change.version == 0 and each.hidden >= begun for each in self._blocks[block]
+            ):
+                raise Wrong(f"block {block}: is said to be a hole, and has data")
+
+    # -- flushes ----------------------------------------------------------------------------------
+
+    def end_flush(self, begun: float, now: float) -> None:
+        """One that began at ``begun`` has succeeded. Raises Wrong."""
+        covered = [each for each in self._unbound if each.ended <= begun]
+        # (A flush before it may have told of it while it was under way.)
+        if self._owed and begun > max(self._struck, self._told):
+            raise Wrong(
+                f"a flush has succeeded, and nobody was told that {len(self._owed)} changes may be"
+                " lost"
+            )
+        if begun > self._disturbed:
+            self._perhaps = False
+        for change in covered:
+            del self._unbound[change]
+            self._owed.pop(change, None)
+            self._bind(change)
+
+    def end_flush_with_loss(self, begun: float, now: float) -> None:
+        """One has failed, and told of a loss. Raises Wrong."""
+        if self._keeps or (not self._owed and not self._perhaps and begun > self._told):
+            raise Wrong("a flush tells of a loss, and nothing was lost")
+        self.losses += 1
+        self._told = now
+        self._owed.clear()
+        self._perhaps = False
+        for change in list(self._unbound):
+            if change.begun <= self._struck or change.ended <= begun:
+                # Nothing is promised of it any more; and who has been told is not told again, if it
+                # should be lost only now.
+                del self._unbound[change]
+
+    # -- losses -----------------------------------------------------------------------------------
+
+    def disturbed(self, now: float) -> None:
+        """A connection is lost, or made."""
+        self._epoch += 1
+        self._disturbed = now
+        self._perhaps = self._perhaps or bool(self._unbound or self._under_way)
+
+    def struck(self, now: float) -> None:
+        """The target has lost its cache."""
+        self.disturbed(now)
+        self._struck = now
+        if self._keeps:
+            return
+        self._owed.update(self._unbound)
+        for change in (*self._unbound, *self._under_way):
+            for block in range(change.at, change.at + change.count):
+                for entry in self._blocks[block]:
+                    if not entry.gone:
+                        entry.hidden = math.inf
+
+    def died(self, now: float) -> None:
+        """The client is gone, with all that it has kept; and the target has lost its cache."""
+        self._epoch += 1
+        self._died = self._struck = now
+        self._reads.clear()
+        for change in self._under_way:
+            change.ended = now
+        self._under_way.clear()
+        self._unbound.clear()
+        self._owed.clear()
+        self._perhaps = False
+        for entries in self._blocks:
+            entries[:] = [each for each in entries if not each.gone]
+            for entry in entries:
+                entry.hidden = math.inf

@@ -1,0 +1,311 @@
+"""The checker: what is right passes, and each rule that is broken is found."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from tests.simulation.history import Change, History, Wrong, content
+
+SIZE = 512
+BLOCKS = 4
+
+
+class Play:
+    """A history with a clock that goes on by one with each step."""
+
+    def __init__(self, keeps: bool = True) -> None:
+        self.history = History(BLOCKS, SIZE, keeps)
+        self.now = 0.0
+
+    def step(self) -> float:
+        self.now += 1.0
+        return self.now
+
+    def begin(
+        self, at: int = 0, count: int = 1, zeroes: bool = False, trim: bool = False
+    ) -> Change:
+        return self.history.begin_change(0, 1, self.step(), zeroes or trim, trim)
+
+    def end(self, change: Change, done: bool = True, fua: bool = False) -> None:
+        self.history.end_change(change, self.step(), done, fua)
+
+    def write(self, fua: bool = False) -> Change:
+        change = self.begin()
+        self.end(change, fua=fua)
+        return change
+
+    def read(self, version: int, at: int = 0) -> None:
+        read = self.history.begin_read(at, self.step())
+        self.history.end_read(read, content(version, at, SIZE), self.step())
+
+    def refuses(self, version: int) -> None:
+        with pytest.raises(Wrong, match=f"version {version}"):
+            self.read(version)
+
+    def flush(self) -> None:
+        begun = self.step()
+        self.history.end_flush(begun, self.step())
+
+    def tell(self) -> None:
+        begun = self.step()
+        self.history.end_flush_with_loss(begun, self.step())
+
+    def strike(self) -> None:
+        self.history.struck(self.step())
+
+    def lose_line(self) -> None:
+        self.history.disturbed(self.step())
+
+    def die(self) -> None:
+        self.history.died(self.step())
+
+
+@pytest.fixture
+def play() -> Play:
+    return Play()
+
+
+@pytest.fixture
+def careless() -> Play:
+    """The client keeps nothing."""
+    return Play(keeps=False)
+
+
+# -- reads -----------------------------------------------------------------------------------------
+
+
+def test_nothing_was_written(play: Play) -> None:
+    play.read(0)
+    play.refuses(1)
+
+
+def test_the_last_that_is_done(play: Play) -> None:
+    first, second = play.write(), play.write()
+    play.read(second.version)
+    play.refuses(first.version)
+    play.refuses(0)
+
+
+def test_one_that_is_under_way_may_be_seen_or_not(play: Play) -> None:
+    first = play.write()
+    second = play.begin()
+    play.read(first.version)
+    play.read(second.version)
+    play.end(second)
+    play.refuses(first.version)
+
+
+def test_one_that_has_failed_may_be_seen_or_not(play: Play) -> None:
+    first, second = play.write(), play.begin()
+    play.end(second, done=False)
+    play.read(first.version)
+    play.read(second.version)
+
+
+def test_of_two_at_a_time_either_may_be_last(play: Play) -> None:
+    for last in (0, 1):
+        both = [play.begin(), play.begin()]
+        for change in both:
+            play.end(change)
+        play.lose_line()  # what was read before says nothing now
+        play.read(both[last].version)
+
+
+def test_a_read_that_began_before_it_may_miss_it(play: Play) -> None:
+    read = play.history.begin_read(0, play.step())
+    change = play.write()
+    play.history.end_read(read, content(0, 0, SIZE), play.step())
+    play.read(change.version)
+
+
+def test_what_was_seen_stays(play: Play) -> None:
+    """Also of changes that are not done: until a connection is lost."""
+    first = play.begin()
+    play.end(first, done=False)
+    second = play.begin()
+    play.read(second.version)
+    play.refuses(first.version)
+    play.lose_line()
+    play.read(first.version)
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda data: bytes(SIZE - 16) + data[:16],
+        lambda data: data[:256] + bytes(256),
+        lambda _data: content(1, 1, SIZE),
+        lambda _data: b"\xee" * SIZE,
+    ],
+    ids=["moved", "half", "of another block", "junk"],
+)
+def test_bytes_that_nobody_wrote(play: Play, spoil: Callable[[bytes], bytes]) -> None:
+    change = play.write()
+    data = play.history.data(change)
+    read = play.history.begin_read(0, play.step())
+    with pytest.raises(Wrong, match="nobody has written"):
+        play.history.end_read(read, spoil(data), play.step())
+
+
+def test_zeroes_and_trims(play: Play) -> None:
+    play.write()
+    play.end(play.begin(trim=True))
+    play.read(1)
+    play.read(0)
+    play.end(play.begin(zeroes=True))
+    play.refuses(1)
+    play.history.check_hole(0, BLOCKS, play.step())
+    change = play.write()
+    with pytest.raises(Wrong, match="hole"):
+        play.history.check_hole(0, BLOCKS, play.step())
+    play.read(change.version)
+
+
+# -- flushes, and losses of the client -------------------------------------------------------------
+
+
+def test_a_flush_binds(play: Play) -> None:
+    first = play.write()
+    play.flush()
+    second = play.write()
+    play.die()
+    play.refuses(0)
+    play.read(first.version)
+    play.refuses(second.version)  # it has shown what is there
+
+
+def test_what_is_not_flushed_may_be_there(play: Play) -> None:
+    play.write()
+    play.flush()
+    second = play.write()
+    play.die()
+    play.read(second.version)
+    play.refuses(1)
+
+
+def test_fua_binds(play: Play) -> None:
+    change = play.write(fua=True)
+    play.die()
+    play.refuses(0)
+    play.read(change.version)
+
+
+def test_a_flush_does_not_bind_what_was_under_way(play: Play) -> None:
+    change = play.begin()
+    begun = play.step()
+    play.end(change)
+    play.history.end_flush(begun, play.step())
+    play.die()
+    play.read(0)
+
+
+def test_a_journal_hides_what_the_target_loses(play: Play) -> None:
+    change = play.write()
+    play.strike()
+    play.refuses(0)
+    play.read(change.version)
+    play.flush()
+    with pytest.raises(Wrong, match="nothing was lost"):
+        play.tell()
+
+
+# -- losses that are told --------------------------------------------------------------------------
+
+
+def test_a_loss_is_told_once(careless: Play) -> None:
+    change = careless.write()
+    careless.strike()
+    careless.read(0)
+    careless.read(change.version)
+    careless.tell()
+    careless.flush()
+    with pytest.raises(Wrong, match="nothing was lost"):
+        careless.tell()
+    assert careless.history.losses == 1
+
+
+def test_a_loss_that_is_not_told(careless: Play) -> None:
+    careless.write()
+    careless.strike()
+    with pytest.raises(Wrong, match="nobody was told"):
+        careless.flush()
+
+
+def test_what_was_flushed_is_not_lost(careless: Play) -> None:
+    change = careless.write()
+    careless.flush()
+    careless.strike()
+    careless.flush()
+    careless.refuses(0)
+    careless.read(change.version)
+
+
+def test_a_loss_of_nothing_is_not_told(careless: Play) -> None:
+    with pytest.raises(Wrong, match="nothing was lost"):
+        careless.tell()
+    careless.write()
+    with pytest.raises(Wrong, match="nothing was lost"):
+        careless.tell()
+
+
+def test_a_lost_connection_may_be_taken_for_a_loss(careless: Play) -> None:
+    careless.write()
+    careless.lose_line()
+    careless.flush()  # or not
+    careless.write()
+    careless.lose_line()
+    careless.tell()
+
+
+def test_flushes_at_a_time_may_tell_both(careless: Play) -> None:
+    careless.write()
+    careless.strike()
+    first, second = careless.step(), careless.step()
+    careless.history.end_flush_with_loss(first, careless.step())
+    careless.history.end_flush_with_loss(second, careless.step())
+
+
+def test_a_flush_that_the_target_had_done_before_its_loss(careless: Play) -> None:
+    change = careless.write()
+    begun = careless.step()
+    careless.strike()
+    careless.history.end_flush(begun, careless.step())
+    careless.flush()
+    careless.die()
+    careless.read(change.version)
+
+
+def test_a_change_behind_a_loss_counts(careless: Play) -> None:
+    first = careless.write()
+    careless.strike()
+    careless.tell()
+    second = careless.write()
+    careless.refuses(first.version)
+    careless.flush()
+    careless.die()
+    careless.refuses(0)
+    careless.read(second.version)
+
+
+def test_what_a_flush_that_told_was_to_cover_is_told(careless: Play) -> None:
+    """Also changes behind the loss: it may have made them durable, or not."""
+    careless.write()
+    careless.strike()
+    careless.write()
+    careless.tell()
+    careless.strike()
+    careless.flush()
+    careless.write()
+    careless.strike()
+    with pytest.raises(Wrong, match="nobody was told"):
+        careless.flush()
+
+
+def test_changes_are_forgotten_in_time(play: Play) -> None:
+    """A long run needs no more memory, nor time, than a short one."""
+    for _ in range(50):
+        play.write()
+        play.flush()
+    assert play.history.candidates(0) <= 3
