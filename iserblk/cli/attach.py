@@ -29,7 +29,7 @@ from iserblk.nbd.kernel import device
 from iserblk.nbd.kernel.attaching import Lun, attach, check_system, replace, warn_of_panic
 from iserblk.nbd.kernel.client import kernel_seconds
 from iserblk.nbd.kernel.detaching import detach
-from iserblk.nbd.kernel.device import Device, Places
+from iserblk.nbd.kernel.device import Device, Directories
 from iserblk.nbd.kernel.server import Server
 from iserblk.nbd.kernel.state import Home
 from iserblk.options import LASTING, LASTING_WORDS
@@ -39,7 +39,7 @@ from iserblk.url import is_url, parse_url
 
 log = logging.getLogger(__name__)
 
-PLACES = Places()
+DIRECTORIES = Directories()
 _CONNECTIONS, _OF_NBDKIT = 1, 4  # of a device, by default
 _LOOK_S = 1.0  # how often an attach in the foreground checks for a signal
 _LASTING = (7, 13, 24, 27)  # exit statuses of errors that another attempt does not mend
@@ -115,15 +115,15 @@ def command(
     given = {**LASTING, **given}
     paths = paths or _devices(resolved.named, len(named))
     settle(urls, given)
-    check_system(PLACES, by_nbdkit=by_nbdkit)
-    wanted = [device.find(path, PLACES) for path in paths]
+    check_system(DIRECTORIES, by_nbdkit=by_nbdkit)
+    wanted = [device.find(path, DIRECTORIES) for path in paths]
     if len(set(wanted)) < len(wanted):
         raise BadArgument("one device is named twice")
     if to_replace and not wanted:
         raise BadArgument("--replace: name the device: `iserblk attach --replace URL /dev/nbdX`")
     infos = _find(urls, given, to_replace)
     luns = [_lun(urls, given, info, by_nbdkit) for info in infos]
-    warn_of_panic(max((lun.io_timeout for lun in luns), default=0.0), PLACES)
+    warn_of_panic(max((lun.io_timeout for lun in luns), default=0.0), DIRECTORIES)
     if wanted and len(wanted) != len(luns):
         raise BadArgument(
             f"{len(luns)} LUNs for {len(wanted)} device(s): name one LUN per device "
@@ -136,7 +136,7 @@ def command(
             at = wanted[index] if wanted else None
             if at is None or not (to_replace and replace(lun, at)):
                 at = attach(
-                    lun, at, connections or (_OF_NBDKIT if by_nbdkit else _CONNECTIONS), PLACES
+                    lun, at, connections or (_OF_NBDKIT if by_nbdkit else _CONNECTIONS), DIRECTORIES
                 )
                 attached.append(at)
             served.append((at, lun))

@@ -14,9 +14,9 @@ from iserblk.endings import Endings, ending_signals
 from iserblk.errors import BadArgument
 from iserblk.limited_log import limited_lines
 from iserblk.metrics.records import Recorded
-from iserblk.nbd.kernel.device import Places, need_root
+from iserblk.nbd.kernel.device import Directories, need_root
 
-PLACES = Places()
+DIRECTORIES = Directories()
 _SCHEME = "unix://"
 
 
@@ -67,7 +67,7 @@ def command(endpoint: str, node_id: str, registry: Path | None, seen_at: Path | 
     need_root()
     stopped = threading.Event()
     Endings(ending_signals(), lambda _number: stopped.set()).listen()
-    node = Node(node_id, Machine(PLACES), Records(PLACES.run / "csi"))
+    node = Node(node_id, Machine(DIRECTORIES), Records(DIRECTORIES.run / "csi"))
     with limited_lines(), Recorded("csi", str(path)):
         serve(node, path, registry, seen_at or path, lambda: ready(f"{_SCHEME}{path}"), stopped)
     tell_systemd("STOPPING=1")

@@ -12,12 +12,12 @@ from iserblk.errors import BadArgument, IserblkError
 from iserblk.named.files import load, may_be_name
 from iserblk.named.resolving import names_lun
 from iserblk.nbd.kernel import detaching, device
-from iserblk.nbd.kernel.device import Places
+from iserblk.nbd.kernel.device import Directories
 from iserblk.url import is_url
 
 log = logging.getLogger(__name__)
 
-PLACES = Places()
+DIRECTORIES = Directories()
 
 
 @click.command("detach", cls=Command)
@@ -41,7 +41,7 @@ def command(paths: tuple[str, ...], force: bool) -> None:
     device.need_root()
     found = [each for path in paths for each in _devices(path)]
     problem: IserblkError | None = None
-    for each in [device.find(path, PLACES) for path in found]:
+    for each in [device.find(path, DIRECTORIES) for path in found]:
         try:
             (detaching.force if force else detaching.detach)(each)
         except IserblkError as error:

@@ -36,14 +36,14 @@ from iserblk.metrics.scraping import scrape
 from iserblk.metrics.target_reading import SessionReading, TargetReading
 from iserblk.named.files import Named, load, names
 from iserblk.nbd.kernel import device
-from iserblk.nbd.kernel.device import Places
+from iserblk.nbd.kernel.device import Directories
 from iserblk.nbd.kernel.server import Server
 from iserblk.nbd.kernel.state import Home
 from iserblk.url import parse_url
 
 log = logging.getLogger(__name__)
 
-PLACES = Places()
+DIRECTORIES = Directories()
 ANSWER_S = 3.0  # until a process has answered
 AGAIN_S = 1.0  # the same, where it had not answered in time at the look before
 _AT_ONCE = 64
@@ -271,7 +271,7 @@ def _command(where: str, reading: ProcessReading | None) -> str:
     """What a process is that does not say so: it is dead, of an older version, or nbdkit's."""
     if (reading is not None and reading.targets) or where.startswith(_NAMES):
         return "target"
-    if where.startswith(f"{PLACES.dev}/nbd"):
+    if where.startswith(f"{DIRECTORIES.dev}/nbd"):
         return "attach"
     if where.startswith("/") and (is_ours(where) or os.path.isdir(where)):
         return "mount"
@@ -313,7 +313,7 @@ def _devices() -> Iterator[Use]:
     not look into their state."""
     if os.geteuid():
         return
-    for each in device.every(PLACES):
+    for each in device.every(DIRECTORIES):
         home = Home(each)
         if not home.exists() or not home.is_ours():
             continue

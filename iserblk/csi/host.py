@@ -24,7 +24,7 @@ from iserblk.errors import Busy, IserblkError
 from iserblk.loop.blocking import sleep
 from iserblk.loop.clock import monotonic
 from iserblk.nbd.kernel import device
-from iserblk.nbd.kernel.device import Device, Places
+from iserblk.nbd.kernel.device import Device, Directories
 from iserblk.nbd.kernel.server import Server
 from iserblk.nbd.kernel.state import Home, locked
 from iserblk.url import parse_url
@@ -126,19 +126,19 @@ class Host(Protocol):
 
 
 class Machine:
-    """Implements Host on this machine. ``places``: see Places."""
+    """Implements Host on this machine. ``directories``: see Directories."""
 
-    def __init__(self, places: Places) -> None:
-        self._places = places
+    def __init__(self, directories: Directories) -> None:
+        self._directories = directories
 
     # --- the device ---
 
     def free_device(self, taken: Sequence[str]) -> str:
         try:
-            device.need_module(self._places)
+            device.need_module(self._directories)
         except IserblkError as error:
             raise _refused(error) from None
-        for each in device.every(self._places):
+        for each in device.every(self._directories):
             if not each.client and str(each.path) not in taken:
                 with contextlib.suppress(Busy), locked(each):
                     return str(each.path)
@@ -187,7 +187,7 @@ class Machine:
         with contextlib.suppress(OSError):
             if stat.S_ISBLK(os.stat(path).st_mode):
                 number = self.number(path)
-        for each in device.every(self._places):
+        for each in device.every(self._directories):
             found = str(each.path)
             is_it = self.number(found) == number if number else found == mounted.source
             if is_it and Home(each).is_ours():
@@ -196,7 +196,7 @@ class Machine:
 
     def also_attached_at(self, volume: Volume) -> list[str]:
         name = Home(self._device(volume.device)).state().backend
-        homes = [Home(each) for each in device.every(self._places) if name]
+        homes = [Home(each) for each in device.every(self._directories) if name]
         return [
             str(home.device.path)
             for home in homes
@@ -237,10 +237,10 @@ class Machine:
         return number_of(path)
 
     def _device(self, path: str) -> Device:
-        return Device(os.path.basename(path), self._places)
+        return Device(os.path.basename(path), self._directories)
 
     def device_count(self) -> int:
-        return len(device.every(self._places))
+        return len(device.every(self._directories))
 
     # --- file systems ---
 

@@ -34,7 +34,7 @@ from iserblk.metrics.records import Recorded, RecordedLun
 from iserblk.metrics.serving import Listener, serve
 from iserblk.metrics.target_reading import SessionReading, TargetReading
 from iserblk.named.files import Named
-from iserblk.nbd.kernel.device import Places
+from iserblk.nbd.kernel.device import Directories
 from tests.cli.test_stats_rows import reading
 
 IQN = "iqn.2026-11.example:disk"
@@ -58,7 +58,7 @@ def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(here, "directory", lambda: path)
     monkeypatch.setattr(here, "of_others", list)
     monkeypatch.setattr(here, "ANSWER_S", 60.0)
-    monkeypatch.setattr(here, "PLACES", Places(sys=tmp_path / "sys"))
+    monkeypatch.setattr(here, "DIRECTORIES", Directories(sys=tmp_path / "sys"))
     monkeypatch.setattr(records, "directories", lambda: [path])
     monkeypatch.setattr(records, "directory", lambda: path)
     monkeypatch.setattr(records, "of_others", list)

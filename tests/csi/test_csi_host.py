@@ -18,7 +18,7 @@ from iserblk.csi import host
 from iserblk.csi.host import Machine, Mounted
 from iserblk.csi.refusals import Code, Refused
 from iserblk.csi.volumes import BLOCK, MOUNT, Records, Volume
-from iserblk.nbd.kernel.device import Device, Places
+from iserblk.nbd.kernel.device import Device, Directories
 from iserblk.nbd.kernel.state import Home, State
 
 MIB = 1 << 20
@@ -26,7 +26,7 @@ MIB = 1 << 20
 
 @pytest.fixture
 def machine(tmp_path: Path) -> Machine:
-    return Machine(Places(sys=tmp_path / "sys", dev=tmp_path / "dev", run=tmp_path / "run"))
+    return Machine(Directories(sys=tmp_path / "sys", dev=tmp_path / "dev", run=tmp_path / "run"))
 
 
 @pytest.fixture
@@ -101,7 +101,7 @@ def test_a_file_system_that_is_complete_is_not_erased(machine: Machine, volume: 
 
 def test_where_else_a_lun_is_attached(machine: Machine, tmp_path: Path) -> None:
     """Its name tells, not its URL; a device whose state is lost has none."""
-    places = Places(sys=tmp_path / "sys", dev=tmp_path / "dev", run=tmp_path / "run")
+    places = Directories(sys=tmp_path / "sys", dev=tmp_path / "dev", run=tmp_path / "run")
     (tmp_path / "run").mkdir()
     for index, name in enumerate(("a", "a", "b", "a", "", "")):
         (tmp_path / f"sys/block/nbd{index}").mkdir(parents=True)
@@ -148,9 +148,9 @@ from pathlib import Path
 from iserblk.csi import host
 from iserblk.csi.host import Machine, Mounted
 from iserblk.csi.volumes import BLOCK, MOUNT, Records, Volume
-from iserblk.nbd.kernel.device import Places
+from iserblk.nbd.kernel.device import Directories
 with Records(Path(sys.argv[1])).locked("one"):
-    Machine(Places()).format(Volume("one", (), {}, "/s", MOUNT, "ext4", device="/nothing"))
+    Machine(Directories()).format(Volume("one", (), {}, "/s", MOUNT, "ext4", device="/nothing"))
 """
 
 

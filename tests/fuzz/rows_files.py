@@ -16,7 +16,7 @@ from iserblk.images import image_format
 from iserblk.metrics.records import parse_record_untrusted
 from iserblk.named.files import parse as parse_named
 from iserblk.named.open_iscsi import read_nodes
-from iserblk.nbd.kernel.device import Device, Places
+from iserblk.nbd.kernel.device import Device, Directories
 from iserblk.nbd.kernel.owed import Owed
 from iserblk.nbd.kernel.state import Home
 from iserblk.options import Options, parse_size
@@ -91,7 +91,7 @@ class _File:
 _FILE = _File()
 _DIRECTORY = tempfile.TemporaryDirectory(prefix="iserblk-fuzz.")
 _BELOW = Path(_DIRECTORY.name)
-_DEVICE = Home(Device("nbd0", Places(run=_BELOW)))
+_DEVICE = Home(Device("nbd0", Directories(run=_BELOW)))
 for _name in ("nodes/iqn.x:y/10.0.0.1,3260,1/default", "volumes/one.json", "nbd0/state.json"):
     _FILE.at(_BELOW / _name)
 

@@ -20,7 +20,7 @@ from iserblk.csi.node import Node
 from iserblk.csi.refusals import Code, Refused
 from iserblk.csi.server import serve
 from iserblk.csi.volumes import Records, Volume
-from iserblk.nbd.kernel.device import Places
+from iserblk.nbd.kernel.device import Directories
 from iserblk.url import parse_url
 from tests.kubelet.node import HOSTNAME, SECRET, USER
 
@@ -46,7 +46,7 @@ class Loops(Machine):
     """Devices have no servers."""
 
     def __init__(self, directory: Path) -> None:
-        super().__init__(Places())
+        super().__init__(Directories())
         self._directory = directory
 
     def _file(self, volume: Volume) -> Path:

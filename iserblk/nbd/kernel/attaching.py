@@ -14,7 +14,7 @@ from iserblk.errors import BadArgument, Busy, IserblkError
 from iserblk.names import random_isid
 from iserblk.nbd.kernel import client, device, server
 from iserblk.nbd.kernel.detaching import PATIENCE_S, clear
-from iserblk.nbd.kernel.device import Device, Places
+from iserblk.nbd.kernel.device import Device, Directories
 from iserblk.nbd.kernel.orders import NoHandOver
 from iserblk.nbd.kernel.programs import nbdkit_program
 from iserblk.nbd.kernel.state import Home, State, locked
@@ -46,19 +46,19 @@ class Lun:
     udev: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
 
-def check_system(places: Places, *, by_nbdkit: bool = False) -> None:
+def check_system(directories: Directories, *, by_nbdkit: bool = False) -> None:
     """Check what an attach needs on this machine, and load the nbd module if necessary. Raises
     PermissionDenied, NotSupported or another IserblkError."""
     device.need_root()
     if by_nbdkit:
         nbdkit_program()
-    device.need_module(places)
+    device.need_module(directories)
 
 
-def warn_of_panic(io_timeout: float, places: Places) -> None:
+def warn_of_panic(io_timeout: float, directories: Directories) -> None:
     """While the target is away, tasks wait in the kernel for ``io_timeout`` seconds, and a machine
     may be set to panic then."""
-    limit = device.panics_after(places)
+    limit = device.panics_after(directories)
     if io_timeout >= limit:
         log.warning(
             "this machine panics when a task waits for %g s (kernel.hung_task_panic is set), and a"
@@ -69,7 +69,7 @@ def warn_of_panic(io_timeout: float, places: Places) -> None:
         )
 
 
-def attach(lun: Lun, wanted: Device | None, connections: int, places: Places) -> Device:
+def attach(lun: Lun, wanted: Device | None, connections: int, directories: Directories) -> Device:
     """Attach ``lun`` to the device ``wanted``, or to the first free device. Returns the device when
     it is usable.
 
@@ -85,14 +85,14 @@ def attach(lun: Lun, wanted: Device | None, connections: int, places: Places) ->
                 raise Busy(_in_use(home))
             _connect(home, lun, connections)
         return wanted
-    for candidate in device.every(places):
+    for candidate in device.every(directories):
         with contextlib.suppress(Busy), locked(candidate) as home:
             if candidate.client:  # also if its server has died: its user may still rely on it
                 continue
             _clear_dead(home)
             if _try(home, lun, connections):
                 return candidate
-    count = len(device.every(places))
+    count = len(device.every(directories))
     raise Busy(f"all {count} NBD devices are in use: detach one; or detach all, then run "
                f"`modprobe -r nbd; modprobe nbd nbds_max={count * 2}`")  # fmt: skip
 

@@ -24,7 +24,7 @@ _PARTITION = re.compile("nbd[0-9]+p[0-9]+")
 
 
 @dataclass(slots=True, frozen=True)
-class Places:
+class Directories:
     """Directories: those where the kernel shows devices and processes, and that of our state."""
 
     sys: Path = Path("/sys")
@@ -33,10 +33,10 @@ class Places:
     run: Path = Path("/run/iserblk")
 
 
-def panics_after(places: Places) -> float:
+def panics_after(directories: Directories) -> float:
     """Seconds for which a task may wait in the kernel before this machine panics; ``math.inf``: it
     does not."""
-    kernel = places.proc / "sys" / "kernel"
+    kernel = directories.proc / "sys" / "kernel"
     try:
         panics = int((kernel / "hung_task_panic").read_text())
         seconds = int((kernel / "hung_task_timeout_secs").read_text())
@@ -50,15 +50,15 @@ class Device:
     """One NBD device of the kernel. ``name``: nbd0, nbd1, …"""
 
     name: str
-    places: Places
+    directories: Directories
 
     @property
     def path(self) -> Path:
-        return self.places.dev / self.name
+        return self.directories.dev / self.name
 
     def _read(self, attribute: str) -> str:
         try:
-            return (self.places.sys / "block" / self.name / attribute).read_text().strip()
+            return (self.directories.sys / "block" / self.name / attribute).read_text().strip()
         except OSError:
             return ""
 
@@ -120,13 +120,13 @@ class Device:
         """What the kernel does not take stays as it is."""
         for name, value in settings.items():
             with contextlib.suppress(OSError):
-                path = self.places.sys / "block" / self.name / "queue" / name
+                path = self.directories.sys / "block" / self.name / "queue" / name
                 path.write_text(f"{value}\n")
 
     def announce(self) -> None:
         """Have the kernel send an event that says that the device has changed."""
         with contextlib.suppress(OSError):
-            fd = os.open(self.places.sys / "block" / self.name / "uevent", os.O_WRONLY)
+            fd = os.open(self.directories.sys / "block" / self.name / "uevent", os.O_WRONLY)
             try:
                 os.write(fd, b"change")
             finally:
@@ -135,10 +135,10 @@ class Device:
     def mounts(self) -> list[str]:
         """Mount points of the device and its partitions, in our mount namespace."""
         numbers = {self._read("dev")}
-        for partition in (self.places.sys / "block" / self.name).glob(f"{self.name}p*/dev"):
+        for partition in (self.directories.sys / "block" / self.name).glob(f"{self.name}p*/dev"):
             numbers.add(partition.read_text().strip())
         found = []
-        mountinfo = (self.places.proc / "self/mountinfo").read_text(errors="surrogateescape")
+        mountinfo = (self.directories.proc / "self/mountinfo").read_text(errors="surrogateescape")
         for line in mountinfo.splitlines():
             _, _, number, _, place, *_ = line.split(" ")
             # File systems with several devices (btrfs) show a number of their own.
@@ -151,7 +151,7 @@ class Device:
         """Other processes that have the device or a partition open, as ``name (pid)``. Processes
         that the kernel hides from us are missing."""
         found = []
-        for directory in self.places.proc.glob("[0-9]*"):
+        for directory in self.directories.proc.glob("[0-9]*"):
             if directory.name != str(os.getpid()) and any(map(self._owns, _links(directory))):
                 try:
                     name = (directory / "comm").read_text().strip()
@@ -163,7 +163,7 @@ class Device:
     def _owns(self, path: str) -> bool:
         """Whether ``path`` is the device, or a partition of it."""
         directory, _, name = path.rpartition("/")
-        if directory != str(self.places.dev):
+        if directory != str(self.directories.dev):
             return False
         return name == self.name or (
             name.startswith(f"{self.name}p") and _PARTITION.fullmatch(name) is not None
@@ -195,26 +195,28 @@ def _links(process: Path) -> list[str]:
     return found
 
 
-def find(path: str, places: Places) -> Device:
+def find(path: str, directories: Directories) -> Device:
     """The device at ``path``, /dev/nbd0 or nbd0. Raises BadArgument when there is no such
     device."""
-    real = os.path.realpath(places.dev / path)
-    device = Device(os.path.basename(real), places)
-    if os.path.dirname(real) != os.path.realpath(places.dev) or not _NAME.fullmatch(device.name):
+    real = os.path.realpath(directories.dev / path)
+    device = Device(os.path.basename(real), directories)
+    if os.path.dirname(real) != os.path.realpath(directories.dev) or not _NAME.fullmatch(
+        device.name
+    ):
         raise BadArgument(f"{path}: no NBD device; name one, e.g. /dev/nbd0")
-    if not (places.sys / "block" / device.name).is_dir():
-        last = every(places)[-1:]
+    if not (directories.sys / "block" / device.name).is_dir():
+        last = every(directories)[-1:]
         there = f"there are nbd0 to {last[0].name}" if last else "there is none at all"
         raise BadArgument(f"{path}: no such device; {there} "
                           "(`modprobe nbd nbds_max=N` makes more)")  # fmt: skip
     return device
 
 
-def every(places: Places) -> list[Device]:
+def every(directories: Directories) -> list[Device]:
     """All NBD devices of this kernel, in numerical order."""
-    names = [path.name for path in (places.sys / "block").glob("nbd*")]
+    names = [path.name for path in (directories.sys / "block").glob("nbd*")]
     names = [name for name in names if _NAME.fullmatch(name)]
-    return [Device(name, places) for name in sorted(names, key=lambda name: int(name[3:]))]
+    return [Device(name, directories) for name in sorted(names, key=lambda name: int(name[3:]))]
 
 
 def need_root() -> None:
@@ -224,15 +226,15 @@ def need_root() -> None:
                                "`iserblk mount` and `iserblk nbd` work without root")  # fmt: skip
 
 
-def need_module(places: Places) -> None:
+def need_module(directories: Directories) -> None:
     """Load the kernel's nbd module if there are no NBD devices. Raises NotSupported."""
-    if every(places):
+    if every(directories):
         return
     modprobe = program("modprobe", "kmod")
     done = subprocess.run(
         [modprobe, "nbd"], capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL
     )
-    if not every(places):
+    if not every(directories):
         said = (done.stderr.strip().splitlines() or ["modprobe made no devices"])[-1]
         raise NotSupported(
             f"no NBD devices: this kernel's nbd module cannot be loaded ({said}); boot a kernel "

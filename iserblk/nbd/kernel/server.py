@@ -54,7 +54,7 @@ def start(
     """
     for left in (home.server_pid, home.socket):  # of a server that was killed
         left.unlink(missing_ok=True)
-    metrics = default_option(str(home.device.path), home.device.places.run)
+    metrics = default_option(str(home.device.path), home.device.directories.run)
     with handed_on(urls, {**metrics, **options}) as handed:
         words = words_of(handed.urls, handed.options)
         if by_nbdkit:
@@ -81,7 +81,7 @@ def succeeded(
     them serves.
     """
     pid = read_pid(home.server_pid)
-    metrics = default_option(str(home.device.path), home.device.places.run, taken=True)
+    metrics = default_option(str(home.device.path), home.device.directories.run, taken=True)
     with handed_on(urls, {**metrics, **options}) as handed, contextlib.ExitStack() as stack:
         words = words_of(handed.urls, handed.options)
         with signals_held():

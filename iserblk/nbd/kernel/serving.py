@@ -31,7 +31,7 @@ from iserblk.loop.stopping import is_stopping, mount_unit, own_unit
 from iserblk.metrics.records import Recorded
 from iserblk.nbd.client import PausedConnection
 from iserblk.nbd.kernel import client
-from iserblk.nbd.kernel.device import Device, Places
+from iserblk.nbd.kernel.device import Device, Directories
 from iserblk.nbd.kernel.handover import State
 from iserblk.nbd.kernel.orders import LISTEN, READY, TAKE_FIRST, NoHandOver, from_words, refusal
 from iserblk.nbd.kernel.owed import Owed
@@ -180,7 +180,7 @@ def main(arguments: Sequence[str]) -> int:
     path, descriptor, how, *words = arguments
     report = _Report(int(descriptor))
     run = Path(path).parent
-    home = Home(Device(run.name, Places(run=run.parent)))
+    home = Home(Device(run.name, Directories(run=run.parent)))
     log_to_syslog(f"iserblk-{run.name}")
     no_hand_over = False
     try:

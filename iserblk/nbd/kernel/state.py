@@ -44,14 +44,14 @@ class Home:
 
     def __init__(self, device: Device) -> None:
         self.device = device
-        self.directory = device.places.run / device.name
+        self.directory = device.directories.run / device.name
         self.socket = self.directory / "socket"
         self.successors = self.directory / "successors"
         self.server_pid = self.directory / "server.pid"
         self.client_pid = self.directory / "client.pid"
         self.owed = self.directory / "owed"  # see ``Owed``
         self.wish = Wish(self.directory / "ending")
-        self.metrics = socket_of(str(device.path), device.places.run)
+        self.metrics = socket_of(str(device.path), device.directories.run)
         self._state = self.directory / "state.json"
         self._udev = self.directory / "udev"  # scripts/systemd/59-iserblk.rules reads it
 
@@ -119,7 +119,7 @@ def write_pid(path: Path, pid: int) -> None:
 def locked(device: Device) -> Iterator[Home]:
     """Hold the lock of ``device`` during an attach or detach. The kernel frees it when the process
     ends, however that happens. Raises Busy when another process holds it."""
-    run = device.places.run
+    run = device.directories.run
     try:
         run.mkdir(mode=0o755, exist_ok=True)
         lock = os.open(run / f"{device.name}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)

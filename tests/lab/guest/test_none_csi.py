@@ -17,7 +17,7 @@ import pytest
 
 from iserblk.csi import messages
 from iserblk.csi.server import NAME
-from iserblk.nbd.kernel.device import Device, Places
+from iserblk.nbd.kernel.device import Device, Directories
 from iserblk.nbd.kernel.state import Home
 from iserblk.pidfile import read_pid
 from tests.cli.commands import environment, iserblk
@@ -106,7 +106,7 @@ def call(plugin: Plugin, name: str, request: Any = None) -> Any:
 
 
 def server_of(device: str) -> int:
-    return read_pid(Home(Device(Path(device).name, Places())).server_pid)
+    return read_pid(Home(Device(Path(device).name, Directories())).server_pid)
 
 
 def test_a_file_system(target: TargetProcess, plugin: Plugin, places: tuple[str, str]) -> None:

@@ -30,8 +30,8 @@ def fsync(fd: int) -> None:
 if __name__ == "__main__":
     root = Path(sys.argv.pop(1))
     os.fsync = fsync  # type: ignore[assignment]
-    places = device.Places(root / "sys", root / "dev", Path("/proc"), root / "run")
-    attach.PLACES = detach.PLACES = places
+    places = device.Directories(root / "sys", root / "dev", Path("/proc"), root / "run")
+    attach.DIRECTORIES = detach.DIRECTORIES = places
     client.KERNEL = FakeNetlink(root)
     device.need_root = lambda: None
     main()

@@ -12,7 +12,7 @@ import pytest
 from iserblk.errors import BadArgument, IserblkError
 from iserblk.nbd.kernel import client
 from iserblk.nbd.kernel.client import dead_timeout, kernel_seconds, kernel_timeout
-from iserblk.nbd.kernel.device import SECTOR, Device, Places
+from iserblk.nbd.kernel.device import SECTOR, Device, Directories
 from iserblk.nbd.kernel.netlink import Settings
 from iserblk.nbd.kernel.state import Home, State
 
@@ -70,7 +70,7 @@ def kernel(monkeypatch: pytest.MonkeyPatch) -> Recorder:
 @pytest.fixture
 def home(tmp_path: Path) -> Home:
     """Of a device of SIZE bytes, on which the LUN ``naa.1`` is attached."""
-    places = Places(tmp_path / "sys", tmp_path / "dev", tmp_path / "proc", tmp_path / "run")
+    places = Directories(tmp_path / "sys", tmp_path / "dev", tmp_path / "proc", tmp_path / "run")
     directory = places.sys / "block" / "nbd7"
     directory.mkdir(parents=True)
     places.run.mkdir()

@@ -15,7 +15,7 @@ import trio
 from iserblk.errors import Busy, IserblkError
 from iserblk.nbd.kernel import client
 from iserblk.nbd.kernel.detaching import detach, force
-from iserblk.nbd.kernel.device import Device, Places
+from iserblk.nbd.kernel.device import Device, Directories
 from iserblk.nbd.kernel.state import Home
 from tests.nbd.kernel.attachers import Attacher, path_of
 from tests.nbd.kernel.fake_kernel import FakeKernel, FakeNetlink
@@ -124,7 +124,7 @@ def test_by_force_while_it_is_in_use(
     """It is told, and what is mounted can be unmounted, as all requests fail."""
     tool = Attacher(kernel)
     tool.good("attach", f"{target.url}/0")
-    places = Places(kernel.root / "sys", kernel.root / "dev", Path("/proc"), tool.run)
+    places = Directories(kernel.root / "sys", kernel.root / "dev", Path("/proc"), tool.run)
     monkeypatch.setattr(client, "KERNEL", FakeNetlink(kernel.root))
 
     def claim(device: Device) -> int:
@@ -146,7 +146,7 @@ def test_while_it_detaches_the_server_knows(
     """It gives up a target that is away then. When the detach is interrupted, it does not."""
     tool = Attacher(kernel)
     tool.good("attach", f"{target.url}/0")
-    places = Places(kernel.root / "sys", kernel.root / "dev", Path("/proc"), tool.run)
+    places = Directories(kernel.root / "sys", kernel.root / "dev", Path("/proc"), tool.run)
     monkeypatch.setattr(client, "KERNEL", FakeNetlink(kernel.root))
     wish = Home(Device("nbd0", places)).wish
     seen: list[bool] = []
@@ -183,7 +183,7 @@ def test_what_could_not_be_written_is_counted(
     not know that (journal=off), or cannot say it, the kernel's bytes alone would be too few."""
     tool = Attacher(kernel)
     tool.good("attach", f"{target.url}/0")
-    places = Places(kernel.root / "sys", kernel.root / "dev", Path("/proc"), tool.run)
+    places = Directories(kernel.root / "sys", kernel.root / "dev", Path("/proc"), tool.run)
     monkeypatch.setattr(client, "KERNEL", FakeNetlink(kernel.root))
     home = Home(Device("nbd0", places))
 

@@ -11,15 +11,15 @@ import pytest
 from iserblk.errors import BadArgument, Busy, NotSupported, PermissionDenied
 from iserblk.nbd.kernel import device
 from iserblk.nbd.kernel.attaching import warn_of_panic
-from iserblk.nbd.kernel.device import Device, Places
+from iserblk.nbd.kernel.device import Device, Directories
 
 # The fields of Documentation/block/stat.rst, each with a number of its own.
 STAT = " ".join(str(10**field) for field in range(17))
 
 
 @pytest.fixture
-def places(tmp_path: Path) -> Places:
-    places = Places(tmp_path / "sys", tmp_path / "dev", tmp_path / "proc", tmp_path / "run")
+def places(tmp_path: Path) -> Directories:
+    places = Directories(tmp_path / "sys", tmp_path / "dev", tmp_path / "proc", tmp_path / "run")
     for name in ("nbd0", "nbd2", "nbd10", "sda"):
         (places.sys / "block" / name).mkdir(parents=True)
     (places.proc / "self").mkdir(parents=True)
@@ -27,34 +27,34 @@ def places(tmp_path: Path) -> Places:
     return places
 
 
-def write(places: Places, name: str, attribute: str, text: str) -> None:
+def write(places: Directories, name: str, attribute: str, text: str) -> None:
     path = places.sys / "block" / name / attribute
     path.parent.mkdir(exist_ok=True)
     path.write_text(f"{text}\n")
 
 
-def test_devices_in_the_order_of_their_numbers(places: Places) -> None:
+def test_devices_in_the_order_of_their_numbers(places: Directories) -> None:
     assert [each.name for each in device.every(places)] == ["nbd0", "nbd2", "nbd10"]
 
 
 @pytest.mark.parametrize("path", ["nbd2", "{dev}/nbd2", "{dev}/../dev/nbd2", "{dev}/link"])
-def test_names_of_a_device(path: str, places: Places) -> None:
+def test_names_of_a_device(path: str, places: Directories) -> None:
     (places.dev / "link").symlink_to("nbd2")
     assert device.find(path.format(dev=places.dev), places) == Device("nbd2", places)
 
 
 @pytest.mark.parametrize("path", ["", "/", "nbd2p1", "sda", "/dev/sda", "../nbd2", "nbd", "nbd²"])
-def test_names_of_no_device(path: str, places: Places) -> None:
+def test_names_of_no_device(path: str, places: Directories) -> None:
     with pytest.raises(BadArgument, match="no NBD device"):
         device.find(path, places)
 
 
-def test_an_absent_device(places: Places) -> None:
+def test_an_absent_device(places: Directories) -> None:
     with pytest.raises(BadArgument, match="nbd1: no such device; there are nbd0 to nbd10"):
         device.find("nbd1", places)
 
 
-def test_what_sysfs_says(places: Places) -> None:
+def test_what_sysfs_says(places: Directories) -> None:
     found = Device("nbd2", places)
     assert (found.client, found.size, found.completed(), found.changed()) == (0, 0, 0, 0)
     write(places, "nbd2", "pid", "4711")
@@ -65,7 +65,7 @@ def test_what_sysfs_says(places: Places) -> None:
     assert found.changed() == 10**6 + 10**13
 
 
-def test_the_kernel_is_told_of_a_change(places: Places) -> None:
+def test_the_kernel_is_told_of_a_change(places: Directories) -> None:
     found = Device("nbd0", places)
     found.announce()  # the kernel has no such file: nothing is made
     assert not list((places.sys / "block" / "nbd0").iterdir())
@@ -74,7 +74,7 @@ def test_the_kernel_is_told_of_a_change(places: Places) -> None:
     assert (places.sys / "block" / "nbd0" / "uevent").read_text().startswith("change")
 
 
-def test_where_it_is_mounted(places: Places) -> None:
+def test_where_it_is_mounted(places: Directories) -> None:
     write(places, "nbd2", "dev", "43:64")
     write(places, "nbd2", "nbd2p1/dev", "259:0")
     dev = places.dev
@@ -89,7 +89,7 @@ def test_where_it_is_mounted(places: Places) -> None:
     assert Device("nbd2", places).mounts() == ["/whole", "/partition", "/many-devices"]
 
 
-def test_who_has_it_open(places: Places) -> None:
+def test_who_has_it_open(places: Directories) -> None:
     for pid, target in ((11, "nbd2"), (12, "nbd2p1"), (13, "nbd20"), (14, "null")):
         descriptors = places.proc / str(pid) / "fd"
         descriptors.mkdir(parents=True)
@@ -101,7 +101,7 @@ def test_who_has_it_open(places: Places) -> None:
     assert sorted(Device("nbd2", places).openers()) == ["name11 (11)", "name12 (12)"]
 
 
-def test_claims_name_the_mount(places: Places, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_claims_name_the_mount(places: Directories, monkeypatch: pytest.MonkeyPatch) -> None:
     write(places, "nbd2", "dev", "43:64")
     mountinfo = places.proc / "self" / "mountinfo"
     mountinfo.write_text("31 30 43:64 / /data rw - ext4 /dev/nbd2 rw\n")
@@ -122,10 +122,10 @@ def test_a_kernel_without_the_module(tmp_path: Path, monkeypatch: pytest.MonkeyP
     (tmp_path / "modprobe").chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     with pytest.raises(NotSupported, match=r"FATAL: not found.*`iserblk mount`"):
-        device.need_module(Places(sys=tmp_path / "sys"))
+        device.need_module(Directories(sys=tmp_path / "sys"))
 
 
-def test_the_module_is_loaded(places: Places, tmp_path: Path) -> None:
+def test_the_module_is_loaded(places: Directories, tmp_path: Path) -> None:
     places.sys.rename(tmp_path / "later")
     program = tmp_path / "modprobe"
     program.write_text(f'#!/bin/sh\n[ "$*" = nbd ] && mv {tmp_path}/later {places.sys}\n')
@@ -147,7 +147,7 @@ def test_for_root_only(monkeypatch: pytest.MonkeyPatch) -> None:
     [("1", "120", 120.0), ("0", "120", math.inf), ("1", "0", math.inf), ("", "", math.inf)],
 )
 def test_a_machine_that_panics(
-    panics: str, seconds: str, limit: float, places: Places, caplog: pytest.LogCaptureFixture
+    panics: str, seconds: str, limit: float, places: Directories, caplog: pytest.LogCaptureFixture
 ) -> None:
     """When a task waits for too long; where requests may wait for longer, attach warns."""
     kernel = places.proc / "sys" / "kernel"

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from iserblk.errors import Busy, IserblkError
-from iserblk.nbd.kernel.device import Device, Places
+from iserblk.nbd.kernel.device import Device, Directories
 from iserblk.nbd.kernel.state import Home, State, locked
 
 STATE = State("iser://192.0.2.1/iqn.2026-11.example:disk/0", 12.5, 42)
@@ -16,7 +16,7 @@ STATE = State("iser://192.0.2.1/iqn.2026-11.example:disk/0", 12.5, 42)
 
 @pytest.fixture
 def home(tmp_path: Path) -> Home:
-    places = Places(tmp_path / "sys", tmp_path / "dev", tmp_path / "proc", tmp_path / "run")
+    places = Directories(tmp_path / "sys", tmp_path / "dev", tmp_path / "proc", tmp_path / "run")
     (places.sys / "block" / "nbd0").mkdir(parents=True)
     places.run.mkdir()
     return Home(Device("nbd0", places))
@@ -65,7 +65,7 @@ def test_removing_it_twice(home: Home) -> None:
 
 
 def test_a_directory_that_cannot_be_made(home: Home) -> None:
-    home.device.places.run.rmdir()
+    home.device.directories.run.rmdir()
     with pytest.raises(IserblkError, match="nbd0: No such file or directory"):
         home.make(STATE)
 
@@ -76,7 +76,7 @@ def test_a_directory_that_cannot_be_made(home: Home) -> None:
 )
 def test_whose_the_device_is(home: Home, connected: str, written: str, ours: bool) -> None:
     home.make(STATE)
-    (home.device.places.sys / "block" / "nbd0" / "pid").write_text(connected)
+    (home.device.directories.sys / "block" / "nbd0" / "pid").write_text(connected)
     home.client_pid.write_text(written)
     assert home.is_ours() is ours
 
