@@ -77,7 +77,10 @@ MODULES = (
     "iserblk.target.iscsi.connection",
     "iserblk.target.iscsi.numbers",
     "iserblk.target.iscsi.session",
-    "iserblk.target.iscsi.slot",
+    "iserblk.target.iscsi.tasks.acknowledgements",
+    "iserblk.target.iscsi.tasks.commands",
+    "iserblk.target.iscsi.tasks.slot",
+    "iserblk.target.iscsi.tasks.slots",
     "iserblk.target.pump",
     "iserblk.target.scsi.block",
     "iserblk.target.scsi.commands",
@@ -111,6 +114,8 @@ OF_CONSTANTS = (
     "iserblk.initiator.session.recovery",
     "iserblk.metrics.counting",
     "iserblk.scsi.limits",
+    "iserblk.target.iscsi.control",
+    "iserblk.target.iscsi.login",
 )
 
 # What Cython compiles, where its libraries are, and its sources. All works without.

@@ -85,6 +85,16 @@ ELSEWHERE: dict[str, str] = {
         "tests/target/test_server.py, tests/target/test_server_floods.py and "
         "tests/target/test_server_endings.py"
     ),
+    "iserblk/target/iscsi/login.py": (
+        "tests/target/test_target_iser_login.py and tests/target/test_server_users.py"
+    ),
+    "iserblk/target/iscsi/requests.py": (
+        "tests/target/iscsi/test_connection.py and tests/target/iscsi/test_session_joining.py"
+    ),
+    "iserblk/target/iscsi/tasks/acknowledgements.py": (
+        "tests/target/iscsi/tasks/test_reassigning.py and "
+        "tests/target/iscsi/tasks/test_management.py"
+    ),
     "iserblk/target/iscsi/owners.py": "Protocols; tests/target/test_pump.py is of one of them",
     "iserblk/target/offloading.py": "tests/target/test_server.py, with stores that are slow",
     "iserblk/target/seam.py": "Protocols; tests/target/scsi/test_target_device.py",
@@ -117,13 +127,11 @@ PRIVATE: dict[str, set[str]] = {
     "tests/rcap/iwarp/test_receive.py": {"_send_msn"},
     "tests/rcap/iwarp/test_streaming.py": {"_pair", "_stream"},
     "tests/rcap/verbs/test_open_pairs.py": {"_open"},
-    "tests/target/iscsi/test_connection_resources.py": {"_make_slots"},
-    "tests/target/iscsi/test_session_aborted.py": {"_numbers"},
+    "tests/target/iscsi/tasks/test_management.py": {"_numbers"},
     "tests/target/store/test_volatile.py": {"_cached"},
     "tests/target/test_server.py": {"_cmd_sn", "_device", "_nexuses"},
     "tests/target/test_server_endings.py": {"_connections", "_tsihs"},
-    "tests/target/test_server_many.py": {"_connections", "_sessions", "_slots"},
-    "tests/target/test_target_iser_rules.py": {"_free"},
+    "tests/target/test_server_many.py": {"_connections", "_sessions"},
     "tests/test_crc.py": {"_crc"},
     "tests/support/renamed.py": {"_note_pages"},
 }

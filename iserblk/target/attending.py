@@ -18,7 +18,7 @@ from iserblk.loop.tasks import sleep, task_time, until_writable
 from iserblk.newcomers import origin_of
 from iserblk.target.figures import Parts
 from iserblk.target.iscsi.connection import TargetConnection
-from iserblk.target.iscsi.slot import TargetTask
+from iserblk.target.iscsi.tasks.slot import TargetTask
 from iserblk.target.offloading import Offloading
 from iserblk.target.places import Places
 from iserblk.target.pump import Pump

@@ -10,7 +10,7 @@ import trio
 from iserblk.errors import TransportError
 from iserblk.loop.seam import Loop
 from iserblk.loop.work import Limit
-from iserblk.target.iscsi.slot import Allegiance, TargetTask
+from iserblk.target.iscsi.tasks.slot import Allegiance, TargetTask
 from iserblk.target.places import Places
 from iserblk.target.scsi.device import DeviceServer
 from iserblk.target.seam import Nexus

@@ -9,7 +9,7 @@ from typing import Final
 
 from iserblk.errors import Busy
 from iserblk.newcomers import origin_of
-from iserblk.target.iscsi.slot import Allegiance
+from iserblk.target.iscsi.tasks.slot import Allegiance
 
 log = logging.getLogger(__name__)
 

@@ -47,9 +47,11 @@ from iserblk.target.iscsi.accepting import (
     streaming_pair,
 )
 from iserblk.target.iscsi.buffers import DataBudget
-from iserblk.target.iscsi.connection import QUEUE_DEPTH, UNEXPECTED, TargetConnection
+from iserblk.target.iscsi.connection import TargetConnection
 from iserblk.target.iscsi.listening import name_of
+from iserblk.target.iscsi.login import UNEXPECTED
 from iserblk.target.iscsi.session import RECOVERY, TargetSession
+from iserblk.target.iscsi.tasks.slots import QUEUE_DEPTH
 from iserblk.target.keeping import KeptConnections
 from iserblk.target.lunlist import LunList, Served, targets_of
 from iserblk.target.lunspec import LunSpec

@@ -24,7 +24,7 @@ from tests.rcap.sctp import FakeSctp, fake_association
 from tests.rcap.sctp_pair import over
 from tests.rcap.wire import pattern
 from tests.target.iscsi.several import BLOCK, HOSTS, READ_10, READS, WRITE_10, WRITES, Host, cdb10
-from tests.target.iscsi.test_connection_level_1 import DigestPeer
+from tests.target.iscsi.test_iscsi_losses import DigestPeer
 
 _GONE = (RemoteProtocolError, ConnectionLost, BrokenPipeError)
 _SIZE = 4096

@@ -54,8 +54,8 @@ ELSEWHERE = {
     "initiator/session/sending.py:SendQueue.send_again":
         "tests/initiator/session/test_session_level_1.py",
     "initiator/connecting/login.py:Login.control_notify": "tests/faults/test_hostile_target.py",
-    "target/iscsi/connection.py:TargetConnection._more_slots":
-        "tests/target/iscsi/test_connection_resources.py",
+    "target/iscsi/tasks/slots.py:TaskSlots.make_more":
+        "tests/target/iscsi/tasks/test_tasks_slots.py",
     "target/iscsi/accepting.py:is_iwarp": "tests/target/iscsi/test_accepting.py",
     "initiator/connecting/login.py:at_portal": "tests/faults/test_hostile_target.py",
     "discovery/slp_connection.py:ask_by_stream": "tests/target/announcing/test_announcing_slp.py",

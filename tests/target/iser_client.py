@@ -19,7 +19,7 @@ from iserblk.rcap.inprocess import Message, memory_pair
 from iserblk.scsi import luns
 from iserblk.target.iscsi.buffers import DataBudget
 from iserblk.target.iscsi.connection import TargetConnection
-from iserblk.target.iscsi.slot import TargetTask
+from iserblk.target.iscsi.tasks.slot import TargetTask
 from iserblk.target.ports import ONLY_PORT, TargetPort
 from iserblk.target.scsi.device import DeviceServer, LogicalUnit
 from tests.target.fake_store import FakeStore

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from iserblk.target.iscsi.slot import TargetTask
+from iserblk.target.iscsi.tasks.slot import TargetTask
 
 
 def _nothing() -> None:

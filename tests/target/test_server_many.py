@@ -16,7 +16,7 @@ from iserblk.iscsi import bhs, pdu
 from iserblk.rcap import seam
 from iserblk.rcap.inprocess import MemoryQueuePair, memory_pair
 from iserblk.target.attending import PING_S
-from iserblk.target.iscsi.connection import BATCH_SLOTS
+from iserblk.target.iscsi.tasks.slots import BATCH_SLOTS
 from iserblk.target.scsi.device import LogicalUnit
 from iserblk.target.server import TargetServer
 from tests.iscsi import logins
@@ -105,7 +105,7 @@ async def test_a_session_that_has_become_idle_gives_memory_back(mock_clock: Mock
         )
         await answered(ours, 0x23, logins.request(PAIRS))
         (connection,) = server._connections
-        assert len(connection._slots) == BATCH_SLOTS
+        assert len(connection.slots.all) == BATCH_SLOTS
         for number in range(3 * BATCH_SLOTS):
             work = seam.WorkRequest(seam.SEND_SE)
             command = bhs.SCSI_COMMAND_FIELDS.pack(
@@ -117,10 +117,10 @@ async def test_a_session_that_has_become_idle_gives_memory_back(mock_clock: Mock
         while heard < 3 * BATCH_SLOTS:
             await trio.lowlevel.wait_readable(ours.fileno())
             heard += len(ours.progress(0.0))
-        assert len(connection._slots) == 3 * BATCH_SLOTS
+        assert len(connection.slots.all) == 3 * BATCH_SLOTS
         await trio.sleep(PING_S + 1)
-        assert len(connection._slots) == 3 * BATCH_SLOTS and not connection.done
+        assert len(connection.slots.all) == 3 * BATCH_SLOTS and not connection.done
         await trio.sleep(PING_S)
-        assert len(connection._slots) == BATCH_SLOTS
+        assert len(connection.slots.all) == BATCH_SLOTS
         nursery.cancel_scope.cancel()
     ours.close()

@@ -11,7 +11,8 @@ from iserblk.iscsi.chap import Accounts, Credentials
 from iserblk.iscsi.login_initiator import LoginInitiator, LoginInitiatorConfig
 from iserblk.rcap.inprocess import Message
 from iserblk.secret import Secret
-from iserblk.target.iscsi.connection import LOGIN_SLOTS, QUEUE_DEPTH, UNEXPECTED
+from iserblk.target.iscsi.login import LOGIN_SLOTS, UNEXPECTED
+from iserblk.target.iscsi.tasks.slots import QUEUE_DEPTH
 from tests.target.iser_client import INITIATOR, IQN, IserClient
 
 SECRET = Secret("hush-hush-hush")

@@ -15,8 +15,9 @@ from iserblk.iscsi.text import encode
 from iserblk.rcap import seam
 from iserblk.rcap.inprocess import MemoryQueuePair, Message
 from iserblk.secret import Secret
-from iserblk.target.iscsi.connection import LOGIN_SLOTS, PINGS, QUEUE_DEPTH, UNEXPECTED
-from iserblk.target.iscsi.slot import TargetTask
+from iserblk.target.iscsi.login import LOGIN_SLOTS, PINGS, UNEXPECTED
+from iserblk.target.iscsi.tasks.slot import TargetTask
+from iserblk.target.iscsi.tasks.slots import QUEUE_DEPTH
 from iserblk.target.ports import TargetPorts
 from iserblk.target.seam import Nexus
 from tests.iscsi import logins
@@ -268,7 +269,7 @@ def test_sense_travels_in_the_response() -> None:
     assert not any(buffer)
     client.run()
     assert client.budget.used == 0
-    assert all(slot.read_stag == slot.write_stag == 0 for slot in client.connection._free)
+    assert all(slot.read_stag == slot.write_stag == 0 for slot in client.connection.slots.free)
 
 
 def test_no_reads_where_the_initiator_takes_none() -> None:

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from typing import TypedDict
+from typing import Final, TypedDict
 
 from iserblk.datamover.seam import TargetDatamover
 from iserblk.errors import ConnectionLost, RemoteProtocolError
-from iserblk.iscsi import bhs, pdu
+from iserblk.iscsi import bhs, keys, pdu
+from iserblk.iscsi.keys import SessionParameters
+from iserblk.iscsi.login_target import LoginTarget
 from iserblk.iscsi.text_target import Declare, TextResponder
 from iserblk.iscsi.unexpected import FromTarget
 from iserblk.target.iscsi.numbers import Numbers
-from iserblk.target.iscsi.slot import ENDED, TargetTask
+from iserblk.target.iscsi.tasks.slot import ENDED, TargetTask
 
 log = logging.getLogger(__name__)
 
+CONTROL_INLINE: Final = 8192
 _BATCH = 16  # slots that are made at a time
 _TAGS = 0x7FFFFFFF  # Target Transfer Tags of our pings: 1 up to this
 # Responses to a Logout (11.15.1).
@@ -23,6 +26,49 @@ CLOSED = 0
 CID_NOT_FOUND = 1
 RECOVERY_NOT_SUPPORTED = 2
 CLEANUP_FAILED = 3
+_AT_ANY_TIME: Final = ("MaxRecvDataSegmentLength", "InitiatorAlias")
+# The OUI in the ISIDs of open-iscsi. Over iSER, its kernel takes no more than 128 bytes of data in
+# a control-type PDU of full feature phase, whatever InitiatorRecvDataSegmentLength says.
+_OPEN_ISCSI: Final = bytes.fromhex("00023d")
+_OPEN_ISCSI_DATA: Final = 128
+
+
+class AnswerLimit:
+    """How much data one answer may have: the initiator takes no more. ``length``: in bytes."""
+
+    def __init__(self, login: LoginTarget) -> None:
+        self._login = login
+        self._parameters: SessionParameters | None = None  # in full feature phase
+        self.length = CONTROL_INLINE
+
+    def begin(self) -> None:
+        """Login is over."""
+        self._parameters = self._login.parameters
+        self._set(self._parameters.initiator_recv_data_segment_length)
+
+    def _set(self, most: int) -> None:
+        """Limit answers to ``most`` bytes of data in one PDU: the initiator takes no more."""
+        login = self._login
+        if (
+            login.parameters.rdma_extensions
+            and not login.discovery
+            and login.isid.startswith(_OPEN_ISCSI)
+        ):
+            most = min(most, _OPEN_ISCSI_DATA)
+        self.length = min(CONTROL_INLINE, most)
+
+    def declare(self, key: str, value: str) -> str | None:
+        """Take a key that a Text Request declares in full feature phase. Returns the answer, or
+        None. No later PDU is longer than the initiator declares (RFC 7143 section 13.12)."""
+        if key not in _AT_ANY_TIME or self._parameters is None:
+            return keys.NOT_UNDERSTOOD
+        parameters = self._parameters
+        answer = keys.answer(parameters, key, value, self._login.discovery)
+        if answer is None and not parameters.rdma_extensions:  # iSER has a key of its own
+            most = parameters.max_recv_data_segment_length
+            parameters.initiator_recv_data_segment_length = most
+            self._set(most)
+        return answer
 
 
 class _Stamp(TypedDict):

@@ -18,7 +18,7 @@ from iserblk.rcap.iwarp.sctp_association import open_socket
 from iserblk.rcap.seam import QueuePair
 from iserblk.sockets.pacing import unpace
 from iserblk.target.iscsi.accepting import RECEIVE_SIZE, reply_flags
-from iserblk.target.iscsi.connection import LOGIN_SLOTS
+from iserblk.target.iscsi.login import LOGIN_SLOTS
 
 log = logging.getLogger(__name__)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
-from iserblk.target.iscsi.slot import TargetTask
+from iserblk.target.iscsi.tasks.slot import TargetTask
 
 
 class ConnectionDriver(Protocol):

@@ -29,7 +29,7 @@ from iserblk.target.iscsi.buffers import (
 )
 from iserblk.target.iscsi.numbers import CommandWindow
 from iserblk.target.iscsi.owners import SessionOwner, Unowned
-from iserblk.target.iscsi.slot import (
+from iserblk.target.iscsi.tasks.slot import (
     COMPLETED,
     DEFERRED,
     DORMANT,

@@ -35,7 +35,8 @@ from iserblk.iscsi import bhs
 from iserblk.iscsi.login_target import LoginTarget, LoginTargetConfig
 from iserblk.options import Options
 from iserblk.rcap import seam, verbs
-from iserblk.target.iscsi.connection import LOGIN_SLOTS, TargetConnection
+from iserblk.target.iscsi.connection import TargetConnection
+from iserblk.target.iscsi.login import LOGIN_SLOTS
 from iserblk.target.scsi.device import DeviceServer, LogicalUnit
 from iserblk.url import parse_url
 from tests.support.fabric import Device, Fabric, FakeListener

@@ -29,7 +29,7 @@ from iserblk.sockets.stream import SocketStream
 from iserblk.target.iscsi.buffers import DataBudget
 from iserblk.target.iscsi.connection import TargetConnection
 from iserblk.target.iscsi.session import TargetSession
-from iserblk.target.iscsi.slot import TargetTask
+from iserblk.target.iscsi.tasks.slot import TargetTask
 from iserblk.target.scsi.device import DeviceServer, LogicalUnit
 from tests.target.fake_store import FakeStore
 from tests.target.owner import Owner

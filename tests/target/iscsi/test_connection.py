@@ -20,8 +20,9 @@ from iserblk.scsi import sense
 from iserblk.scsi import status as sam
 from iserblk.sockets.stream import SocketStream
 from iserblk.target.iscsi.buffers import DataBudget
-from iserblk.target.iscsi.connection import QUEUE_DEPTH, TargetConnection
-from iserblk.target.iscsi.slot import TargetTask
+from iserblk.target.iscsi.connection import TargetConnection
+from iserblk.target.iscsi.tasks.slot import TargetTask
+from iserblk.target.iscsi.tasks.slots import QUEUE_DEPTH
 from iserblk.target.scsi.device import DeviceServer, LogicalUnit
 from tests.support import logs
 from tests.target.fake_store import FakeStore
@@ -625,33 +626,6 @@ def test_a_connection_that_ends_waits_for_no_memory(monkeypatch: pytest.MonkeyPa
     greedy.close()
     assert len(last.socket.recv(1 << 20)) == 48 + 4096
     last.close()
-
-
-@pytest.mark.parametrize("number", [-1, 128, 0x40000000, -0x40000000])
-@pytest.mark.parametrize("cid", [0, 777], ids=["own", "other"])
-def test_a_logout_outside_of_the_window_is_ignored(client: Client, cid: int, number: int) -> None:
-    """It is not carried out, not answered, and opens no window (RFC 7143 section 4.2.2.1)."""
-
-    def say(unit: pdu.Pdu) -> list[bytes]:
-        client.heard.clear()
-        client.send(unit)
-        return [head for head, _ in client.heard]
-
-    for _ in range(3):
-        logout = pdu.LogoutRequest(
-            opcode=bhs.LOGOUT_REQUEST,
-            reason=pdu.LOGOUT_CLOSE_CONNECTION,
-            itt=5,
-            cid=cid,
-            cmd_sn=(client.cmd_sn + number) & 0xFFFFFFFF,
-            exp_stat_sn=1,
-        )
-        assert say(logout) == []
-    assert not client.connection.done
-    ping = pdu.NopOut(opcode=bhs.NOP_OUT, itt=6, lun=bytes(8), cmd_sn=client.cmd_sn, exp_stat_sn=1)
-    (head,) = say(ping)
-    assert width(head) == QUEUE_DEPTH
-    client.close()
 
 
 def width(head: bytes) -> int:

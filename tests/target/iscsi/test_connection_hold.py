@@ -7,7 +7,7 @@ import pytest
 from iserblk.errors import ConnectionLost
 from iserblk.iscsi import bhs, pdu
 from iserblk.scsi import status as sam
-from iserblk.target.iscsi.slot import TargetTask
+from iserblk.target.iscsi.tasks.slot import TargetTask
 from tests.target.iser_client import IserClient, rw10
 
 
@@ -39,10 +39,10 @@ def test_a_preempted_session_answers_what_it_had_not_begun() -> None:
     client.run()
     outputs: list[bool] = []
     client.owner.output_waits = lambda: outputs.append(True)
-    assert client.connection.session.nexus.end_tasks(1, lambda: None) == 0
+    assert client.connection.session.end_tasks(1, lambda: None) == 0
     client.run()
     assert not client.sent, "of another LUN"
-    assert client.connection.session.nexus.end_tasks(0, lambda: None) == 0, "none is in a thread"
+    assert client.connection.session.end_tasks(0, lambda: None) == 0, "none is in a thread"
     client.run()
     answers = [(heard.number(16), heard.bhs[3]) for heard in client.heard[-2:]]
     assert answers == [(20, sam.TASK_ABORTED), (21, sam.TASK_ABORTED)]
@@ -68,11 +68,11 @@ def test_of_a_session_that_was_cut_off_only_what_runs_is_waited_for() -> None:
     told: list[bool] = []
     connection.abandon()
     connection.finish(running[0])
-    assert connection.session.nexus.end_tasks(0, lambda: told.append(True)) == 1
+    assert connection.session.end_tasks(0, lambda: told.append(True)) == 1
     assert not told
     connection.finish(running[1])
     assert told == [True]
-    assert connection.session.nexus.end_tasks(0, lambda: told.append(True)) == 0
+    assert connection.session.end_tasks(0, lambda: told.append(True)) == 0
 
 
 def test_nothing_that_was_received_already_begins_when_the_session_is_cut_off() -> None:
@@ -147,7 +147,7 @@ def test_what_takes_long_is_told_that_nobody_wants_it(how: str) -> None:
     elif how == "cut off":
         connection.abandon()
     else:
-        assert connection.session.nexus.end_tasks(0, lambda: None) == 1
+        assert connection.session.end_tasks(0, lambda: None) == 1
     assert [slot.task.cancelled for slot in running] == [True]
 
 

@@ -13,7 +13,7 @@ from iserblk.iscsi.text import encode
 from iserblk.iscsi.text_target import understand_nothing
 from iserblk.target.iscsi.control import CID_NOT_FOUND, CLOSED, ControlAnswers
 from iserblk.target.iscsi.numbers import CommandWindow, Numbers
-from iserblk.target.iscsi.slot import ENDED, TargetTask
+from iserblk.target.iscsi.tasks.slot import ENDED, TargetTask
 
 INLINE = 512
 TARGETS = {"iqn.2026-11.example:disk": ["192.0.2.1:3260,1"]}

@@ -10,7 +10,7 @@ from iserblk.crc import crc32c
 from iserblk.datamover.kept import LEAST_INLINE, MOST_INLINE, MOST_READS
 from iserblk.iscsi import bhs, pdu
 from iserblk.target.iscsi.buffers import DataBudget
-from iserblk.target.iscsi.connection import PATIENCE
+from iserblk.target.iscsi.losses import PATIENCE
 from tests.support import logs
 from tests.target.iscsi.several import (
     READ_10,

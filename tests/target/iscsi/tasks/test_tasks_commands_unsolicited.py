@@ -12,7 +12,8 @@ from iserblk.iscsi import bhs, pdu
 from iserblk.rcap import seam
 from iserblk.scsi import status as sam
 from iserblk.target.iscsi.buffers import SET_ASIDE, UNASKED, BufferPool, DataBudget
-from iserblk.target.iscsi.connection import LOGIN_SLOTS, PINGS, QUEUE_DEPTH, UNEXPECTED
+from iserblk.target.iscsi.login import LOGIN_SLOTS, PINGS, UNEXPECTED
+from iserblk.target.iscsi.tasks.slots import QUEUE_DEPTH
 from tests.target.iscsi.several import (
     SIZE,
     WRITE_10,

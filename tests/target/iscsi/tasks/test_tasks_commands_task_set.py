@@ -12,7 +12,7 @@ from iserblk.iscsi import bhs, pdu
 from iserblk.scsi import cdb, mode
 from iserblk.scsi import reservations as pr
 from iserblk.scsi import status as sam
-from iserblk.target.iscsi.slot import TargetTask
+from iserblk.target.iscsi.tasks.slot import TargetTask
 from tests.support import logs
 from tests.target.iscsi.test_connection import READ_10, WRITE_10, Client, cdb10
 from tests.target.iser_client import IserClient, rw10

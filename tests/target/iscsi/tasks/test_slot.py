@@ -10,7 +10,7 @@ from iserblk.errors import RemoteProtocolError
 from iserblk.iscsi import bhs, pdu
 from iserblk.scsi import status as sam
 from iserblk.target.iscsi.numbers import CommandWindow, Numbers
-from iserblk.target.iscsi.slot import Allegiance, TargetTask, pack_response
+from iserblk.target.iscsi.tasks.slot import Allegiance, TargetTask, pack_response
 from iserblk.target.seam import BIDIRECTIONAL, DATA_IN, DATA_OUT, ScsiTask
 
 READ = bhs.FLAG_READ
@@ -116,17 +116,17 @@ def data_out(data_sn: int, offset: int) -> pdu.DataOut:
 
 def test_unsolicited_data_comes_in_order() -> None:
     slot = task(WRITE, DATA_OUT, 8192)
-    slot.check_data_out(data_out(0, 0))
-    slot.data_sn, slot.arrived = 1, 4096
-    slot.check_data_out(data_out(1, 4096))
+    slot.unsolicited.check(data_out(0, 0))
+    slot.unsolicited.data_sn, slot.unsolicited.arrived = 1, 4096
+    slot.unsolicited.check(data_out(1, 4096))
 
 
 @pytest.mark.parametrize("data_sn, offset", [(0, 4096), (2, 4096), (1, 0), (1, 8192)])
 def test_unsolicited_data_that_is_not_the_next(data_sn: int, offset: int) -> None:
     slot = task(WRITE, DATA_OUT, 8192)
-    slot.data_sn, slot.arrived = 1, 4096
+    slot.unsolicited.data_sn, slot.unsolicited.arrived = 1, 4096
     with pytest.raises(RemoteProtocolError, match="expected 1 at 4096"):
-        slot.check_data_out(data_out(data_sn, offset))
+        slot.unsolicited.check(data_out(data_sn, offset))
 
 
 def test_a_task_that_is_reassigned_has_the_memory_of_its_new_connection() -> None:

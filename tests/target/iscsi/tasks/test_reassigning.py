@@ -7,7 +7,7 @@ import pytest
 from iserblk.datamover.iser import ControlHeader
 from iserblk.iscsi import bhs, pdu
 from iserblk.rcap import seam
-from iserblk.target.iscsi.connection import BATCH_SLOTS, TASK_SLOTS
+from iserblk.target.iscsi.tasks.slots import BATCH_SLOTS, TASK_SLOTS
 from tests.support import logs
 from tests.target.iscsi.several import (
     KINDS,
@@ -1027,65 +1027,6 @@ def test_a_status_outlives_the_abort_of_its_task(level: int) -> None:
     )
     host.run()
     assert peer.answer(bhs.SCSI_RESPONSE)[0] == answer
-
-
-@KINDS
-@pytest.mark.parametrize("level", [0, 2])
-def test_a_logout_of_one_connection(kind: Kind, level: int) -> None:
-    """Its tasks end, those of the others do not; the answer waits for threads."""
-    host = Host(level=level, threads=True)
-    first = begun(kind, host)
-    second = joined(kind, host)
-    flush(first, 1)
-    flush(second, 2)
-    first.log_out(pdu.LOGOUT_CLOSE_CONNECTION)
-    assert not first.heard
-    host.finish()
-    assert first.logged_out().response == 0 and first.ended
-    first.close()
-    assert not host.over and not second.connection.done
-    host.finish()
-    assert second.opcodes() == [bhs.SCSI_RESPONSE]
-    second.heard.clear()
-    second.log_out(pdu.LOGOUT_CLOSE_CONNECTION)
-    assert second.logged_out().response == 0
-    second.close()
-    assert host.over == [host.tsih]
-
-
-@KINDS
-def test_a_logout_of_another_connection(kind: Kind) -> None:
-    host = Host(level=0, threads=True)
-    first = begun(kind, host)
-    second = joined(kind, host)
-    flush(first, 1)
-    second.log_out(pdu.LOGOUT_CLOSE_CONNECTION, 0)
-    assert first.ended and not second.heard
-    first.close()
-    assert not second.heard
-    host.finish()
-    assert second.logged_out().response == 0
-
-
-@KINDS
-def test_a_logout_of_the_session(kind: Kind) -> None:
-    """All connections end, and all tasks; the answer comes last."""
-    host = Host(threads=True)
-    first = begun(kind, host)
-    second = joined(kind, host)
-    third = joined(kind, host, 2)
-    flush(second)
-    flush(third, 3)
-    third.lose()
-    first.log_out(pdu.LOGOUT_CLOSE_SESSION)
-    assert second.ended and not first.heard
-    second.close()
-    host.finish()
-    assert not first.heard
-    host.finish()
-    assert first.logged_out().response == 0 and first.ended
-    first.close()
-    assert host.over == [host.tsih]
 
 
 @KINDS

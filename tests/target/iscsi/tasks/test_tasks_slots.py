@@ -18,8 +18,8 @@ from iserblk.rcap import seam
 from iserblk.rcap.iwarp.queuepair import header_slots
 from iserblk.rcap.iwarp.transmit import SlotFrame
 from iserblk.rcap.seam import HeaderSlot
-from iserblk.target.iscsi import connection
-from iserblk.target.iscsi.connection import (
+from iserblk.target.iscsi.tasks import slots
+from iserblk.target.iscsi.tasks.slots import (
     BATCH_SLOTS,
     FEW_COMMANDS,
     QUEUE_DEPTH,
@@ -222,7 +222,7 @@ def test_without_a_reserve_there_is_no_session(monkeypatch: pytest.MonkeyPatch) 
     def refused(*_: object) -> mmap.mmap:
         raise OSError(errno.ENOMEM, "Cannot allocate memory")
 
-    monkeypatch.setattr(connection, "mmap", refused)
+    monkeypatch.setattr(slots, "mmap", refused)
     client = IserClient(at_once=False)
     client.login()
     (answer,) = client.heard
@@ -238,7 +238,7 @@ def test_the_reserve_is_as_large_as_the_slots(monkeypatch: pytest.MonkeyPatch) -
     tracemalloc.start()
     try:
         before, _ = tracemalloc.get_traced_memory()
-        client.connection._make_slots(TASK_SLOTS - BATCH_SLOTS)
+        client.connection.slots.make(TASK_SLOTS - BATCH_SLOTS)
         after, _ = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()

@@ -31,13 +31,15 @@ HAS_COME: Final = 2  # it was dormant
 
 
 class Allegiance(Protocol):
-    """A connection to which tasks are allegiant, as its session uses it.
+    """A connection to which tasks are allegiant, as its session and its parts use it.
 
-    ``done``: it takes no more PDUs, and moves no more data. ``recovered``: it was logged out for
-    recovery. ``on_closed``: called when nothing touches its buffers any more."""
+    ``done``: it takes no more PDUs, and moves no more data. ``leaving``: it takes no more PDUs, as
+    a Logout has come. ``recovered``: it was logged out for recovery. ``on_closed``: called when
+    nothing touches its buffers any more."""
 
     cid: int
     done: bool
+    leaving: bool
     recovered: bool
     on_closed: list[Callable[[], None]]
 
@@ -103,6 +105,10 @@ class Allegiance(Protocol):
         """Send what is queued. Raises nothing."""
         ...
 
+    def stop(self) -> None:
+        """Take no more PDUs. What is queued still leaves."""
+        ...
+
     def disconnect(self) -> None:
         """Take no more PDUs, and end the connection."""
         ...
@@ -120,6 +126,35 @@ class Allegiance(Protocol):
         ...
 
 
+class Unsolicited:
+    """The Data-Out of a command that comes unasked.
+
+    ``immediate``: bytes that came with the command. ``more``: Data-Outs are on their way, while the
+    task is WAITING. ``arrived``: bytes that have come. ``data_sn``: of the next Data-Out. ``age``:
+    ticks since the last one."""
+
+    __slots__ = ("age", "arrived", "data_sn", "immediate", "more")
+
+    def __init__(self) -> None:
+        self.immediate = 0
+        self.more = False
+        self.arrived = 0
+        self.data_sn = 0
+        self.age = 0
+
+    def is_next(self, data_out: pdu.DataOut) -> bool:
+        return data_out.data_sn == self.data_sn and data_out.buffer_offset == self.arrived
+
+    def check(self, data_out: pdu.DataOut) -> None:
+        """Raises RemoteProtocolError unless ``data_out`` is the next."""
+        if not self.is_next(data_out):
+            raise RemoteProtocolError(
+                "iSCSI",
+                f"Data-Out {data_out.data_sn} at {data_out.buffer_offset}, expected "
+                f"{self.data_sn} at {self.arrived}",
+            )
+
+
 class TargetTask(TargetSlot):
     """One SCSI command at the target, with the slot of its response. ``connection``: to which it
     is allegiant."""
@@ -128,23 +163,18 @@ class TargetTask(TargetSlot):
         "aborted",
         "acknowledged",
         "advertised_from",
-        "age",
-        "arrived",
         "buffer",
         "connection",
         "control",
-        "data_sn",
         "edtl",
         "fetching",
         "filled",
         "flags",
         "immediate",
-        "immediate_data",
         "itt",
         "kept",
         "losses",
         "lun",
-        "more",
         "on_aborted",
         "on_ended",
         "overflow",
@@ -155,6 +185,7 @@ class TargetTask(TargetSlot):
         "state",
         "task",
         "turn",
+        "unsolicited",
     )
 
     def __init__(self, index: int, control: bool = False) -> None:
@@ -167,8 +198,6 @@ class TargetTask(TargetSlot):
         self.overflow = 0  # bytes of Data-Out that the command asks for beyond EDTL
         self.read_length = 0  # of a bidirectional command: bytes of Data-In that it expects
         self.immediate = 0  # the I bit of the command; if set, it used up no CmdSN
-        self.immediate_data = 0  # bytes of Data-Out that came with the command
-        self.more = False  # unsolicited Data-Outs are on their way, while it is WAITING
         self.stat_sn = 0  # of its response, while that is ``kept``
         self.kept = False  # its response has not been acknowledged
         self.acknowledged = False  # its Data-In has come to the initiator's buffer
@@ -176,9 +205,7 @@ class TargetTask(TargetSlot):
         self.losses = 0  # connections that it has lost before it had its data
         self.resume_at = 0  # bytes of Data-In that need not be sent again
         self.filled = 0  # bytes of Data-Out that are in the buffer
-        self.arrived = 0  # bytes of unsolicited Data-Out that have come
-        self.data_sn = 0  # of the next unsolicited Data-Out
-        self.age = 0  # ticks since the last of them
+        self.unsolicited = Unsolicited()
         self.fetching = 0  # bytes that get_data is fetching; they follow the ``filled`` bytes
         self.advertised_from = 0  # the byte of Data-Out that the Write Base Offset names
         self.flags = 0
@@ -208,15 +235,6 @@ class TargetTask(TargetSlot):
         self.busy = 0
         self.kept = False
         self.reassigned = True
-
-    def check_data_out(self, data_out: pdu.DataOut) -> None:
-        """Raises RemoteProtocolError unless ``data_out`` is the next of the unsolicited data."""
-        if data_out.data_sn != self.data_sn or data_out.buffer_offset != self.arrived:
-            raise RemoteProtocolError(
-                "iSCSI",
-                f"Data-Out {data_out.data_sn} at {data_out.buffer_offset}, expected "
-                f"{self.data_sn} at {self.arrived}",
-            )
 
 
 def pack_response(slot: TargetTask, moved: int, numbers: Numbers) -> None:

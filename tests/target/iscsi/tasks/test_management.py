@@ -8,7 +8,7 @@ import pytest
 from iserblk.iscsi import bhs, pdu
 from iserblk.iscsi.login_target import TOO_MANY_CONNECTIONS
 from iserblk.target.iscsi import session
-from iserblk.target.iscsi.connection import UNANSWERED
+from iserblk.target.iscsi.tasks.management import UNANSWERED
 from tests.support import logs
 from tests.target.iscsi.several import (
     KINDS,
