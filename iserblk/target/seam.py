@@ -20,9 +20,6 @@ BIDIRECTIONAL: Final = DATA_IN | DATA_OUT  # first Data-Out, then Data-In of the
 
 GOOD: Final = b""  # no sense data
 
-EndTasks = Callable[[int, Callable[[], None]], int]
-TasksOf = Callable[[int], Sequence[object]]
-
 
 class ScsiTask:
     """One command being executed. ``DeviceServer.begin`` makes it, ``run`` ends it.
@@ -72,36 +69,57 @@ class NexusName(NamedTuple):
     port: int = 1  # relative target port identifier, or ALL_PORTS
 
 
+class NexusTasks(Protocol):
+    """The tasks of an I_T nexus, for the device server. Only the thread that begins commands calls
+    the methods."""
+
+    def end_tasks(self, lun: int, ended: Callable[[], None]) -> int:
+        """End the tasks of a LUN, as after a reset by another session. A task that a thread is
+        running cannot be ended: it completes, and ``ended`` is called then, once for each. Returns
+        the number of those tasks."""
+        ...
+
+    def lose_lun(self, lun: int, ended: Callable[[], None]) -> int:
+        """As ``end_tasks``, for a LUN that is gone. What it has counted is no task of another LUN
+        that gets the number: neither of the other two knows it any more."""
+        ...
+
+    def tasks_of(self, lun: int) -> Sequence[object]:
+        """The tasks of a LUN that have begun or may begin, for TaskSets."""
+        ...
+
+
+class NoTasks:
+    """Of a nexus that has none. Implements NexusTasks."""
+
+    def end_tasks(self, lun: int, ended: Callable[[], None]) -> int:
+        return 0
+
+    def lose_lun(self, lun: int, ended: Callable[[], None]) -> int:
+        return 0
+
+    def tasks_of(self, lun: int) -> Sequence[object]:
+        return ()
+
+
 class Nexus:
     """The I_T nexus of one session. ``name``: initiator name, ISID and port; the same after a
-    reconnect. The initiator name is in lower case, as case does not count in iSCSI names.
+    reconnect. The initiator name is in lower case, as case does not count in iSCSI names. ``port``:
+    the target port to which the initiator connected. ``tasks``: the session's."""
 
-    ``end_tasks(lun, ended)``: end the session's tasks of a LUN, as after a reset by another
-    session. A task that a thread is running cannot be ended: it completes, and ``ended`` is called
-    then, once for each. Returns the number of those tasks. Only the thread that begins commands
-    calls it. ``lose_lun``: the same for a LUN that is gone. What it has counted is no task of
-    another LUN that gets the number: neither of the other two knows it any more. ``port``: the
-    target port to which the initiator connected. ``tasks_of(lun)``: the session's tasks of a LUN
-    that have begun or may begin, for TaskSets.
-    """
-
-    __slots__ = ("end_tasks", "lose_lun", "name", "port", "tasks_of")
+    __slots__ = ("name", "port", "tasks")
 
     def __init__(
         self,
         initiator: str,
         isid: bytes,
-        end_tasks: EndTasks = lambda _lun, _ended: 0,
+        tasks: NexusTasks | None = None,
         port: TargetPort = ONLY_PORT,
-        tasks_of: TasksOf = lambda _lun: (),
-        lose_lun: EndTasks | None = None,
     ) -> None:
-        """``lose_lun``: None: there is nothing to it but ``end_tasks``."""
+        """``tasks``: None: there are none."""
         self.port = port
-        self.tasks_of = tasks_of
         self.name = NexusName(TransportId(initiator.lower(), isid), port.relative)
-        self.end_tasks = end_tasks
-        self.lose_lun = lose_lun or end_tasks
+        self.tasks: NexusTasks = tasks or NoTasks()
 
 
 class DeviceServer(Protocol):
@@ -173,7 +191,7 @@ class DeviceServer(Protocol):
     def end_tasks_of_others(self, lun: int, by: Nexus, ended: Callable[[], None]) -> int:
         """End the LUN's tasks of every nexus but ``by``, which has asked for a reset: also those of
         old sessions that were reinstated and whose last tasks still run. Result as for
-        ``Nexus.end_tasks``."""
+        ``NexusTasks.end_tasks``."""
         ...
 
     def reset_lun(self, lun: int) -> bool:

@@ -90,7 +90,8 @@ async def test_the_unit_says_what_the_lun_says_now(other: Other) -> None:
     async with opening.open_gateways(GATE) as gateways:
         unit = await gateways.open([URL])
         told: list[frozenset[int]] = []
-        unit.renewed = lambda: told.append(unit.lacks)
+        server: Any = SimpleNamespace(renewed=lambda: told.append(unit.lacks))
+        unit.server = server
         store = store_of(unit)
         assert isinstance(store.disk, AsyncFake)
         for change in ({}, {"can_trim": False}, {"can_trim": False}, {"read_only": True}):

@@ -49,7 +49,7 @@ class Client:
     ) -> None:
         self.server = server
         self.lun = lun
-        self.nexus = Nexus(name, isid, self.end_tasks, port)
+        self.nexus = Nexus(name, isid, self, port)
         self.running = 0  # tasks that threads are said to be in
         self.ended_tasks: list[int] = []  # of these LUNs, by another nexus
         self.tell_ended: Callable[[], None]
@@ -61,6 +61,12 @@ class Client:
         self.ended_tasks.append(lun)
         self.tell_ended = ended
         return self.running
+
+    def lose_lun(self, lun: int, ended: Callable[[], None]) -> int:
+        return self.end_tasks(lun, ended)
+
+    def tasks_of(self, lun: int) -> list[object]:
+        return []
 
     def run(self, cdb: bytes, data: bytes = b"") -> Answer:
         task = self.server.begin(self.nexus, self.lun, cdb)

@@ -83,7 +83,7 @@ class _Fence(NamedTuple):
 
 
 class TargetSession:
-    """Implements Joinable.
+    """Implements Joinable and NexusTasks.
 
     ``tasks``: by ITT, those that have not ended. ``answered``: at ErrorRecoveryLevel 2 also those
     whose status the initiator has not acknowledged. ``deferred``: tasks that wait for buffers, in
@@ -150,7 +150,7 @@ class TargetSession:
         self.time2retain = time2retain_beside(
             parameters.default_time2wait, parameters.default_time2retain
         )
-        self.nexus = Nexus(initiator, isid, self.end_tasks, port, self._tasks_of, self.lose_lun)
+        self.nexus = Nexus(initiator, isid, self, port)
         self._device.attach(self.nexus)
         self.attached = True
 
@@ -643,7 +643,7 @@ class TargetSession:
                 slot.connection.drop(slot)
 
     def end_tasks(self, lun: int, ended: Callable[[], None]) -> int:
-        """Implements Nexus.end_tasks: after a reset or PREEMPT AND ABORT by another session."""
+        """Implements NexusTasks: after a reset or PREEMPT AND ABORT by another session."""
         tasks = self.tasks_on(lun)
         running = [slot for slot in tasks if slot.state == RUNNING and slot not in self._orphans]
         for slot in running:
@@ -666,7 +666,7 @@ class TargetSession:
         return len(running)
 
     def lose_lun(self, lun: int, ended: Callable[[], None]) -> int:
-        """Implements Nexus.lose_lun. For the initiator they stay tasks of that LUN: what it aborts
+        """Implements NexusTasks. For the initiator they stay tasks of that LUN: what it aborts
         of them must have ended when it is told so."""
         running = self.end_tasks(lun, ended)
         for slot in self.tasks_on(lun):
@@ -679,8 +679,8 @@ class TargetSession:
         """The tasks of these LUNs that have been delivered."""
         return [slot for slot in self.tasks.values() if slot.lun in luns and slot.state != WAITING]
 
-    def _tasks_of(self, lun: int) -> list[TargetTask]:
-        """Implements Nexus.tasks_of."""
+    def tasks_of(self, lun: int) -> list[TargetTask]:
+        """Implements NexusTasks."""
         return [
             slot
             for slot in self.tasks_on(lun)

@@ -135,7 +135,7 @@ def _extended_copy(task: DeviceTask, buffer: memoryview, nowait: bool) -> bool:
 
 
 def _find(task: DeviceTask, cscd: Cscd) -> LogicalUnit:
-    for unit in task.unit.siblings(task.nexus):
+    for unit in task.unit.server.siblings(task.nexus):
         if cscd[1:5] in unit.names and cscd.block in (0, unit.block):
             return unit
     raise CheckCondition(sense.COPY_ABORTED, sense.COPY_TARGET_NOT_REACHABLE)
@@ -183,7 +183,7 @@ def _copy(task: DeviceTask, piece: _Piece) -> None:
     scratch = memoryview(bytearray(min(_STEP, piece.length)))
     for at, length in _steps(piece, unit is source):
         check_wanted(task)
-        if not source.is_there_for(task.nexus):
+        if not source.server.is_there_for(task.nexus):
             log.warning("EXTENDED COPY: the initiator has no access to its source any more")
             raise CheckCondition(sense.COPY_ABORTED, sense.COPY_TARGET_NOT_REACHABLE)
         part = scratch[:length]

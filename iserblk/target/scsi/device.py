@@ -78,6 +78,35 @@ class _Seen(NamedTuple):
     tpgs: int
 
 
+class _UnitServer:
+    """Implements UnitServer, for the unit of one LUN."""
+
+    def __init__(self, server: DeviceServer, lun: int) -> None:
+        self._server = server
+        self._lun = lun
+
+    def renewed(self) -> None:
+        self._server.renewed(self._lun)
+
+    def end_tasks(self, names: Sequence[NexusName], ended: Callable[[], None]) -> int:
+        return self._server.end_tasks(self._lun, names, ended)
+
+    def tell_others(self, by: Nexus, code: int) -> None:
+        self._server.tell_others(self._lun, by, code)
+
+    def set_port_states(self, by: Nexus, states: Mapping[int, int]) -> None:
+        self._server.set_port_states(self._lun, by, states)
+
+    def tpgs(self, nexus: Nexus) -> int:
+        return self._server.tpgs(nexus)
+
+    def siblings(self, nexus: Nexus) -> list[LogicalUnit]:
+        return self._server.siblings(nexus)
+
+    def is_there_for(self, nexus: Nexus) -> bool:
+        return self._server.has_lun(nexus, self._lun)
+
+
 # Subclasses of tests: a device with troubles, or with the habits of another target.
 @mypyc_attr(allow_interpreted_subclasses=True)
 class DeviceServer:
@@ -108,24 +137,18 @@ class DeviceServer:
 
     def _serve(self, lun: int, unit: LogicalUnit) -> None:
         self._note_pages(lun, unit)
-        unit.renewed = partial(self._renewed, lun)
+        unit.server = _UnitServer(self, lun)
         unit.reservations.tell = partial(self._tell, lun)
         unit.reservations.known = self._ports_of
         unit.reservations.ports = {port.relative for port in self.ports.by_tag.values()}
-        unit.end_tasks = partial(self._end_tasks, lun)
         if unit.loop is not None:
             unit.loop.batch_ended = self._batch_ended
-        unit.siblings = self._siblings
-        unit.is_there_for = partial(self._is_there_for, lun)
-        unit.tell_others = partial(self._tell_others, lun)
-        unit.tpgs = self._tpgs
-        unit.set_port_states = partial(self._set_port_states, lun)
 
     def _note_pages(self, lun: int, unit: LogicalUnit) -> None:
         for tag, port in self.ports.by_tag.items():
             self._pages[tag, lun] = unit.vpd_pages(self._iqn, port)
 
-    def _renewed(self, lun: int) -> None:
+    def renewed(self, lun: int) -> None:
         """A unit says other things of itself than before."""
         unit = self._units.get(lun)
         if unit is not None:
@@ -160,7 +183,7 @@ class DeviceServer:
         running = 0
         for lun in luns:
             del self._units[lun]
-            running += sum(nexus.lose_lun(lun, ended) for nexus in self._nexuses)
+            running += sum(nexus.tasks.lose_lun(lun, ended) for nexus in self._nexuses)
             self.task_sets.forget(lun)
             with self._attending:
                 for nexus in self._nexuses:  # also where it has no access to the LUN
@@ -170,7 +193,7 @@ class DeviceServer:
 
     def _seen(self) -> Mapping[Nexus, _Seen]:
         return {
-            nexus: _Seen(frozenset(self.luns(nexus)), self._tpgs(nexus)) for nexus in self._nexuses
+            nexus: _Seen(frozenset(self.luns(nexus)), self.tpgs(nexus)) for nexus in self._nexuses
         }
 
     def _luns_changed(self, before: Mapping[Nexus, _Seen]) -> None:
@@ -200,7 +223,7 @@ class DeviceServer:
         on; each LUN tells that the list has changed (SPC-4, REPORT LUNS)."""
         for nexus, (old, tpgs) in before.items():
             new = frozenset(self.luns(nexus))
-            if tpgs != self._tpgs(nexus):
+            if tpgs != self.tpgs(nexus):
                 for lun in new & old:
                     self._attend(nexus, lun, sense.INQUIRY_DATA_CHANGED)
             if new == old:
@@ -211,7 +234,7 @@ class DeviceServer:
                 for lun in new - old:
                     self._greet(nexus, lun)
             for lun in old - new:
-                nexus.end_tasks(lun, _nothing)
+                nexus.tasks.end_tasks(lun, _nothing)
             for lun in new:
                 self._attend(nexus, lun, sense.REPORTED_LUNS_CHANGED)
 
@@ -249,7 +272,7 @@ class DeviceServer:
                 self._attentions.pop((nexus, lun), None)
 
     def _present(self, lun: int) -> list[object]:
-        return [task for nexus in self._nexuses for task in nexus.tasks_of(lun)]
+        return [task for nexus in self._nexuses for task in nexus.tasks.tasks_of(lun)]
 
     def has_lun(self, nexus: Nexus, lun: int) -> bool:
         view = self._views.get(nexus)
@@ -276,7 +299,7 @@ class DeviceServer:
                 self._attend(nexus, lun, sense.LUN_RESET)
         return True
 
-    def _tpgs(self, nexus: Nexus) -> int:
+    def tpgs(self, nexus: Nexus) -> int:
         """What standard INQUIRY data tells a nexus of ALUA. The states of ports are those of all
         LUNs: one that has no access to some of them sets none."""
         tpgs = self.ports.tpgs
@@ -290,14 +313,14 @@ class DeviceServer:
         before = self._seen()
         changed = self.ports.configure(given)
         for nexus, seen in before.items():
-            told = self._tpgs(nexus) != seen.tpgs
+            told = self.tpgs(nexus) != seen.tpgs
             for lun in self._units:
                 if changed:
                     self._attend(nexus, lun, alua.STATE_CHANGED)
                 if told:
                     self._attend(nexus, lun, sense.INQUIRY_DATA_CHANGED)
 
-    def _set_port_states(self, lun: int, by: Nexus, states: Mapping[int, int]) -> None:
+    def set_port_states(self, lun: int, by: Nexus, states: Mapping[int, int]) -> None:
         """Set states of port groups by a command of ``by`` to ``lun``; any other nexus and LUN gets
         a unit attention."""
         if self.ports.set_by_command(states):
@@ -334,7 +357,7 @@ class DeviceServer:
                 if code not in pending:
                     pending.append(code)
 
-    def _tell_others(self, lun: int, by: Nexus, code: int) -> None:
+    def tell_others(self, lun: int, by: Nexus, code: int) -> None:
         """Set a unit attention for every nexus but ``by``. Any thread may call it."""
         for nexus in list(self._nexuses):
             if nexus is not by:
@@ -369,11 +392,8 @@ class DeviceServer:
                 if not pending:
                     del self._attentions[nexus, lun]
 
-    def _siblings(self, nexus: Nexus) -> list[LogicalUnit]:
+    def siblings(self, nexus: Nexus) -> list[LogicalUnit]:
         return [self._units[lun] for lun in self.luns(nexus)]
-
-    def _is_there_for(self, lun: int, nexus: Nexus) -> bool:
-        return self.has_lun(nexus, lun)
 
     def _ports_of(self, initiator: str) -> list[TransportId]:
         """The initiator ports of an iSCSI name that have sessions."""
@@ -387,13 +407,16 @@ class DeviceServer:
         for nexus in self._named(name):
             self._attend(nexus, lun, code)
 
-    def _end_tasks(self, lun: int, names: Sequence[NexusName], ended: Callable[[], None]) -> int:
-        return sum(nexus.end_tasks(lun, ended) for name in names for nexus in self._named(name))
+    def end_tasks(self, lun: int, names: Sequence[NexusName], ended: Callable[[], None]) -> int:
+        """End the LUN's tasks of I_T nexuses, as ``NexusTasks.end_tasks`` does."""
+        return sum(
+            nexus.tasks.end_tasks(lun, ended) for name in names for nexus in self._named(name)
+        )
 
     def end_tasks_of_others(self, lun: int, by: Nexus, ended: Callable[[], None]) -> int:
         """See ``iserblk.target.seam``."""
         others = [nexus for nexus in self._nexuses if nexus is not by]
-        return sum(nexus.end_tasks(lun, ended) for nexus in others)
+        return sum(nexus.tasks.end_tasks(lun, ended) for nexus in others)
 
     def close(self) -> None:
         """Close every unit, and write back its cache. Raises the first OSError, after all units
@@ -524,7 +547,7 @@ class DeviceServer:
             if traits is not None:
                 vendor, product, revision = traits.vendor, traits.product, traits.revision
             answer = inquiry.encode_standard(
-                peripheral, vendor, product, revision, self._tpgs(nexus), exists
+                peripheral, vendor, product, revision, self.tpgs(nexus), exists
             )
         elif not exists:
             raise CheckCondition(sense.ILLEGAL_REQUEST, sense.LUN_NOT_SUPPORTED)

@@ -53,7 +53,7 @@ def begin_report_port_groups(task: DeviceTask, unit: LogicalUnit) -> None:
 def sets_port_groups(task: DeviceTask, unit: LogicalUnit) -> bool:
     """Whether SET TARGET PORT GROUPS is there for the task's nexus: some group is settable, and it
     has access to all LUNs, as it would set the states of all."""
-    return bool(unit.tpgs(task.nexus) & alua.TPGS_EXPLICIT)
+    return bool(unit.server.tpgs(task.nexus) & alua.TPGS_EXPLICIT)
 
 
 def begin_set_port_groups(task: DeviceTask, unit: LogicalUnit) -> None:
@@ -95,7 +95,7 @@ def _set_port_groups(task: DeviceTask, buffer: memoryview, nowait: bool) -> bool
         wanted[tag] = state
     for tag, state in wanted.items():
         log.info("%s: portal group %d: %s", name, tag, alua.state_words(state))
-    task.unit.set_port_states(task.nexus, wanted)
+    task.unit.server.set_port_states(task.nexus, wanted)
     return True
 
 
@@ -250,7 +250,7 @@ def _change_cache(task: DeviceTask, unit: LogicalUnit, write_cache: bool) -> Non
         told = unit.write_cache
         unit.write_cache = True
         if not told:
-            unit.tell_others(task.nexus, sense.MODE_PARAMETERS_CHANGED)
+            unit.server.tell_others(task.nexus, sense.MODE_PARAMETERS_CHANGED)
     else:
         unit.write_through = True
 
@@ -332,7 +332,7 @@ def _reserve_out(task: DeviceTask, buffer: memoryview, nowait: bool) -> bool:
     log.info("%s: %s", name.initiator.name, opcodes.name(task.cdb))
     save = unit.reservations_to_save()
     ended = threading.Semaphore(0)
-    running = unit.end_tasks(victims, ended.release) if victims else 0
+    running = unit.server.end_tasks(victims, ended.release) if victims else 0
     if not running and save is None:
         return True
 

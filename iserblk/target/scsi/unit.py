@@ -7,7 +7,7 @@ import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Final
+from typing import Final, Protocol
 
 from iserblk.errors import BadArgument
 from iserblk.scsi import alua, inquiry, sense, third_party
@@ -51,13 +51,6 @@ COPY_LIMITS: Final = third_party.Limits(
 
 SENSE_LENGTH: Final = 18  # bytes: fixed format
 
-TellOthers = Callable[[Nexus, int], None]
-Siblings = Callable[[Nexus], "list[LogicalUnit]"]
-IsThereFor = Callable[[Nexus], bool]
-TpgsFor = Callable[[Nexus], int]
-SetPortStates = Callable[[Nexus, Mapping[int, int]], None]
-EndTasksOf = Callable[[Sequence[NexusName], Callable[[], None]], int]
-
 _MODES: Final = {True: b"wce=1\n", False: b"wce=0\n"}  # a state file with mode parameters
 _PAGE: Final = 4096  # bytes; files are allocated and cached in pages
 
@@ -84,6 +77,67 @@ def _restored(modes: StateFile) -> bool | None:
 
 def _refuse_to_save(problem: str) -> None:
     raise OSError(errno.EINVAL, f"the next start would not read it: {problem}")
+
+
+class UnitServer(Protocol):
+    """The device server, as one of its units and the commands of that use it. Any thread may call
+    ``tell_others`` and ``is_there_for``, and only the thread that begins commands the others."""
+
+    def renewed(self) -> None:
+        """INQUIRY data has changed: tell every nexus."""
+        ...
+
+    def end_tasks(self, names: Sequence[NexusName], ended: Callable[[], None]) -> int:
+        """End tasks of I_T nexuses, as ``NexusTasks.end_tasks`` does."""
+        ...
+
+    def tell_others(self, by: Nexus, code: int) -> None:
+        """Set a unit attention for every I_T nexus but ``by``."""
+        ...
+
+    def set_port_states(self, by: Nexus, states: Mapping[int, int]) -> None:
+        """Set states of port groups, by a command of ``by``."""
+        ...
+
+    def tpgs(self, nexus: Nexus) -> int:
+        """What INQUIRY data tells a nexus of ALUA (TPGS)."""
+        ...
+
+    def siblings(self, nexus: Nexus) -> list[LogicalUnit]:
+        """The LUNs that there are for a nexus."""
+        ...
+
+    def is_there_for(self, nexus: Nexus) -> bool:
+        """Whether a nexus has access to this LUN now."""
+        ...
+
+
+class _Unserved:
+    """In place of a device server until there is one. Implements UnitServer."""
+
+    def __init__(self, unit: LogicalUnit) -> None:
+        self._unit = unit
+
+    def renewed(self) -> None:
+        pass
+
+    def end_tasks(self, names: Sequence[NexusName], ended: Callable[[], None]) -> int:
+        return 0
+
+    def tell_others(self, by: Nexus, code: int) -> None:
+        pass
+
+    def set_port_states(self, by: Nexus, states: Mapping[int, int]) -> None:
+        pass
+
+    def tpgs(self, nexus: Nexus) -> int:
+        return nexus.port.ports.tpgs
+
+    def siblings(self, nexus: Nexus) -> list[LogicalUnit]:
+        return [self._unit]
+
+    def is_there_for(self, nexus: Nexus) -> bool:
+        return True
 
 
 class LogicalUnit:
@@ -154,26 +208,12 @@ class LogicalUnit:
         self._state = state
         if state is not None:
             self._restore(state)
-        # Ends tasks of I_T nexuses, as Nexus.end_tasks does. The device server sets it.
-        self.end_tasks: EndTasksOf = lambda _names, _ended: 0
-        # Sets a unit attention for every I_T nexus but one. The device server sets it.
-        self.tell_others: TellOthers = lambda _nexus, _code: None
-        # Sets states of port groups for a nexus. The device server sets it.
-        self.set_port_states: SetPortStates = lambda _nexus, _states: None
-        # What INQUIRY data tells a nexus of ALUA (TPGS). The device server sets it.
-        self.tpgs: TpgsFor = lambda nexus: nexus.port.ports.tpgs
-        # The LUNs that there are for a nexus. The device server sets it.
-        self.siblings: Siblings = lambda _nexus: [self]
-        # Whether a nexus has access to this LUN now. The device server sets it; any thread may call
-        # it.
-        self.is_there_for: IsThereFor = lambda _nexus: True
+        self.server: UnitServer = _Unserved(self)  # the device server sets its own
         self._reading = threading.Lock()
         self._closed = False
         self.max_transfer_blocks = MAX_TRANSFER // block
         self.capacity = self._capacity()
         self.limits = self._limits()
-        # Tells every nexus that INQUIRY data has changed. The device server sets it.
-        self.renewed: Callable[[], None] = lambda: None
 
     def _limits(self) -> BlockLimits:
         block, traits = self.block, self.traits
@@ -210,7 +250,7 @@ class LogicalUnit:
         self.lacks = traits.lacks()
         self.limits = self._limits()
         self.capacity = self._capacity()
-        self.renewed()
+        self.server.renewed()
 
     def _restore(self, state: StateFile) -> None:
         self.reservations.can_persist = True
@@ -308,7 +348,7 @@ class LogicalUnit:
             if not self.write_through or not self._write_cache:
                 return
             self._write_cache = False
-        self.tell_others(nexus, sense.MODE_PARAMETERS_CHANGED)
+        self.server.tell_others(nexus, sense.MODE_PARAMETERS_CHANGED)
 
     def flush(self, nexus: Nexus, wanted: Callable[[], bool] = always) -> None:
         """Flush for ``nexus``. Raises OSError if anything that it wrote may be lost. ``wanted``:

@@ -276,7 +276,7 @@ def test_a_source_that_is_taken_away_meanwhile(place: Place) -> None:
 def test_a_source_that_is_removed_meanwhile(place: Place) -> None:
     """Just behind the look whether it is there. Its file is closed then; the descriptor may already
     be that of another file."""
-    place.units[0].is_there_for = lambda _nexus: True
+    place.units[0].server = LogicalUnit(FakeStore(SIZE), serial="alone").server  # that of no target
     data = memoryview(
         third_party.encode_copy_list(CopyList(0, place.cscds, [Segment(2, 0, 0, 1, 1, 0, 0)]))
     )
