@@ -161,8 +161,7 @@ class TroubledDevice(DeviceServer):
         super().__init__(luns, iqn, ports)
         self._troubles = troubles
         self._resets = 0
-        # Number of resets before a command began, by the task's id.
-        self._began: dict[int, int] = {}
+        self._began: dict[ScsiTask, int] = {}  # resets before a command began
 
     def begin(self, nexus: Nexus, lun: int, cdb: bytes) -> ScsiTask:
         task = super().begin(nexus, lun, cdb)
@@ -172,7 +171,7 @@ class TroubledDevice(DeviceServer):
                 task = DeviceTask(cdb)
                 task.status, task.sense = instead
             else:
-                self._began[id(task)] = self._resets
+                self._began[task] = self._resets
                 task.may_block |= self._troubles.is_slow()
         return task
 
@@ -181,7 +180,7 @@ class TroubledDevice(DeviceServer):
             self._troubles.take_time()
         if not super().run(task, buffer, nowait):
             return False
-        if self._began.pop(id(task), self._resets) != self._resets:
+        if self._began.pop(task, self._resets) != self._resets:
             task.status, task.transferred = sam.TASK_ABORTED, 0
         if task.status != sam.GOOD:
             return True

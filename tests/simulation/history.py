@@ -9,8 +9,8 @@ that has succeeded, or when it was written with FUA. The rules:
 - A block that a read has shown stays: a later read shows nothing older, as long as no connection
   and no target is lost between them.
 - When the target loses its cache, and the client keeps nothing, changes that are not bound may be
-  lost. Then the first flush that begins after that fails, and tells of it. A client that has only
-  lost a connection, while changes were not bound, cannot know better, and may tell of it, too.
+  lost. If one is, the first flush that begins after that fails, and tells of it. A client that has
+  only lost a connection, while changes were not bound, cannot know better, and may tell of it, too.
 - When target and client have lost their memory, a block has a change that nothing bound has
   followed, and keeps it.
 """
@@ -88,8 +88,12 @@ class History:
         self._next = 1
         self._struck = -math.inf  # when the target has lost its cache, last
         self._owed: dict[Change, None] = {}  # lost, and not told
+        self._in_trouble = False
+        self._unpromised: dict[Change, None] = {}  # done, and a flush behind them has failed
         self._perhaps = False  # a loss may be told: a connection was lost, with changes
         self._disturbed = -math.inf  # when one was lost, or made, last
+        self._changed = -math.inf  # when a change ended that is not bound
+        self._flushed = -math.inf  # when the last flush that has succeeded began
         self._told = -math.inf
         self._died = -math.inf
         self.losses = 0  # that were told
@@ -124,6 +128,8 @@ class History:
         if change not in self._under_way:
             return  # its client has died
         del self._under_way[change]
+        if not (done and fua):
+            self._changed = now
         if not done or change.keeps:
             return
         change.done = True
@@ -219,6 +225,7 @@ class History:
                 f"a flush has succeeded, and nobody was told that {len(self._owed)} changes may be"
                 " lost"
             )
+        self._flushed = max(self._flushed, begun)
         if begun > self._disturbed:
             self._perhaps = False
         for change in covered:
@@ -226,9 +233,11 @@ class History:
             self._owed.pop(change, None)
             self._bind(change)
 
-    def end_flush_with_loss(self, begun: float, now: float) -> None:
-        """One has failed, and told of a loss. Raises Wrong."""
-        if self._keeps or (not self._owed and not self._perhaps and begun > self._told):
+    def end_flush_with_loss(self, begun: float, now: float, failed: bool = False) -> None:
+        """One has failed, and told of a loss. ``failed``: the target has said that it could not
+        write what it had cached. Raises Wrong."""
+        may_tell = self._owed or self._perhaps or self._in_trouble or begun <= self._told
+        if not failed and (self._keeps or not may_tell):
             raise Wrong("a flush tells of a loss, and nothing was lost")
         self.losses += 1
         self._told = now
@@ -239,6 +248,12 @@ class History:
                 # Nothing is promised of it any more; and who has been told is not told again, if it
                 # should be lost only now.
                 del self._unbound[change]
+                self._unpromised[change] = None
+
+    def trouble(self) -> None:
+        """From now on commands may end with errors, some of which a client without a journal has to
+        take for losses."""
+        self._in_trouble = True
 
     # -- losses -----------------------------------------------------------------------------------
 
@@ -246,20 +261,37 @@ class History:
         """A connection is lost, or made."""
         self._epoch += 1
         self._disturbed = now
-        self._perhaps = self._perhaps or bool(self._unbound or self._under_way)
+        if self._unbound or self._under_way or self._changed >= self._flushed:
+            self._perhaps = True
 
-    def struck(self, now: float) -> None:
-        """The target has lost its cache."""
+    def struck(self, now: float, medium: bytes | bytearray) -> None:
+        """The target has lost its cache; what it has still is ``medium``."""
         self.disturbed(now)
         self._struck = now
         if self._keeps:
             return
-        self._owed.update(self._unbound)
-        for change in (*self._unbound, *self._under_way):
+        for change in self._unbound:
+            # (What is there need not be told: a write with FUA may have been made durable by a
+            # flush, which covers other changes, too.)
+            if self._is_lost(change, medium):
+                self._owed[change] = None
+        for change in (*self._unbound, *self._unpromised, *self._under_way):
             for block in range(change.at, change.at + change.count):
                 for entry in self._blocks[block]:
                     if not entry.gone:
                         entry.hidden = math.inf
+        self._unpromised.clear()
+
+    def _is_lost(self, change: Change, medium: bytes | bytearray) -> bool:
+        """Whether a block has nothing but older changes on the medium."""
+        for block in range(change.at, change.at + change.count):
+            version, _ = _HEAD.unpack_from(medium, block * self.size)
+            if not any(
+                each.change.version == version and each.change.ended >= change.begun
+                for each in self._blocks[block]
+            ):
+                return True
+        return False
 
     def died(self, now: float) -> None:
         """The client is gone, with all that it has kept; and the target has lost its cache."""
@@ -270,8 +302,9 @@ class History:
             change.ended = now
         self._under_way.clear()
         self._unbound.clear()
+        self._unpromised.clear()
         self._owed.clear()
-        self._perhaps = False
+        self._perhaps = self._in_trouble = False
         for entries in self._blocks:
             entries[:] = [each for each in entries if not each.gone]
             for entry in entries:

@@ -77,6 +77,7 @@ class SimulatedLoop:
         self._watches: dict[int, SimulatedWatch] = {}
         self._waits: dict[tuple[int, bool], trio.lowlevel.Task] = {}
         self._touched: dict[int, None] = {}  # perhaps ready
+        self._gatherings: dict[int, SimulatedGathering] = {}
         self._over = False
 
     # -- Loop -------------------------------------------------------------------------------------
@@ -91,7 +92,7 @@ class SimulatedLoop:
         return self._timers.add(when, function)
 
     def watch(self, fd: int, ready: Function) -> SimulatedWatch:
-        self._check(fd)
+        self.check(fd)
         if fd in self._watches:
             raise OSError(errno.EEXIST, os.strerror(errno.EEXIST))
         made = self._watches[fd] = SimulatedWatch(self, fd, ready)
@@ -136,6 +137,22 @@ class SimulatedLoop:
     def touch(self, fd: int) -> None:
         """The descriptor may be ready."""
         self._touched[fd] = None
+        if self._gatherings:
+            for number, gathering in self._gatherings.items():
+                if gathering.has(fd):
+                    self._touched[number] = None
+
+    def gathering(self) -> SimulatedGathering:
+        """Instead of ``iserblk.loop.gathering.Gathering``."""
+        made = SimulatedGathering(self)
+        number = made.number = self.add(made)
+        self._gatherings[number] = made
+        return made
+
+    def is_ready(self, fd: int, writable: bool) -> bool:
+        """Of what a gathering waits for."""
+        descriptor = self._descriptors[fd]
+        return descriptor.readable() or (writable and descriptor.writable())
 
     def later(self, seconds: float, function: Function) -> Timer:
         """The world does something, in so many seconds."""
@@ -156,17 +173,25 @@ class SimulatedLoop:
         assert number not in self._watches, "it is watched: a watch is to be closed before that"
         del self._descriptors[number]
         self._touched.pop(number, None)
+        self._gatherings.pop(number, None)
+        for gathering in self._gatherings.values():
+            gathering.forget(number)  # as the kernel does
 
     @property
     def open(self) -> int:
         """Descriptors that are not closed."""
         return len(self._descriptors)
 
+    def describe(self) -> str:
+        """The descriptors that are not closed."""
+        return ", ".join(f"{number}: {each}" for number, each in self._descriptors.items())
+
     @property
     def watched(self) -> int:
         return len(self._watches)
 
-    def _check(self, fd: int) -> None:
+    def check(self, fd: int) -> None:
+        """Raises OSError unless it is open."""
         if fd not in self._descriptors:
             raise OSError(errno.EBADF, os.strerror(errno.EBADF))
 
@@ -179,7 +204,7 @@ class SimulatedLoop:
     async def _until(self, fd: int | HasFileno, writable: bool) -> None:
         await trio.lowlevel.checkpoint_if_cancelled()
         number = fd if isinstance(fd, int) else fd.fileno()
-        self._check(number)
+        self.check(number)
         key = number, writable
         if key in self._waits:
             raise trio.BusyResourceError("another task waits for it")
@@ -259,3 +284,52 @@ class SimulatedLoop:
         self._over = True
         for watch in list(self._watches.values()):
             watch.close()
+
+
+class SimulatedGathering:
+    """See ``iserblk.loop.gathering.Gathering``: a descriptor that is ready when one of those that
+    were added is."""
+
+    def __init__(self, loop: SimulatedLoop) -> None:
+        self._loop = loop
+        self._writing: dict[int, bool] = {}  # by descriptor
+        self.number = -1
+
+    @property
+    def closed(self) -> bool:
+        return self.number < 0
+
+    def fileno(self) -> int:
+        return self.number
+
+    def readable(self) -> bool:
+        return any(self._loop.is_ready(fd, wanted) for fd, wanted in self._writing.items())
+
+    def writable(self) -> bool:
+        return False
+
+    def has(self, fd: int) -> bool:
+        return fd in self._writing
+
+    def forget(self, fd: int) -> None:
+        self._writing.pop(fd, None)
+
+    def add(self, fd: int) -> None:
+        self._loop.check(fd)
+        self._writing[fd] = False
+        self._loop.touch(fd)
+
+    def watch_output(self, fd: int, wanted: bool) -> None:
+        if fd not in self._writing:
+            raise OSError(errno.ENOENT, os.strerror(errno.ENOENT))
+        self._writing[fd] = wanted
+        self._loop.touch(fd)
+
+    def remove(self, fd: int) -> None:
+        if self._writing.pop(fd, None) is None:
+            raise OSError(errno.ENOENT, os.strerror(errno.ENOENT))
+
+    def close(self) -> None:
+        number, self.number = self.number, -1
+        if number >= 0:
+            self._loop.remove(number)

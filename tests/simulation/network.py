@@ -59,6 +59,9 @@ class End:
         self.limit = -1  # bytes, after which the line is reset
         self.closed = False
 
+    def __repr__(self) -> str:
+        return f"{self.local} to {self.remote}"
+
     # -- Descriptor -------------------------------------------------------------------------------
 
     def readable(self) -> bool:

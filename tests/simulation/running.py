@@ -25,6 +25,7 @@ from hypothesis.internal.entropy import deterministic_PRNG
 
 from iserblk.initiator.connecting import reach
 from iserblk.initiator.connecting.styles import Styles
+from iserblk.initiator.session import descriptors
 from iserblk.loop import clock, tasks
 from iserblk.loop.here import hosts
 from iserblk.loop.work import nothing
@@ -162,6 +163,7 @@ def made_up(network: Network, seed: object) -> Iterator[None]:
             mock.patch.object(secrets, "token_bytes", random_bytes),
             mock.patch.object(os, "sched_yield", nothing),  # other processes do not count
             mock.patch.object(plain, "source", network.plain),
+            mock.patch.object(descriptors, "Gathering", loop.gathering),
             mock.patch.object(reach, "STYLES", Styles()),  # what a process knows of portals
         ):
             yield

@@ -52,8 +52,10 @@ class Play:
         begun = self.step()
         self.history.end_flush_with_loss(begun, self.step())
 
-    def strike(self) -> None:
-        self.history.struck(self.step())
+    def strike(self, kept: int = 0) -> None:
+        """The medium has what was bound: ``kept``, else nothing."""
+        medium = content(kept, 0, SIZE) + bytes((BLOCKS - 1) * SIZE)
+        self.history.struck(self.step(), medium)
 
     def lose_line(self) -> None:
         self.history.disturbed(self.step())
@@ -233,10 +235,38 @@ def test_a_loss_that_is_not_told(careless: Play) -> None:
         careless.flush()
 
 
+def test_what_the_medium_has_is_not_lost(careless: Play) -> None:
+    """It may have got there by itself: so it need not be told, but may be."""
+    for _ in range(2):
+        change = careless.write()
+        careless.strike(kept=change.version)
+        careless.flush()
+    careless.write()
+    careless.strike(kept=change.version)
+    with pytest.raises(Wrong, match="nobody was told"):
+        careless.flush()
+
+
+def test_in_trouble_a_loss_may_be_told(careless: Play) -> None:
+    careless.history.trouble()
+    careless.tell()
+    careless.tell()
+    careless.die()
+    with pytest.raises(Wrong, match="nothing was lost"):
+        careless.tell()
+
+
+def test_a_trim_that_is_lost_may_be_told(careless: Play) -> None:
+    careless.flush()
+    careless.end(careless.begin(trim=True))
+    careless.lose_line()
+    careless.tell()
+
+
 def test_what_was_flushed_is_not_lost(careless: Play) -> None:
     change = careless.write()
     careless.flush()
-    careless.strike()
+    careless.strike(kept=change.version)
     careless.flush()
     careless.refuses(0)
     careless.read(change.version)

@@ -14,17 +14,20 @@ from collections.abc import Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from random import Random
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import trio
 
 from iserblk.disk.aio import TrioDisk, TrioDiskSet, open_disks
 from iserblk.disk.seam import EXTENT_DATA
-from iserblk.errors import IserblkError, WritesLost
+from iserblk.errors import IserblkError, ScsiError, WritesLost
 from iserblk.metrics.target_reading import TargetReading
+from iserblk.scsi import sense
+from iserblk.scsi.sense import Sense
 from iserblk.target.scsi.device import LogicalUnit
 from iserblk.target.store.volatile import VolatileStore
 from tests.model.machine import Media
+from tests.model.trouble import TroubledDevice, Troubles
 from tests.simulation.history import History, Wrong
 from tests.simulation.loop import SimulatedLoop
 from tests.simulation.network import End
@@ -53,9 +56,13 @@ OPERATIONS: Final = {READ: 40, WRITE: 40, FLUSH: 8, FUA: 2, ZERO: 2, TRIM: 2, EX
 
 CUT, HALVE, HOLE, LIMIT, SLOW, DARK = "cut", "halve", "hole", "limit", "slow", "dark"
 RESTART, STRIKE, DIE = "restart", "restart without its cache", "death of the client"
+BLINK, PASSING, IDENTIFY = "cache lost in place", "temporary errors", "errors at the beginning"
+RECOVERED, FAIL, LESS = "recovered errors", "failed flush", "other refusals"
 FAULTS: Final = {
-    CUT: 10, HALVE: 5, HOLE: 2, LIMIT: 10, SLOW: 3, DARK: 2, RESTART: 5, STRIKE: 8, DIE: 2
+    CUT: 10, HALVE: 5, HOLE: 2, LIMIT: 10, SLOW: 3, DARK: 2, RESTART: 5, STRIKE: 8, DIE: 2,
+    BLINK: 4, PASSING: 4, IDENTIFY: 2, RECOVERED: 2, FAIL: 2, LESS: 2,
 }  # fmt: skip
+_KINDS: Final = {PASSING: "passing", IDENTIFY: "identify", RECOVERED: "recovered", FAIL: "flush"}
 
 
 class Settings(NamedTuple):
@@ -79,6 +86,8 @@ def draw(chance: Random) -> Settings:
     options = {"initiator-name": INITIATOR, "io-timeout": "forever"}
     options["journal"] = chance.choice(("56M", "1M", "256k", "64k", "off"))
     options["queue-depth"] = chance.choice(("128", "128", "4", "1"))
+    options["connections"] = chance.choice(("1", "1", "2", "3"))
+    options["error-recovery-level"] = chance.choice(("0", "0", "1", "2"))
     options["immediate-data"] = chance.choice(("yes", "yes", "no"))
     options["max-transfer"] = chance.choice(("1M", "1M", "16384"))
     if scheme == "iser":
@@ -86,10 +95,12 @@ def draw(chance: Random) -> Settings:
         options["mpa-crc"] = chance.choice(("yes", "no"))
     elif chance.random() < 0.3:
         options["header-digest"] = options["data-digest"] = "crc32c"
+    # (A granule is what a loss leaves whole.)
+    block, granule = chance.choice(((512, 512), (4096, 512), (4096, 4096)))
     return Settings(
         scheme,
-        chance.choice((512, 4096)),
-        chance.choice((512, 512, 4096)),
+        block,
+        granule,
         chance.choice((1, 2, 4, 8, 16)),
         chance.choice((5, 20, 60)),
         options["journal"] != "off",
@@ -146,6 +157,11 @@ class Hesitant(VolatileStore):
         return nowait and self._chance.random() < self._hesitates
 
 
+class _Troubles(Troubles):
+    def take_time(self) -> None:
+        """The loop does."""
+
+
 class Target:
     """The target, which may end in the middle of its commands. What is on ``media`` stays."""
 
@@ -155,7 +171,9 @@ class Target:
         self._cache = self._new_cache()
         self._scope = trio.CancelScope()
         self._ended = trio.Event()
+        self.troubles = _Troubles(world.chance.random())
         self.read: Callable[[], TargetReading]
+        self._device: TroubledDevice
 
     async def start(self) -> None:
         await self._world.nursery.start(self._run)
@@ -168,9 +186,20 @@ class Target:
         async def watch(read: Callable[[], TargetReading]) -> None:
             self.read = read
 
+        def device(*words: Any) -> TroubledDevice:
+            self._device = TroubledDevice(self.troubles, *words)
+            return self._device
+
         self._ended = trio.Event()
         with trio.CancelScope() as self._scope:
-            await serve(PLACE, IQN, {0: unit}, lambda _url: task_status.started(), watch=watch)
+            await serve(
+                PLACE,
+                IQN,
+                {0: unit},
+                lambda _url: task_status.started(),
+                make_device=device,
+                watch=watch,
+            )
         self._ended.set()
 
     async def stop(self, loses: bool) -> None:
@@ -179,10 +208,18 @@ class Target:
         self._scope.cancel()
         await self._ended.wait()
         if loses:
-            chance = self._world.chance
-            with self.media.losing(lambda: chance.random() >= WRITTEN_BACK):
-                self._cache.flush()
+            self._lose()
             self._cache = self._new_cache()
+
+    def _lose(self) -> None:
+        chance = self._world.chance
+        with self.media.losing(lambda: chance.random() >= WRITTEN_BACK):
+            self._cache.flush()
+
+    def blink(self) -> None:
+        """Lose the content of the cache, and tell of it; connections stay."""
+        self._lose()
+        self._device.reset()
 
     def _new_cache(self) -> Hesitant:
         return Hesitant(self.media, self._world.chance, self._world.settings.hesitates)
@@ -244,6 +281,7 @@ class World:
     async def _life(self) -> None:
         """Of one client with its journal, from the opening of the disk to its death."""
         self._over = trio.Event()
+        self._target.troubles.forget()
         async with AsyncExitStack() as stack:
             url = f"{self.settings.scheme}://{PLACE}/{IQN}/0"
             opened = await stack.enter_async_context(open_disks([url], self.settings.options))
@@ -258,7 +296,7 @@ class World:
                         for number in range(self.settings.clients):
                             clients.start_soon(self._client, disk, number)
                     nursery.cancel_scope.cancel()
-                self.network.dark = False
+                self._target.troubles.forget()
                 if self._over.is_set():
                     return
                 await self._everything(disk)
@@ -331,22 +369,21 @@ class World:
             at, count, self.loop.now(), zeroes=not writes, keeps=kind == TRIM
         )
         done = True
-        if writes:
-            buffer = bytearray(self.history.data(change))
-            try:
+        try:
+            if writes:
+                buffer = bytearray(self.history.data(change))
                 await disk.write(memoryview(buffer), at * size, kind == FUA)
-            except WritesLost:
-                if self.settings.keeps or kind != FUA:
-                    raise
-                done = False
-            except IserblkError:
+                buffer[:] = _JUNK * len(buffer)  # it is the caller's again
+            elif kind == ZERO:
+                await disk.zero(at * size, count * size, may_trim=bool(at & 1))
+            else:
+                await disk.trim(at * size, count * size)
+        except IserblkError as error:
+            if not self._may_fail(error):
                 self.history.end_change(change, self.loop.now(), False)
                 raise
-            buffer[:] = _JUNK * len(buffer)  # it is the caller's again
-        elif kind == ZERO:
-            await disk.zero(at * size, count * size, may_trim=bool(at & 1))
-        else:
-            await disk.trim(at * size, count * size)
+            self.trace("a change fails: %s", error)
+            done = False
         self.history.end_change(change, self.loop.now(), done, kind == FUA)
 
     async def _flush(self, disk: TrioDisk) -> None:
@@ -354,12 +391,29 @@ class World:
         try:
             await disk.flush()
         except IserblkError as error:
-            if not error.losses:
+            if not error.losses and not self._has_failed(error):
                 raise
             self.trace("a flush tells of a loss")
-            self.history.end_flush_with_loss(begun, self.loop.now())
+            failed = self._has_failed(error)
+            self.history.end_flush_with_loss(begun, self.loop.now(), failed)
         else:
             self.history.end_flush(begun, self.loop.now())
+
+    def _may_fail(self, error: IserblkError) -> bool:
+        """A change that is to be durable when it ends: one with FUA, or that no journal holds."""
+        return self._has_failed(error) or (
+            isinstance(error, WritesLost)
+            and (not self.settings.keeps or FAIL in self._result.faults)
+        )
+
+    def _has_failed(self, error: IserblkError) -> bool:
+        """The target has said that it could not write what it had cached."""
+        return (
+            FAIL in self._result.faults
+            and isinstance(error, ScsiError)
+            and isinstance(error.sense, Sense)
+            and error.sense.code == sense.WRITE_ERROR
+        )
 
     async def _extents(self, disk: TrioDisk, at: int, count: int) -> None:
         size, begun = self.settings.granule, self.loop.now()
@@ -408,6 +462,17 @@ class World:
         if kind in (RESTART, STRIKE):
             await self._restart(kind == STRIKE)
             return
+        if kind == BLINK:
+            self._target.blink()
+            self.history.struck(self.loop.now(), self._target.media.content)
+            return
+        if kind in _KINDS:
+            self.history.trouble()
+            self._target.troubles.add(_KINDS[kind], chance.randint(1, 6))
+            return
+        if kind == LESS:
+            self._target.troubles.refuse(chance.randrange(32))
+            return
         if kind == SLOW:
             before, network.delay = network.delay, (0.001, chance.choice((0.01, 0.3)))
             await trio.sleep(chance.uniform(0.0, 2.0))
@@ -441,7 +506,7 @@ class World:
         await self._target.stop(loses)
         if loses:
             self.trace("the target has lost its cache")
-            self.history.struck(self.loop.now())
+            self.history.struck(self.loop.now(), self._target.media.content)
         else:
             self._disturbed()
         await trio.sleep(self.chance.choice((0.0, self.chance.expovariate(1.0))))
@@ -460,7 +525,7 @@ class World:
     def _check_end(self) -> None:
         loop = self.loop
         if loop.open or loop.watched:
-            raise Wrong(f"{loop.open} descriptors are open, {loop.watched} are watched")
+            raise Wrong(f"open at the end: {loop.describe()}; {loop.watched} are watched")
 
 
 def play(seed: int, operations: int, print_line: Callable[[str], object] | None = None) -> Result:
