@@ -222,12 +222,17 @@ class Login:
         session.tsih = login.tsih
         session.busy_poll_us = self._options.busy_poll_us
         session.start(login.cmd_sn, login.exp_cmd_sn, login.max_cmd_sn, login.exp_stat_sn)
-        await self._switch(login.parameters, session.queue.connection.datamover)
-        if self._connection.streaming is not None:
-            # What came behind the login in the same segment makes no descriptor readable.
-            session.progress(monotonic())
-            self._check(session, "behind the login")
-        await self._greet(session)
+        try:
+            await self._switch(login.parameters, session.queue.connection.datamover)
+            if self._connection.streaming is not None:
+                # What came behind the login in the same segment makes no descriptor readable.
+                session.progress(monotonic())
+                self._check(session, "behind the login")
+            await self._greet(session)
+        except BaseException:
+            # One that may have several connections has a descriptor of its own.
+            session.fail(ConnectionLost(f"{self._portal}: no login"))
+            raise
         return session
 
     async def join(self, session: Session, cid: int) -> SessionConnection:
