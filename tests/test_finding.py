@@ -48,7 +48,9 @@ ELSEWHERE: dict[str, str] = {
     "iserblk/discovery/slp_connection.py": "tests/target/announcing/test_announcing_slp.py",
     "iserblk/disk/aio.py": "tests/integration/test_disk_data.py, through both faces",
     "iserblk/disk/asyncio.py": "tests/integration/test_asyncio.py",
-    "iserblk/disk/blocking.py": "tests/integration/test_disk_data.py, through both faces",
+    "iserblk/disk/blocking.py": (
+        "tests/disk/test_disk_thread.py and tests/integration/test_disk_data.py, through both faces"
+    ),
     "iserblk/disk/multipath/failback.py": "tests/integration/test_fail_back.py",
     "iserblk/disk/seam.py": "Protocols; tests/integration/test_disk_data.py runs both faces",
     "iserblk/doctor/finding.py": "a record; tests/doctor/test_report.py",
@@ -61,9 +63,7 @@ ELSEWHERE: dict[str, str] = {
     "iserblk/initiator/session/connection.py": (
         "tests/initiator/session/test_several.py and tests/initiator/session/test_sending.py"
     ),
-    "iserblk/initiator/session/driving.py": (
-        "a Protocol; tests/initiator/drivers/test_threads.py, tests/initiator/drivers/test_tasks.py"
-    ),
+    "iserblk/initiator/session/driving.py": ("a Protocol; tests/initiator/drivers/test_tasks.py"),
     "iserblk/loop/epoll.py": "tests/contract/test_loops.py",
     "iserblk/loop/guest.py": "tests/contract/test_loops.py",
     "iserblk/loop/here.py": "tests/contract/test_loops.py",
@@ -111,13 +111,6 @@ PRIVATE: dict[str, set[str]] = {
     "tests/disk/durability/test_journal.py": {"_spare", "_spare_buffers", "_spared"},
     "tests/disk/durability/test_promise_turning_volatile.py": {"_batch", "_closed", "_spare"},
     "tests/disk/lun/test_reservation.py": {"_look", "_unlock"},
-    "tests/initiator/drivers/test_threads.py": {
-        "_followers",
-        "_heir",
-        "_led",
-        "_mutex",
-        "_wake_next",
-    },
     "tests/initiator/session/test_races.py": {"_free"},
     "tests/integration/test_asyncio.py": {"_disk"},
     "tests/integration/test_tgtd.py": {"_unlock"},

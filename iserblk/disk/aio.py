@@ -145,7 +145,8 @@ class TrioDiskSet:
     """The opened disks: ``disks`` by export name, in URL order; ``default`` is the name of the
     first. ``serve_metrics``: to be called once where they are to be served later. Raises as
     ``MetricsPorts.open``. ``left_out``: disks of URLs without a LUN that cannot be used, in words;
-    they have been logged. ``ending``: of all their sessions."""
+    they have been logged. ``ending``: of all their sessions. ``busy_poll_us``: how long one of
+    them stays awake for an answer, at most."""
 
     def __init__(
         self,
@@ -153,12 +154,14 @@ class TrioDiskSet:
         serve_metrics: Callable[[], None],
         left_out: Sequence[str] = (),
         ending: EndOfUse | None = None,
+        busy_poll_us: int = 0,
     ) -> None:
         self.ending = ending or EndOfUse()
         self.disks = disks
         self.left_out = left_out
         self.default = next(iter(disks))
         self.serve_metrics = serve_metrics
+        self.busy_poll_us = busy_poll_us
 
 
 async def _pump(
@@ -211,6 +214,7 @@ async def open_disks(
                 serve_metrics,
                 left_out,
                 EndOfUse([driver.session for driver in drivers]),
+                max(driver.session.busy_poll_us for driver in drivers),
             )
         except (Exception, KeyboardInterrupt) as problem:
             error = problem  # raised below, not inside the nursery's exception group

@@ -1,6 +1,6 @@
 """Disks for asyncio: ``async with open_disks(urls, options) as disks``.
 
-trio runs in a thread of its own, with ``iserblk.disk.aio`` in it. So sessions are looked after
+A thread of their own has the disks (``iserblk.disk.disk_thread``). So sessions are looked after
 whatever the asyncio loop does meanwhile: pings are answered, deadlines are kept, a lost connection
 is made again. Requests that a turn of the loop makes go over together, and so do the answers. No
 request has a thread of its own.
@@ -12,156 +12,110 @@ then its buffer is free.
 from __future__ import annotations
 
 import asyncio
-import threading
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from functools import partial
-from typing import Any, Generic, TypeVar
-
-import trio
+from typing import Any, TypeVar
 
 from iserblk.disk import aio
+from iserblk.disk.disk_thread import CALL, READ, WRITE, DiskThread, HandedRequest
 from iserblk.disk.seam import AsyncLun, CommandResult, Extent, LunInfo
-from iserblk.errors import ConnectionLost, IserblkError, LocalProtocolError
+from iserblk.errors import IserblkError, LocalProtocolError
+from iserblk.loop.work import nothing
 
 T = TypeVar("T")
 
 
-def _closed() -> ConnectionLost:
-    return ConnectionLost("the disks were closed while a request was under way")
+class _Future(asyncio.Future[Any]):
+    """The end of ``request``. ``cancel`` only asks: the future is cancelled when the request has
+    ended."""
 
-
-class _Request(asyncio.Future[T], Generic[T]):
-    """One operation of a disk. It runs in trio's thread; the future belongs to asyncio's.
-
-    ``cancel`` only asks: the future is cancelled when the operation has ended.
-    """
-
-    def __init__(self, trio_thread: _TrioThread, operation: Callable[[], Awaitable[T]]) -> None:
-        super().__init__(loop=trio_thread.loop)
-        self._trio_thread = trio_thread
-        self._operation = operation
-        self._scope: trio.CancelScope | None = None
+    def __init__(self, face: _Face, thread: DiskThread, disk: AsyncLun) -> None:
+        super().__init__(loop=face.loop)
+        self.request = HandedRequest(thread, disk, partial(face.ended, self))
+        self._thread = thread
         self._unwanted = False
-        self._outcome: T | None = None
-        self._problem: Exception | None = None
 
     def cancel(self, msg: Any = None) -> bool:
         if self.done():
             return False
         if not self._unwanted:
             self._unwanted = True
-            self._trio_thread.soon(self._stop)
+            request = self.request
+            self._thread.take_back(HandedRequest(self._thread, request.disk, nothing), request)
         return True
 
-    def _stop(self) -> None:
-        if self._scope is not None:
-            self._scope.cancel()
-
-    async def run(self) -> None:
-        """In trio's thread."""
-        try:
-            if not self._unwanted:  # from here to the first wait ``_stop`` cannot come
-                with trio.CancelScope() as self._scope:
-                    self._outcome = await self._operation()
-        except trio.Cancelled:
-            self._problem = _closed()
-            raise
-        except Exception as error:
-            self._problem = error
-        finally:
-            self._trio_thread.ended(self)
-
     def end(self) -> None:
-        """In asyncio's thread."""
+        """The request has ended."""
+        request = self.request
+        request.over = nothing  # it refers to this future: no circle is left
         if self._unwanted:
             super().cancel()
-        elif self._problem is not None:
-            self.set_exception(self._problem)
+        elif request.error is not None:
+            self.set_exception(request.error)
         else:
-            self.set_result(self._outcome)  # type: ignore[arg-type]
-
-    def refuse(self) -> None:
-        """In asyncio's thread: it has not begun, and cannot any more."""
-        self._problem = _closed()
-        self.end()
+            self.set_result(request.result)
 
 
-class _TrioThread:
-    """A thread that runs trio, with the disks of ``urls`` open in it. All methods but ``ended`` are
-    called in asyncio's thread."""
+class _Face:
+    """The disks' thread, for asyncio's. All methods but ``ended`` are called in asyncio's."""
 
     def __init__(self, urls: Sequence[str], options: Mapping[str, str]) -> None:
         self.loop = asyncio.get_running_loop()
-        self._urls = urls
-        self._options = options
-        self._begun = self.loop.create_future()  # trio runs, or cannot
         self._opened: asyncio.Future[None] = self.loop.create_future()
         self._over: asyncio.Future[None] = self.loop.create_future()
-        self._token: trio.lowlevel.TrioToken
-        self._scope: trio.CancelScope
-        self._stop: trio.Event
-        self._nursery: trio.Nursery
-        self._closing = False  # no request begins any more
-        self.disks: dict[str, AsyncLun] = {}
-        self._requests: deque[_Request[Any]] = deque()
-        self._asked = False  # trio's thread will look at ``_requests``
-        self._answers: deque[_Request[Any]] = deque()
+        self._answers: deque[_Future] = deque()
         self._told = False  # asyncio's thread will look at ``_answers``
-        self._thread = threading.Thread(target=self._body, name="iserblk-trio", daemon=True)
+        self._thread = DiskThread(
+            partial(aio.open_disks, urls, options),
+            partial(self._tell, partial(self._opened.set_result, None)),
+            lambda error: self._tell(partial(self._finish, error)),
+        )
 
-    # -- asyncio's thread -------------------------------------------------------------------------
-
-    async def open(self) -> None:
+    async def open(self) -> dict[str, AsyncLun]:
         """Raises what ``aio.open_disks`` raises; then the thread has ended. So it has when this is
         cancelled."""
         self._thread.start()
         try:
-            await _wait_through(self._begun)
             await asyncio.wait([self._opened, self._over], return_when=asyncio.FIRST_COMPLETED)
         except asyncio.CancelledError:
-            if not self._over.done():
-                self.soon(self._scope.cancel)
             with suppress(Exception):
-                await self._ended()
+                await self.close()
             raise
         if self._over.done():
-            await self._ended()
+            await self.close()
+        return self._thread.disks
 
     async def close(self) -> None:
         """Log out. What is still under way is aborted, and ends with ConnectionLost."""
-        self.soon(self._stop.set)
-        await self._ended()
-
-    async def _ended(self) -> None:
-        try:
-            await _wait_through(self._over)
-        finally:
-            self._thread.join()  # it has nothing left to do
+        self._thread.close()
+        cancelled = False
+        while not self._over.done():
+            try:
+                await asyncio.wait([self._over])
+            except asyncio.CancelledError:
+                cancelled = True
+        self._thread.join()  # it has nothing left to do
+        self._deliver()
+        if cancelled:
+            raise asyncio.CancelledError
         self._over.result()
 
-    def soon(self, call: Callable[[], object]) -> None:
-        """Call it in trio's thread, if that still runs."""
-        with suppress(trio.RunFinishedError):
-            self._token.run_sync_soon(call)
-
-    def request(self, operation: Callable[[], Awaitable[T]]) -> asyncio.Future[T]:
-        """Begin ``operation``. Raises LocalProtocolError in another loop, or none: nothing would
-        tell it of the end, before which the buffer is in use."""
+    def future(self, disk: AsyncLun) -> _Future:
+        """For a request, which is to be begun. Raises LocalProtocolError in another loop, or none:
+        nothing would tell it of the end, before which the buffer is in use."""
         if not self._is_running():
             raise LocalProtocolError(
                 "the disk belongs to the asyncio loop that opened it: call it there"
                 " (asyncio.run_coroutine_threadsafe does), or open disks in this loop, too"
             )
-        if self._over.done():
-            raise ConnectionLost("the disks are closed")
-        request = _Request(self, operation)
-        self._requests.append(request)
-        if not self._asked:
-            self._asked = True
-            self.soon(self._begin)
-        return request
+        return _Future(self, self._thread, disk)
+
+    def begin(self, future: _Future) -> _Future:
+        """Raises ConnectionLost where the disks are closed."""
+        self._thread.send(future.request)
+        return future
 
     def _is_running(self) -> bool:
         try:
@@ -169,86 +123,47 @@ class _TrioThread:
         except RuntimeError:
             return False
 
-    def _deliver(self) -> None:
-        self._told = False  # before it looks: see ``_begin``
-        answers = self._answers
-        while answers:
-            answers.popleft().end()
-
-    # -- trio's thread ----------------------------------------------------------------------------
-
-    def _body(self) -> None:
-        error: BaseException | None = None
-        try:
-            trio.run(self._main)
-        except BaseException as problem:
-            error = problem
-        self._tell(partial(self._finish, error))
-
     def _finish(self, error: BaseException | None) -> None:
-        """In asyncio's thread."""
-        if not self._begun.done():
-            self._begun.set_result(None)
-        for request in self._requests:
-            request.refuse()
         if error is None:
             self._over.set_result(None)
         else:
             self._over.set_exception(error)
+
+    def _deliver(self) -> None:
+        self._told = False  # before it looks: an answer that comes later tells again
+        answers = self._answers
+        while answers:
+            answers.popleft().end()
+
+    # -- the disks' thread ------------------------------------------------------------------------
+
+    def ended(self, future: _Future) -> None:
+        self._answers.append(future)
+        if not self._told:
+            self._told = True
+            self._tell(self._deliver)
 
     def _tell(self, call: Callable[[], object]) -> None:
         """Call it in asyncio's thread, if its loop still runs."""
         with suppress(RuntimeError):
             self.loop.call_soon_threadsafe(call)
 
-    async def _main(self) -> None:
-        self._token = trio.lowlevel.current_trio_token()
-        self._stop = trio.Event()
-        with trio.CancelScope() as self._scope:
-            self._tell(partial(self._begun.set_result, None))
-            async with aio.open_disks(self._urls, self._options) as disks:
-                self.disks = disks.disks
-                async with trio.open_nursery() as self._nursery:
-                    self._tell(partial(self._opened.set_result, None))
-                    try:
-                        await self._stop.wait()
-                    finally:  # also where what looks after the sessions has broken
-                        self._closing = True
-                        self._nursery.cancel_scope.cancel()
-
-    def _begin(self) -> None:
-        # In this order: a request that is not seen here has found the flag as it was left.
-        self._asked = False
-        requests = self._requests
-        while requests and not self._closing:
-            self._nursery.start_soon(requests.popleft().run)
-
-    def ended(self, request: _Request[Any]) -> None:
-        self._answers.append(request)
-        if not self._told:
-            self._told = True
-            self._tell(self._deliver)
-
-
-async def _wait_through(future: asyncio.Future[Any]) -> None:
-    """Wait for ``future`` also when cancelled meanwhile; raise CancelledError then."""
-    cancelled = False
-    while not future.done():
-        try:
-            await asyncio.wait([future])
-        except asyncio.CancelledError:
-            cancelled = True
-    if cancelled:
-        raise asyncio.CancelledError
-
 
 class AsyncioDisk:
     """One LUN for tasks of the asyncio loop that opened it. The methods are those of
     ``AsyncLun``."""
 
-    def __init__(self, disk: AsyncLun, request: Callable[[Callable[[], Any]], Any]) -> None:
+    def __init__(self, disk: AsyncLun, face: _Face) -> None:
         self._disk = disk
-        self._request = request
+        self._face = face
+
+    async def _request(self, operation: Callable[[], Awaitable[T]]) -> T:
+        future = self._face.future(self._disk)
+        request = future.request
+        request.kind = CALL
+        request.operation = operation
+        result: T = await self._face.begin(future)
+        return result
 
     @property
     def info(self) -> LunInfo:
@@ -267,14 +182,24 @@ class AsyncioDisk:
         return self._disk.unflushed
 
     async def refresh(self) -> int:
-        size: int = await self._request(self._disk.refresh)
-        return size
+        return await self._request(self._disk.refresh)
 
     async def read_into(self, buffer: memoryview, offset: int) -> None:
-        await self._request(partial(self._disk.read_into, buffer, offset))
+        future = self._face.future(self._disk)
+        request = future.request
+        request.kind = READ
+        request.buffer = buffer
+        request.offset = offset
+        await self._face.begin(future)
 
     async def write(self, buffer: memoryview, offset: int, fua: bool = False) -> None:
-        await self._request(partial(self._disk.write, buffer, offset, fua))
+        future = self._face.future(self._disk)
+        request = future.request
+        request.kind = WRITE
+        request.buffer = buffer
+        request.offset = offset
+        request.fua = fua
+        await self._face.begin(future)
 
     async def flush(self) -> None:
         try:
@@ -303,8 +228,7 @@ class AsyncioDisk:
         await self._request(partial(zero, offset, length))
 
     async def extents(self, offset: int, length: int) -> list[Extent]:
-        found: list[Extent] = await self._request(partial(self._disk.extents, offset, length))
-        return found
+        return await self._request(partial(self._disk.extents, offset, length))
 
     async def cache(self, offset: int, length: int) -> None:
         await self._request(partial(self._disk.cache, offset, length))
@@ -319,8 +243,7 @@ class AsyncioDisk:
     ) -> CommandResult:
         """See ``BlockingLun.command``."""
         command = partial(self._disk.command, cdb, data_in, data_out, timeout_s=timeout_s)
-        result: CommandResult = await self._request(command)
-        return result
+        return await self._request(command)
 
 
 class AsyncioDiskSet:
@@ -337,13 +260,12 @@ async def open_disks(
     urls: Sequence[str], options: Mapping[str, str] | None = None
 ) -> AsyncIterator[AsyncioDiskSet]:
     """Log in to every URL, find its disks; log out at the end. ``options`` hold for each URL that
-    has no others (docs/options.md). Requests that are under way at the end are aborted, and raise
-    ConnectionLost. Raises what connecting raises; then no thread, descriptor or session is left."""
-    thread = _TrioThread(list(urls), options or {})
-    await thread.open()
+    has no others (docs/options.md). Requests that are under way at the end are aborted; those that
+    have no answer raise ConnectionLost. Raises what connecting raises; then no thread, descriptor
+    or session is left."""
+    face = _Face(list(urls), dict(options or {}))
+    opened = await face.open()
     try:
-        yield AsyncioDiskSet(
-            {name: AsyncioDisk(disk, thread.request) for name, disk in thread.disks.items()}
-        )
+        yield AsyncioDiskSet({name: AsyncioDisk(disk, face) for name, disk in opened.items()})
     finally:
-        await thread.close()
+        await face.close()

@@ -1,122 +1,210 @@
 """Disks for threads: ``with open_disks(urls, options) as disks``.
 
-The caller's threads submit requests and wait for them by themselves. One more thread runs trio: it
-connects, logs in, connects again when a connection is lost, and looks after sessions while no
-thread waits for them. It is not in the path of any request.
+A thread of their own has the disks (``iserblk.disk.disk_thread``). A thread that calls a method
+hands its request over, and waits until it has ended. An interrupt (KeyboardInterrupt) aborts the
+request at the target; it is raised when the buffer is free.
 """
 
 from __future__ import annotations
 
+import atexit
+import logging
+import os
 import threading
-from collections.abc import Callable, Mapping, Sequence
+import weakref
+from collections import deque
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, suppress
+from functools import partial
 from types import TracebackType
-from typing import BinaryIO, Self, TypeVar
+from typing import Any, BinaryIO, Self, TypeVar
 
-import trio
-
-from iserblk.disk.ending import EndOfUse
+from iserblk.disk import aio
+from iserblk.disk.disk_thread import CALL, READ, WRITE, DiskThread, HandedRequest
 from iserblk.disk.file import open_file
-from iserblk.disk.lun.operations import DiskCore
-from iserblk.disk.lun.passthrough import send
-from iserblk.disk.metered import metered_blocking
-from iserblk.disk.metrics_ports import Measured, MetricsPorts
-from iserblk.disk.multipath.addresses import Address, settle
-from iserblk.disk.multipath.discovering import discover_ways
-from iserblk.disk.multipath.recognising import join_same_luns
-from iserblk.disk.opening import find_disks, give_up, name_disks, open_session, part, reconnector
-from iserblk.disk.seam import BlockingLun, CommandResult, Extent, FlushClient, LossCount, LunInfo
-from iserblk.initiator.drivers.threads import BlockingDriver
-from iserblk.initiator.session.driving import TICK_S
-from iserblk.initiator.session.slots import Operation
+from iserblk.disk.seam import (
+    AsyncLun,
+    BlockingLun,
+    CommandResult,
+    Extent,
+    FlushClient,
+    LossCount,
+    LunInfo,
+)
+from iserblk.errors import IserblkError
+
+log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
 
-class ThreadDisk:
-    """Implements BlockingLun: one LUN for threads."""
+class Bell:
+    """Wakes the thread that waits for it; a ring is kept until then.
 
-    def __init__(self, core: DiskCore, driver: BlockingDriver) -> None:
-        self.core = core
-        self.driver = driver
+    It is a descriptor: what writes to it gives up the GIL, so that the thread that wakes need not
+    wait for that. (With a lock it would.) It is closed when nothing refers to it any more: a thread
+    that is about to ring then rings nothing else."""
+
+    __slots__ = ("_fd",)
+
+    def __init__(self) -> None:
+        self._fd = os.eventfd(0, os.EFD_CLOEXEC)
+
+    def ring(self) -> None:
+        os.eventfd_write(self._fd, 1)
+
+    def wait(self) -> None:
+        os.read(self._fd, 8)
+
+    def __del__(self) -> None:
+        with suppress(AttributeError):  # there was no descriptor for it
+            os.close(self._fd)
+
+
+class Place:
+    """Where a thread waits until its ``request`` has ended. Both are used again and again."""
+
+    __slots__ = ("request", "wait")
+
+    def __init__(self, owner: DiskThread, disk: AsyncLun) -> None:
+        bell = Bell()
+        self.wait = bell.wait
+        self.request = HandedRequest(owner, disk, bell.ring)
+
+
+class Places:
+    """The places of all threads: those that are free."""
+
+    def __init__(self, thread: DiskThread) -> None:
+        self.thread = thread
+        self._free: deque[Place] = deque()
+
+    def take(self, disk: AsyncLun) -> Place:
+        try:
+            place = self._free.pop()
+        except IndexError:
+            return Place(self.thread, disk)
+        place.request.disk = disk
+        return place
+
+    def carry_out(self, place: Place) -> Any:
+        """Hand the request over, and wait for its end; returns its result. Raises what it has
+        failed with; an interrupt when its buffer is free."""
+        request = place.request
+        try:
+            self.thread.send(request)
+            place.wait()
+        except BaseException:
+            self._take_back(place)
+            raise
+        result, error = request.result, request.error
+        request.renew()
+        self._free.append(place)
+        if self.thread.is_over:
+            self.close()  # again
+        if error is not None:
+            try:
+                raise error
+            finally:
+                error = None  # its traceback has this frame: nothing is to wait for a collection
+        return result
+
+    def call(self, disk: AsyncLun, operation: Callable[[], Awaitable[T]]) -> T:
+        """Have the disks' thread await ``operation()``; else see ``carry_out``."""
+        place = self.take(disk)
+        place.request.kind = CALL
+        place.request.operation = operation
+        result: T = self.carry_out(place)
+        return result
+
+    def _take_back(self, place: Place) -> None:
+        """On return the request is not under way. Its place is not used again: what was
+        interrupted may be told of its end late."""
+        thread, request = self.thread, place.request
+        while True:
+            try:
+                ended = threading.Event()
+                thread.take_back(HandedRequest(thread, request.disk, ended.set), request)
+                ended.wait()
+                break
+            except BaseException:  # another interrupt: it is urgent
+                thread.cut()
+        request.renew()
+
+    def close(self) -> None:
+        self._free.clear()
+
+
+class ThreadDisk:
+    """Implements BlockingLun: one LUN for threads. ``disk``: belongs to the thread of the disks.
+    ``places``: of all LUNs of the set."""
+
+    def __init__(self, disk: AsyncLun, places: Places) -> None:
+        self.disk = disk
+        self.places = places
+        self._take = places.take
+        self._carry_out = places.carry_out
+        self._call = places.call
+        self.files: weakref.WeakSet[BinaryIO] = weakref.WeakSet()
 
     @property
     def info(self) -> LunInfo:
-        return self.core.info
+        return self.disk.info
 
     @property
     def size(self) -> int:
-        return self.core.size
+        return self.disk.size
 
     @property
     def dirty(self) -> bool:
-        return self.core.durability.wants_flush()
+        return self.disk.dirty
 
     @property
     def unflushed(self) -> int | None:
-        return self.core.durability.kept
+        return self.disk.unflushed
 
     @property
     def client(self) -> FlushClient:
-        return self.core.client
+        return self.disk.client
 
     def new_client(self) -> FlushClient:
-        return self.core.durability.losses.new_client()
+        return self.disk.new_client()
 
     def only_client(self, before: LossCount, changed: Callable[[], None]) -> FlushClient:
-        return self.core.durability.losses.only_client(before, changed)
+        return self.disk.only_client(before, changed)
 
     def refresh(self) -> int:
-        return self._run(self.core.refresh())
+        size: int = self._call(self.disk, self.disk.refresh)
+        return size
 
     def read_into(self, buffer: memoryview, offset: int) -> None:
-        core = self.core
-        driver = self.driver
-        slot = None
-        deadline = 0.0
-        try:
-            waiter = driver.new_waiter()
-            slot = core.begin_read(buffer, offset, waiter)
-            if slot is not None:
-                driver.wait(waiter)
-                deadline = core.ended(slot)
-        except BaseException:
-            self._take_back()
-            raise
-        if slot is None or deadline:
-            self._run(core.read(buffer, offset, deadline))
+        place = self._take(self.disk)
+        request = place.request
+        request.kind = READ
+        request.buffer = buffer
+        request.offset = offset
+        self._carry_out(place)
 
     def write(self, buffer: memoryview, offset: int, fua: bool = False) -> None:
-        core = self.core
-        driver = self.driver
-        slot = None
-        deadline = 0.0
-        try:
-            if not fua:
-                waiter = driver.new_waiter()
-                slot = core.begin_write(buffer, offset, waiter)
-                if slot is not None:
-                    driver.wait(waiter)
-                    deadline = core.ended_write(slot)
-        except BaseException:
-            self._take_back()
-            raise
-        if slot is None or deadline:
-            self._run(core.write(buffer, offset, fua, deadline))
-
-    def _take_back(self) -> None:
-        """After an exception: give back what an interrupt, at whatever moment, has left of this
-        thread's commands."""
-        for slot in self.driver.abandon():
-            self.core.dropped(slot)
-
-    def _run(self, operation: Operation[T]) -> T:
-        return self.driver.run(operation, self.core.dropped)
+        place = self._take(self.disk)
+        request = place.request
+        request.kind = WRITE
+        request.buffer = buffer
+        request.offset = offset
+        request.fua = fua
+        self._carry_out(place)
 
     def flush(self, client: FlushClient | None = None) -> None:
-        self._run(self.core.flush(client=client))
+        try:
+            self._call(self.disk, partial(self.disk.flush, client or self.disk.client))
+        except IserblkError as error:
+            # Not before: a thread that is interrupted instead has heard of no loss.
+            if client is None:
+                self.disk.client.told(error.losses)
+            raise
 
     def trim(self, offset: int, length: int, fua: bool = False, *, patient: bool = False) -> None:
-        self._run(self.core.trim(offset, length, fua, patient))
+        self._call(self.disk, partial(self.disk.trim, offset, length, fua, patient=patient))
 
     def zero(
         self,
@@ -128,18 +216,21 @@ class ThreadDisk:
         fua: bool = False,
         patient: bool = False,
     ) -> None:
-        self._run(self.core.zero(offset, length, may_trim, fast, fua, patient))
+        zero = partial(self.disk.zero, may_trim=may_trim, fast=fast, fua=fua, patient=patient)
+        self._call(self.disk, partial(zero, offset, length))
 
     def extents(self, offset: int, length: int) -> list[Extent]:
-        return self._run(self.core.extents(offset, length))
+        return self._call(self.disk, partial(self.disk.extents, offset, length))
 
     def cache(self, offset: int, length: int) -> None:
-        self._run(self.core.cache(offset, length))
+        self._call(self.disk, partial(self.disk.cache, offset, length))
 
     def open(
         self, mode: str = "rb", buffering: int = -1, *, offset: int = 0, length: int | None = None
     ) -> BinaryIO:
-        return open_file(self, mode, buffering, offset=offset, length=length)
+        file = open_file(self, mode, buffering, offset=offset, length=length)
+        self.files.add(file)
+        return file
 
     def command(
         self,
@@ -149,119 +240,63 @@ class ThreadDisk:
         *,
         timeout_s: float | None = None,
     ) -> CommandResult:
-        return self._run(send(self.core, cdb, data_in, data_out, timeout_s))
+        command = partial(self.disk.command, cdb, data_in, data_out, timeout_s=timeout_s)
+        return self._call(self.disk, command)
 
 
 class ThreadDiskSet:
     """The opened disks: ``disks`` by export name, in URL order; ``default`` is the name of the
-    first. ``ending``: of all their sessions."""
+    first. ``ending``: of all their sessions.
 
-    def __init__(self, addresses: list[Address]) -> None:
+    A set that is not closed is when the interpreter ends; so are its files before it."""
+
+    def __init__(self, opener: Callable[[], AbstractAsyncContextManager[aio.TrioDiskSet]]) -> None:
         """Connect. Raises what connecting raises, and then leaves nothing behind."""
-        self.disks: dict[str, BlockingLun] = {}
-        self.ending = EndOfUse()
-        self._named: dict[DiskCore, BlockingDriver] = {}
-        self._drivers: list[BlockingDriver] = []
         self._opened = threading.Event()
         self._error: BaseException | None = None
-        self._token: trio.lowlevel.TrioToken | None = None
-        self._stop: trio.Event | None = None
-        self._thread = threading.Thread(
-            target=self._control, args=(addresses,), name="iserblk-control", daemon=True
-        )
-        self._thread.start()
-        self._opened.wait()
+        self._thread = thread = DiskThread(opener, self._opened.set, self._over)
+        self._places = Places(thread)
+        try:
+            thread.start()
+            self._opened.wait()
+        except BaseException:  # interrupted
+            thread.close()
+            raise
         if self._error is not None:
-            self._thread.join()
-            raise self._error
-        self.default = next(iter(self.disks))
-
-    def _control(self, addresses: list[Address]) -> None:
-        """Body of the thread: open, then look after the sessions until ``close``."""
-        try:
-            trio.run(self._run, addresses)
-        except BaseException as error:
-            self._error = error
-        finally:
-            self._opened.set()
-
-    async def _run(self, addresses: list[Address]) -> None:
-        self._token = trio.lowlevel.current_trio_token()
-        self._stop = trio.Event()
-        metrics = MetricsPorts(addresses)
-        try:
-            opened = await self._open(addresses)
-            async with trio.open_nursery() as nursery:
-                reconnectors = [reconnector(*each) for each in opened]
-                for each in reconnectors:
-                    nursery.start_soon(each.run)
-                metrics.start(
-                    nursery,
-                    [
-                        Measured(core, driver.ladder, address.paths)
-                        for driver, address, cores in opened
-                        for core in cores
-                        if core in self._named
-                    ],
-                )
-                self._opened.set()
-                while not self._stop.is_set():
-                    with trio.move_on_after(TICK_S):
-                        await self._stop.wait()
-                    for driver in self._drivers:
-                        driver.idle()
-                metrics.close()
-                for each in reconnectors:
-                    each.stop()
-        finally:
-            metrics.close()
-
-    async def _open(
-        self, addresses: list[Address]
-    ) -> list[tuple[BlockingDriver, Address, list[DiskCore]]]:
-        """Log in and find the disks under trio; then hand the sessions to their blocking
-        drivers."""
-        cores: dict[DiskCore, int] = {}
-        error: BaseException | None = None
-        addresses = await discover_ways(await join_same_luns(addresses))
-        async with trio.open_nursery() as nursery:
-            opening = []
-            try:
-                for index, address in enumerate(addresses):
-                    driver = await open_session(address)
-                    opening.append(driver)
-                    await nursery.start(driver.run)
-                    for core in await find_disks(driver, address):
-                        cores[core] = index
-                named = name_disks(list(cores))
-            except Exception as problem:
-                error = problem  # raised below, not inside the nursery's exception group
-                for driver in opening:
-                    await part(driver)
-            nursery.cancel_scope.cancel()
-        if error is not None:
+            thread.join()
+            error, self._error = self._error, None
             raise error
-        self._drivers = [BlockingDriver(driver.session) for driver in opening]
-        self.ending = EndOfUse([driver.session for driver in opening])
-        for name, core in named.items():
-            self._named[core] = driver_of = self._drivers[cores[core]]
-            self.disks[name] = metered_blocking(ThreadDisk(core, driver_of), core)
-        return [
-            (driver, address, [core for core in cores if cores[core] == index])
-            for index, (driver, address) in enumerate(zip(self._drivers, addresses, strict=True))
-        ]
+        self.ending = thread.ending.by(thread.call)
+        self._disks = {name: ThreadDisk(disk, self._places) for name, disk in thread.disks.items()}
+        self.disks: dict[str, BlockingLun] = {**self._disks}
+        self.default = next(iter(self.disks))
+        atexit.register(self._exit)
+
+    def _over(self, error: BaseException | None) -> None:
+        self._error = error
+        self._opened.set()
 
     def close(self) -> None:
-        """Log out and end the control thread. Flushes nothing. Idempotent; no operation may be
-        running in another thread."""
-        if self._thread.is_alive():
-            assert self._token is not None and self._stop is not None
-            self._token.run_sync_soon(self._stop.set)
-            self._thread.join()
-            for driver in self._drivers:
-                give_up(driver.session)
-                driver.run(driver.session.listeners.farewell(), driver.session.queue.release)
-                driver.log_out()
+        """Log out and end the thread of the disks. Flushes nothing. Idempotent; what runs in other
+        threads still ends with ConnectionLost."""
+        self._thread.close()
+        self._thread.join()
+        atexit.unregister(self._exit)
+        self._places.close()
+        error, self._error = self._error, None
+        if error is not None:
+            raise error
+
+    def _exit(self) -> None:
+        """The set was not closed. Behind this no thread runs that could write what its files have
+        kept."""
+        for name, disk in self._disks.items():
+            for file in [*disk.files]:
+                try:
+                    file.close()
+                except OSError as error:
+                    log.error("%s: a file was not closed, and cannot be: %s", name, error)
+        self.close()
 
     def __enter__(self) -> Self:
         return self
@@ -279,4 +314,4 @@ def open_disks(urls: Sequence[str], options: Mapping[str, str] | None = None) ->
     """Log in to every URL and find its disks. ``options`` hold for each URL that has no others
     (docs/options.md). Raises BadArgument, NotSupported, TransportError,
     LoginError, NoSuchLun…; then no thread, descriptor or session is left."""
-    return ThreadDiskSet(settle(urls, options or {}))
+    return ThreadDiskSet(partial(aio.open_disks, list(urls), dict(options or {})))

@@ -3,7 +3,8 @@ not flushed."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Protocol
 
 from iserblk.errors import ConnectionLost, IserblkError
@@ -19,12 +20,33 @@ LONGEST_S = 240.0
 Units of systemd have 300 seconds (``TimeoutStopSec``)."""
 
 
-class EndOfUse:
-    """The sessions of one process, whose end is asked for together. From any thread."""
+Caller = Callable[[Callable[[], object]], None]
+"""Calls a function in another thread."""
 
-    def __init__(self, sessions: Sequence[Session] = ()) -> None:
+
+class EndOfUse:
+    """The sessions of one process, whose end is asked for together. For their own thread; where
+    ``call`` calls a function in that, for any."""
+
+    def __init__(
+        self,
+        sessions: Sequence[Session] = (),
+        call: Callable[[Callable[[], object]], None] | None = None,
+    ) -> None:
         self._sessions = sessions
+        self._call = call
         self._asked = False
+
+    def by(self, call: Caller) -> EndOfUse:
+        """The same for other threads."""
+        return EndOfUse(self._sessions, call)
+
+    def _each(self, do: Callable[[Session], object]) -> None:
+        for session in self._sessions:
+            if self._call is None:
+                do(session)
+            else:
+                self._call(partial(do, session))
 
     def waits(self) -> bool:
         """Whether requests may be waiting for a target that is away, so that it matters whether the
@@ -42,21 +64,21 @@ class EndOfUse:
             return
         self._asked = wanted
         now = monotonic()
-        for session in self._sessions:
-            if wanted:
-                session.ending.ask(now)
-            else:
-                session.ending.withdraw()
+        self._each(lambda session: session.ending.ask(now) if wanted else session.ending.withdraw())
 
     def given_up(self) -> bool:
         """Whether a target is not waited for any more, as the end was asked for."""
         return any(session.gives_up for session in self._sessions)
 
     def give_up(self) -> None:
-        """End all sessions now: what is under way fails, and nothing is flushed any more. Call it
-        in the thread that runs them."""
-        for session in self._sessions:
-            session.fail(ConnectionLost(f"{session.portal}: given up by force"))
+        """End all sessions now: what is under way fails, and nothing is flushed any more."""
+        self._each(
+            lambda session: session.fail(ConnectionLost(f"{session.portal}: given up by force"))
+        )
+
+    def disconnect(self) -> None:
+        """Cut all connections, which are made again, without another word to the targets."""
+        self._each(lambda session: session.disconnect())
 
 
 def _may_be_away(session: Session, now: float) -> bool:

@@ -7,13 +7,10 @@ it took; its latency is what the front-end saw.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import BinaryIO
 
-from iserblk.disk.file import open_file
 from iserblk.disk.lun.operations import DiskCore
 from iserblk.disk.seam import (
     AsyncLun,
-    BlockingLun,
     CommandResult,
     Extent,
     FlushClient,
@@ -73,109 +70,6 @@ def _succeeded(row: list[int], took: int, length: int) -> None:
     row[index] = row[index] + 1
     row[BYTES] = row[BYTES] + length
     row[NANOSECONDS] = row[NANOSECONDS] + took
-
-
-class MeteredBlocking:
-    """Implements BlockingLun: passes each call on to another disk, and counts it."""
-
-    def __init__(self, disk: BlockingLun, metrics: LunMetrics) -> None:
-        self.disk = disk
-        self._read = disk.read_into
-        self._write = disk.write
-        self._metrics = metrics
-        self._here = metrics.of_this_thread
-
-    @property
-    def info(self) -> LunInfo:
-        return self.disk.info
-
-    @property
-    def size(self) -> int:
-        return self.disk.size
-
-    @property
-    def dirty(self) -> bool:
-        return self.disk.dirty
-
-    @property
-    def unflushed(self) -> int | None:
-        return self.disk.unflushed
-
-    @property
-    def client(self) -> FlushClient:
-        return self.disk.client
-
-    def new_client(self) -> FlushClient:
-        return self.disk.new_client()
-
-    def only_client(self, before: LossCount, changed: Callable[[], None]) -> FlushClient:
-        return self.disk.only_client(before, changed)
-
-    def refresh(self) -> int:
-        return self.disk.refresh()
-
-    def read_into(self, buffer: memoryview, offset: int) -> None:
-        start = nanoseconds()
-        try:
-            self._read(buffer, offset)
-        except BaseException:
-            count(self._metrics, READ, start, 0, True)
-            raise
-        took = nanoseconds() - start
-        _succeeded(self._here.rows[READ], took, len(buffer))
-
-    def write(self, buffer: memoryview, offset: int, fua: bool = False) -> None:
-        start = nanoseconds()
-        try:
-            self._write(buffer, offset, fua)
-        except BaseException:
-            count(self._metrics, WRITE, start, 0, True)
-            raise
-        took = nanoseconds() - start
-        _succeeded(self._here.rows[WRITE], took, len(buffer))
-
-    def flush(self, client: FlushClient | None = None) -> None:
-        with _Timed(self._metrics, FLUSH):
-            self.disk.flush(client)
-
-    def trim(self, offset: int, length: int, fua: bool = False, *, patient: bool = False) -> None:
-        with _Timed(self._metrics, TRIM, length):
-            self.disk.trim(offset, length, fua, patient=patient)
-
-    def zero(
-        self,
-        offset: int,
-        length: int,
-        *,
-        may_trim: bool = False,
-        fast: bool = False,
-        fua: bool = False,
-        patient: bool = False,
-    ) -> None:
-        with _Timed(self._metrics, ZERO, length):
-            self.disk.zero(offset, length, may_trim=may_trim, fast=fast, fua=fua, patient=patient)
-
-    def extents(self, offset: int, length: int) -> list[Extent]:
-        return self.disk.extents(offset, length)
-
-    def cache(self, offset: int, length: int) -> None:
-        self.disk.cache(offset, length)
-
-    def open(
-        self, mode: str = "rb", buffering: int = -1, *, offset: int = 0, length: int | None = None
-    ) -> BinaryIO:
-        return open_file(self, mode, buffering, offset=offset, length=length)
-
-    def command(
-        self,
-        cdb: bytes,
-        data_in: bytearray | memoryview | None = None,
-        data_out: bytes | bytearray | memoryview | None = None,
-        *,
-        timeout_s: float | None = None,
-    ) -> CommandResult:
-        """Not counted: it is no request of one of the kinds."""
-        return self.disk.command(cdb, data_in, data_out, timeout_s=timeout_s)
 
 
 class MeteredAsync:
@@ -329,11 +223,6 @@ class MeteredAsync:
             took = nanoseconds() - self._starts[index]
             _succeeded(self._rows[WRITE], took, length)
         return deadline
-
-
-def metered_blocking(disk: BlockingLun, core: DiskCore) -> BlockingLun:
-    """``disk``; where its metrics are served, a wrapper of it that counts."""
-    return MeteredBlocking(disk, core.metrics) if core.metrics.served_at else disk
 
 
 def metered_async(disk: AsyncLun, core: DiskCore) -> AsyncLun:

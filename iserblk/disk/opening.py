@@ -20,7 +20,7 @@ from iserblk.disk.multipath.paths import Paths
 from iserblk.disk.multipath.proving import prove_ways
 from iserblk.disk.resume import check_identity, listen, resume_all
 from iserblk.disk.seam import LunInfo
-from iserblk.disk.settling import run_aside, settle
+from iserblk.disk.settling import settle
 from iserblk.errors import (
     BadArgument,
     CommandError,
@@ -65,7 +65,7 @@ def reconnector(
     ``run``, and calls its ``stop`` before the logout."""
     session = driver.session
     paths = address.paths
-    run = partial(run_aside, driver)
+    run = driver.run_operation
 
     async def settled(seconds: float, leave: Callable[[], None]) -> None:
         await run(settle(cores, monotonic() + seconds, leave))

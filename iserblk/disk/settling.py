@@ -10,13 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-import trio
-
 from iserblk.disk.lun.operations import DiskCore
 from iserblk.errors import IserblkError
-from iserblk.initiator.drivers.tasks import TrioDriver
-from iserblk.initiator.drivers.threads import BlockingDriver
-from iserblk.initiator.reconnecting import Driver
 from iserblk.initiator.session.slots import Operation
 
 
@@ -48,14 +43,3 @@ def settle(
 
 def _can_be_flushed(core: DiskCore) -> bool:
     return core.durability.unflushed and not core.gone and not core.is_another
-
-
-async def run_aside(driver: Driver, operation: Operation[None]) -> None:
-    """Run an operation on the session of ``driver``. Where it is cancelled and the driver is one
-    for threads, the operation goes on by itself."""
-    if isinstance(driver, TrioDriver):
-        await driver.run_operation(operation)
-        return
-    assert isinstance(driver, BlockingDriver)
-    release = driver.session.queue.release
-    await trio.to_thread.run_sync(driver.run, operation, release, abandon_on_cancel=True)

@@ -77,8 +77,11 @@ class Driver(SessionDriver, Protocol):
     session: Session
 
     def kick(self) -> None:
-        """Have ``progress`` run soon: in the thread that runs it now, or in this one if none does.
-        Called in the reconnector's thread."""
+        """Have ``progress`` run at once, or soon."""
+        ...
+
+    async def run_operation(self, operation: Operation[None]) -> None:
+        """Run ``operation`` to its end."""
         ...
 
 

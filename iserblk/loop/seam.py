@@ -56,6 +56,9 @@ class Loop(Protocol):
         long as there is. Raises OSError when the system has no room, or ``fd`` is watched here
         already."""
 
+    def stay_awake(self, until: float) -> None:
+        """Something is expected at any moment, as ``Watch.expect``; ``wake`` counts, too."""
+
     def wake(self, function: Function) -> None:
         """As ``call_soon``, from any thread, and from a handler of a signal. Does nothing once the
         loop has ended."""

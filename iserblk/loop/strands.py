@@ -39,9 +39,10 @@ class Strand:
     front-end that has several; their commands take turns.
 
     ``abandon``: set while the strand is parked and the target may still use its buffer. Then
-    ``abandon(waiter)`` must be awaited before the coroutine is closed."""
+    ``abandon(waiter)`` must be awaited before the coroutine is closed. ``stopping``: it is not
+    resumed any more."""
 
-    __slots__ = ("abandon", "coroutine", "group", "name", "owner", "waiter")
+    __slots__ = ("abandon", "coroutine", "group", "name", "owner", "stopping", "waiter")
 
     def __init__(
         self,
@@ -56,10 +57,11 @@ class Strand:
         self.owner = owner
         self.abandon: Callable[[Any], Awaitable[None]] | None = None
         self.waiter: Any = None
+        self.stopping = False
 
     def wake(self) -> None:
         """Resume the strand soon. It must be parked, or park before other code runs."""
-        if self.group.closing:
+        if self.group.closing or self.stopping:
             return
         _ready.append(self)
         if not held and running is None:
@@ -178,7 +180,7 @@ class Strands:
 
     def ended(self, strand: Strand, error: BaseException | None) -> None:
         """Note that a strand has returned (None) or raised ``error``."""
-        self._alive.remove(strand)
+        self._alive.discard(strand)
         self._error = self._error or error
         if not self._alive:
             self._all_ended.set()
@@ -196,6 +198,20 @@ class Strands:
         while self._alive:
             self._all_ended = trio.Event()
             await self._all_ended.wait()
+
+    async def stop(self, strand: Strand) -> bool:
+        """Close one strand at the place where it is parked, as ``close`` does. False: it has ended,
+        or is being closed already."""
+        if strand not in self._alive or self.closing:
+            return False
+        strand.stopping = True
+        if strand in _ready:
+            _ready.remove(strand)
+        self._alive.remove(strand)  # ``close`` leaves it alone
+        with trio.CancelScope(shield=True):
+            await _end(strand)
+        self.ended(strand, None)
+        return True
 
     async def close(self) -> None:
         """Close the strands that have not ended, at the place where they are parked.

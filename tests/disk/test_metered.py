@@ -11,10 +11,8 @@ import trio
 
 from iserblk.disk.metered import (
     MeteredAsync,
-    MeteredBlocking,
     count,
     metered_async,
-    metered_blocking,
 )
 from iserblk.disk.seam import NO_CLIENT
 from iserblk.errors import OutOfRange
@@ -60,23 +58,16 @@ class Plain:
 
 
 class Bench:
-    """One face over a plain disk; ``call`` runs a request to its end."""
+    """A disk that counts, over a plain one; ``call`` runs a request to its end."""
 
-    def __init__(self, asynchronous: bool) -> None:
+    def __init__(self) -> None:
         self.plain = Plain()
         self.metrics = LunMetrics()
-        self._asynchronous = asynchronous
-        made: Any = self.plain
-        if asynchronous:
-            made = SimpleNamespace(**{name: self._awaitable(name) for name in NAMES})
-            made.info, made.size, made.dirty = self.plain.info, self.plain.size, self.plain.dirty
-            for name in DIRECT:
-                setattr(made, name, getattr(self.plain, name))
-        self.disk: Any = (
-            MeteredAsync(made, self.metrics, SLOTS)
-            if asynchronous
-            else MeteredBlocking(made, self.metrics)
-        )
+        made: Any = SimpleNamespace(**{name: self._awaitable(name) for name in NAMES})
+        made.info, made.size, made.dirty = self.plain.info, self.plain.size, self.plain.dirty
+        for name in DIRECT:
+            setattr(made, name, getattr(self.plain, name))
+        self.disk: Any = MeteredAsync(made, self.metrics, SLOTS)
 
     def _awaitable(self, name: str) -> Callable[..., object]:
         async def called(*arguments: object, **options: object) -> object:
@@ -86,8 +77,8 @@ class Bench:
         return called
 
     async def call(self, name: str, *arguments: Any, **options: Any) -> object:
-        result = getattr(self.disk, name)(*arguments, **options)
-        return await result if self._asynchronous else result
+        result: object = await getattr(self.disk, name)(*arguments, **options)
+        return result
 
     def row(self, operation: int) -> dict[str, int]:
         row = self.metrics.total()[operation]
@@ -113,9 +104,9 @@ REQUESTS: list[tuple[int, int, tuple[Any, ...], dict[str, Any]]] = [
 ]  # fmt: skip
 
 
-@pytest.fixture(params=[False, True], ids=["blocking", "async"])
-def bench(request: pytest.FixtureRequest) -> Bench:
-    return Bench(request.param)
+@pytest.fixture
+def bench() -> Bench:
+    return Bench()
 
 
 @pytest.fixture(autouse=True)
@@ -146,7 +137,7 @@ async def test_a_request_is_counted_and_handed_on(
     ((name, *rest),) = bench.plain.calls
     flags = {each[0]: each[1] for each in rest if isinstance(each, tuple)}
     handed_on = [name, *(each for each in rest if not isinstance(each, tuple))]
-    if "async" in type(bench.disk).__name__.lower() and name in ("read_into", "write"):
+    if name in ("read_into", "write"):
         assert handed_on.pop() == 0.0  # no deadline of its own
     assert handed_on == list(call)
     assert flags == options or flags == {name: False for name in flags} | options
@@ -197,11 +188,8 @@ def test_only_disks_whose_metrics_are_served_count(place: str) -> None:
     core = known(FakeLuns())
     core.metrics.served_at = place
     disk: Any = Plain()
-    for wrapped, kind in (
-        (metered_blocking(disk, core), MeteredBlocking),
-        (metered_async(disk, core), MeteredAsync),
-    ):
-        assert isinstance(wrapped, kind) if place else wrapped is disk
+    wrapped = metered_async(disk, core)
+    assert isinstance(wrapped, MeteredAsync) if place else wrapped is disk
 
 
 # --- commands that a front-end begins itself -----------------------------------------------------
@@ -209,7 +197,7 @@ def test_only_disks_whose_metrics_are_served_count(place: str) -> None:
 
 @pytest.mark.parametrize(("kind", "operation"), [("read", READ), ("write", WRITE)])
 def test_a_command_counts_from_its_begin_to_its_end(kind: str, operation: int) -> None:
-    bench = Bench(asynchronous=True)
+    bench = Bench()
     slots = [slot_of(index, 512 << index) for index in range(SLOTS)]
     free = iter(slots)
     bench.disk = MeteredAsync(direct(lambda: next(free, None), 0.0), bench.metrics, SLOTS)
@@ -226,7 +214,7 @@ def test_a_command_counts_from_its_begin_to_its_end(kind: str, operation: int) -
 
 @pytest.mark.parametrize(("kind", "operation"), [("read", READ), ("write", WRITE)])
 def test_a_command_that_fails_or_goes_on(kind: str, operation: int) -> None:
-    bench = Bench(asynchronous=True)
+    bench = Bench()
     slot = slot_of(1, 512)
     for outcome in (7.5, OutOfRange("past the end")):
         bench.disk = MeteredAsync(direct(lambda: slot, outcome), bench.metrics, SLOTS)

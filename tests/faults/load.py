@@ -6,18 +6,14 @@ import random
 
 import trio
 
-from iserblk.disk.seam import AsyncDisk
 from iserblk.initiator.session.session import Session
+from tests.support.cores import session_of
 from tests.support.faces import one_disk, read, write
 
 WORKERS = 8
 SHARE = 1 << 20  # bytes of each
 BLOCK = 512
 TURNS = 12
-
-
-def session_of(disk: AsyncDisk) -> Session:
-    return disk.core.session  # type: ignore[attr-defined, no-any-return]
 
 
 async def load(url: str, seed: int) -> Session:

@@ -13,9 +13,10 @@ import trio
 
 from iserblk.errors import CommandTimeout
 from iserblk.iscsi import bhs
-from tests.faults.load import load, session_of
+from tests.faults.load import load
 from tests.faults.test_recovery_within import DOWN, LEVEL_1, damage, one_of, with_data
 from tests.support import logs
+from tests.support.cores import session_of
 from tests.support.faces import one_disk, read, write
 from tests.support.faults.behaviours import FIN, RST, Behaviour, Corrupt, Cut, Drop
 from tests.support.faults.proxy import FaultProxy

@@ -65,6 +65,9 @@ class Driver(fake.FakeDriver):
         if self.patience <= 0:
             self.session.progress(monotonic())
 
+    async def run_operation(self, _operation: Operation[None]) -> None:
+        raise AssertionError("nothing is to be run")
+
 
 class Bench:
     """A session with its reconnector. ``outcomes``: of the attempts to connect, the last for all

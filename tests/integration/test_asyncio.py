@@ -18,6 +18,7 @@ import trio
 
 from iserblk.asyncio import open_disks
 from iserblk.disk import aio
+from iserblk.disk.aio import TrioDiskSet
 from iserblk.errors import (
     ConnectFailed,
     ConnectionLost,
@@ -28,12 +29,13 @@ from iserblk.errors import (
 )
 from iserblk.initiator.session.slots import ABORTING, SENT
 from tests.integration.conftest import StartTarget
+from tests.support import logs
 from tests.support.target import running_target
 from tests.support.until import until_blocking
 
 MIB = 1 << 20
 SIZE = 8 * MIB
-NAME = "iserblk-trio"  # of the thread
+NAME = "iserblk-disks"  # of the thread
 
 
 @pytest.fixture(scope="module")
@@ -186,6 +188,8 @@ def test_cancelled(start_target: StartTarget) -> None:
     with_disk(f"{running.url}/0", body)
 
 
+# (Or when it has: what was not flushed is sent again then.)
+@pytest.mark.logs("flush that was given up", "an earlier flush", logs.RECONNECTED)
 def test_cancelled_before_it_began(url: str) -> None:
     async def body(disk: Any) -> None:
         data = bytearray(b"x" * 512)
@@ -239,14 +243,14 @@ def test_opening_is_cancelled_at_once(url: str) -> None:
 
 
 def test_trio_cannot_begin(monkeypatch: pytest.MonkeyPatch) -> None:
-    def without_descriptors(*_: object) -> None:
+    def without_descriptors(*_: object, **__: object) -> None:
         raise OSError(errno.EMFILE, "Too many open files")
 
     async def run() -> None:
         async with open_disks(["iser://127.0.0.1:1/iqn.2026-11.example:disk/0"]):
             raise AssertionError("trio does not run")
 
-    monkeypatch.setattr(trio, "run", without_descriptors)
+    monkeypatch.setattr(trio.lowlevel, "start_guest_run", without_descriptors)
     with pytest.raises(OSError, match="Too many open files"):
         asyncio.run(run())
 
@@ -254,6 +258,7 @@ def test_trio_cannot_begin(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_what_looks_after_the_sessions_breaks(monkeypatch: pytest.MonkeyPatch) -> None:
     """A request that is made before the disks are closed ends all the same."""
     broken, asked = threading.Event(), threading.Event()
+    disk: Any = SimpleNamespace(client=None, flush=trio.sleep_forever, abandon=lambda _mine: 0)
 
     async def breaks() -> None:
         raise RuntimeError("broken")
@@ -263,7 +268,7 @@ def test_what_looks_after_the_sessions_breaks(monkeypatch: pytest.MonkeyPatch) -
         async with trio.open_nursery() as nursery:
             nursery.start_soon(breaks)
             try:
-                yield SimpleNamespace(disks={"lun0": SimpleNamespace(flush=trio.sleep_forever)})
+                yield TrioDiskSet({"lun0": disk}, lambda: None)
             finally:
                 broken.set()
                 with trio.CancelScope(shield=True):
@@ -284,12 +289,13 @@ def test_what_looks_after_the_sessions_breaks(monkeypatch: pytest.MonkeyPatch) -
     assert raised.group_contains(RuntimeError, match="broken")
 
 
+@pytest.mark.logs(logs.RECONNECTED)
 def test_closed_while_requests_are_under_way(start_target: StartTarget) -> None:
     running = start_target(f"lun:size={SIZE}")
 
-    async def resume_then(disk: Any) -> None:
+    async def kill_then(disk: Any) -> None:
         await until(lambda: has(disk, ABORTING))
-        running.resume()
+        running.kill()  # (With an answer a request succeeds.)
 
     async def run() -> None:
         async with open_disks([f"{running.url}/0"]) as disks:
@@ -299,8 +305,8 @@ def test_closed_while_requests_are_under_way(start_target: StartTarget) -> None:
                 asyncio.create_task(disk.read_into(memoryview(bytearray(512)), 0)) for _ in range(3)
             ]
             await until(lambda: has(disk, SENT))
-            resumed = asyncio.create_task(resume_then(disk))
-        await resumed
+            killed = asyncio.create_task(kill_then(disk))
+        await killed
         for read in reads:
             with pytest.raises(ConnectionLost, match="disks were closed"):
                 await read

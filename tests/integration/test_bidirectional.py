@@ -11,12 +11,13 @@ import trio
 
 from iserblk import aio
 from iserblk.disk.aio import TrioDisk
-from iserblk.disk.blocking import ThreadDisk, open_disks
+from iserblk.disk.blocking import open_disks
 from iserblk.disk.lun.operations import DiskCore
 from iserblk.errors import OutOfRange
 from iserblk.initiator.commands import command
 from iserblk.initiator.session.slots import Operation
 from iserblk.scsi import cdb
+from tests.support.cores import core_of, in_thread
 from tests.support.target import TargetProcess, running_target
 
 SIZE = 4 << 20
@@ -65,13 +66,12 @@ def test_for_threads(target: TargetProcess, way: str, size: int) -> None:
     back, found = bytearray(size), bytearray(size)
     with open_disks([url], options) as disks:
         disk = disks.disks[disks.default]
-        assert isinstance(disk, ThreadDisk)
         disk.write(memoryview(old), 8 * 512)
-        moved = disk.driver.run(exchange(disk.core, 8, new, back), disk.core.dropped)
+        core = core_of(disk)
+        moved = in_thread(disk, exchange(core, 8, new, back))
         disk.read_into(memoryview(found), 8 * 512)
         with pytest.raises(OutOfRange):
-            beyond = exchange(disk.core, SIZE // 512, new, bytearray(size))
-            disk.driver.run(beyond, disk.core.dropped)
+            in_thread(disk, exchange(core, SIZE // 512, new, bytearray(size)))
     assert moved == size and back == xor(old, new) and found == new
     for buffer in (back, found):
         buffer.clear()  # BufferError while a view of it is left

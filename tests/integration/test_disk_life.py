@@ -17,6 +17,7 @@ from iserblk.initiator.session import deadlines
 from tests.integration.conftest import StartTarget
 from tests.support import logs
 from tests.support.census import census, nothing_new
+from tests.support.cores import session_of
 from tests.support.faces import FACES, one_disk, read, write
 from tests.support.target import TargetProcess
 from tests.support.until import until
@@ -351,7 +352,7 @@ async def test_connections_cut_in_mid_flight_leave_nothing_at_the_target(
                 nursery.start_soon(lost, read(disk, number * MIB, MIB))
                 nursery.start_soon(lost, write(disk, bytes(MIB), (16 + number) * MIB))
             await trio.lowlevel.checkpoint()
-            disk.core.session.fail(ConnectionLost("cut"))  # type: ignore[attr-defined]
+            session_of(disk).fail(ConnectionLost("cut"))
     await _settled(running.census, before)
     async with one_disk("async", f"{running.url}/0") as disk:
         assert len(await read(disk, 0, MIB)) == MIB

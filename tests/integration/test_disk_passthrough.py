@@ -23,6 +23,7 @@ from iserblk.initiator.session.slots import SENT
 from iserblk.scsi import cdb, mode, sense, status
 from tests.integration.conftest import StartTarget
 from tests.support import logs
+from tests.support.cores import core_of, session_of
 from tests.support.target import TargetProcess, running_target
 from tests.support.until import PAUSE_S, all_ended, until, until_blocking
 
@@ -127,7 +128,7 @@ def read_of(lba: int) -> bytes:
 
 
 def in_flight(disk: Any) -> int:
-    return sum(slot.state == SENT for slot in disk.core.queue.tasks)
+    return sum(slot.state == SENT for slot in core_of(disk).queue.tasks)
 
 
 async def block(disk: Any, lba: int) -> bytes:
@@ -275,7 +276,7 @@ async def test_a_cancelled_command_is_aborted(start_target: StartTarget) -> None
         data.clear()
         await disk.write(memoryview(NEWER), 0)
         assert await block(disk, 0) == NEWER
-        await all_ended(disk.core.queue)  # type: ignore[attr-defined]
+        await all_ended(session_of(disk).queue)
 
 
 async def test_request_sense_keeps_nothing_from_the_disk(

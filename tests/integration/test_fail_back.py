@@ -19,6 +19,7 @@ from iserblk.initiator.session.session import Session
 from tests.integration.conftest import StartTarget
 from tests.support import logs
 from tests.support import until as waiting
+from tests.support.cores import session_of
 from tests.support.faces import FACES, opened, read, write
 from tests.support.ported import Ported, both, ported_target, two_portals
 
@@ -70,7 +71,7 @@ async def loaded(face: str, *urls: str, **options: str) -> AsyncIterator[tuple[L
         load = Load(disk)
         nursery.start_soon(load.run)
         await until(lambda: load.done > 3)
-        yield load, inner.core.session  # type: ignore[union-attr]
+        yield load, session_of(inner)
         done = load.done
         await until(lambda: load.done > done)
         nursery.cancel_scope.cancel()
@@ -121,7 +122,7 @@ async def test_every_lun_of_the_target(start_target: StartTarget, face: str) -> 
         urls = [one.through(target.url), two.through(target.url)]
         async with opened(face, *urls, options={"io-timeout": "60"}) as disks:
             assert sorted(disks) == ["lun0", "lun1"]
-            session = getattr(disks["lun0"], "disk", disks["lun0"]).core.session  # type: ignore[union-attr]
+            session = session_of(disks["lun0"])
             for count, (dies, lives) in enumerate(((one, two), (two, one)), 1):
                 lives.admit()
                 dies.refuse(by_reset=True)

@@ -13,6 +13,7 @@ from iserblk.options import Options
 from iserblk.url import parse_url
 from tests.integration.conftest import StartTarget
 from tests.support import logs
+from tests.support.cores import session_of
 from tests.support.faces import WAYS, one_disk, read, write
 
 MIB = 1 << 20
@@ -76,8 +77,8 @@ async def test_each_new_connection_begins_with_one(
         target.kill()
         start_target("lun:wce=0", header=header, listen=target.listen)
         assert await read(disk, 0, 4096) == b"x" * 4096
-        assert disk.core.session.describe()["hello"]  # type: ignore[attr-defined]
-        assert disk.core.session.reconnects == 1  # type: ignore[attr-defined]
+        assert session_of(disk).describe()["hello"]
+        assert session_of(disk).reconnects == 1
 
 
 @pytest.mark.logs(logs.RECONNECTED)

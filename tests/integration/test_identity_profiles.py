@@ -15,7 +15,8 @@ from iserblk.target.lunspec import open_lun, parse_lun_spec
 from iserblk.target.scsi.unit import LogicalUnit
 from tests.integration.conftest import StartTarget
 from tests.support import logs
-from tests.support.faces import FACES, InThreads, one_disk, opened, read, write
+from tests.support.cores import core_of
+from tests.support.faces import FACES, one_disk, opened, read, write
 from tests.support.profiles import netapp, tgtd
 from tests.support.renamed import Renamed
 from tests.support.target import IQN
@@ -65,11 +66,6 @@ async def served(place: Path, make: type[Renamed], names: Sequence[str]) -> Asyn
         nursery.cancel_scope.cancel()
     for unit in target.units:
         unit.close()
-
-
-def core_of(disk: Any) -> Any:
-    inner: Any = disk.disk if isinstance(disk, InThreads) else disk
-    return inner.core
 
 
 @pytest.mark.logs(logs.RECONNECTED, logs.LOST_POWER, "another LUN is there now", "NBD client: ")

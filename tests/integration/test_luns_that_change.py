@@ -12,7 +12,8 @@ import pytest
 from iserblk.errors import LunChanged, NoSuchLun
 from tests.cli.commands import Server, serving
 from tests.support import logs
-from tests.support.faces import FACES, InThreads, one_disk, opened, read, write
+from tests.support.cores import session_of
+from tests.support.faces import FACES, one_disk, opened, read, write
 from tests.support.target import IQN
 from tests.support.until import until
 
@@ -73,8 +74,7 @@ async def test_others_come_and_go(
     again."""
     mine, other = f"0 {tmp_path}/mine:size=1M", f"1 {tmp_path}/other:size=1M"
     async with one_disk(face, target.url(transport)) as disk:
-        inner = disk.disk if isinstance(disk, InThreads) else disk
-        session = inner.core.session  # type: ignore[attr-defined]
+        session = session_of(disk)
         await write(disk, b"mine" * 128, 0)
         for luns in [(mine, other), (mine,)]:
             await target.change(*luns)
@@ -135,9 +135,7 @@ async def test_the_others_of_a_session_go_on(target: Target, tmp_path: Path, fac
         with pytest.raises(LunChanged):
             await write(disks["lun0"], b"mine" * 128, 0)
         await write(disks["lun1"], b"two!" * 128, 0)
-        inner = disks["lun1"]
-        inner = inner.disk if isinstance(inner, InThreads) else inner
-        inner.core.session.disconnect()  # type: ignore[attr-defined]
+        session_of(disks["lun1"]).disconnect()
         assert await read(disks["lun1"], 0, 512) == b"two!" * 128
         with pytest.raises(LunChanged):
             await read(disks["lun0"], 0, 512)

@@ -214,7 +214,8 @@ async def test_without_metrics_nothing_counts(start_target: StartTarget, face: s
     target = start_target("lun:size=16M")
     if face == "blocking":
         with blocking.open_disks([target.url], {}) as found:
-            assert type(found.disks["lun0"]) is blocking.ThreadDisk
+            disk = found.disks["lun0"]
+            assert isinstance(disk, blocking.ThreadDisk) and type(disk.disk) is aio.TrioDisk
     else:
         async with aio.open_disks([target.url], {}) as disks:
             assert type(disks.disks["lun0"]) is aio.TrioDisk

@@ -24,6 +24,7 @@ from iserblk.initiator.session.slots import TaskSlot
 from tests.integration.conftest import StartTarget
 from tests.support import logs
 from tests.support.census import census, nothing_new
+from tests.support.cores import core_of, session_of
 from tests.support.faces import FACES, InThreads, read, write
 from tests.support.target import TargetProcess
 from tests.support.until import all_ended, until
@@ -56,11 +57,11 @@ async def _opened(
     if face == "async":
         async with aio.open_disks(urls, options) as disks:
             disk = disks.disks[disks.default]
-            yield disk, disk.core.session  # type: ignore[attr-defined]
+            yield disk, session_of(disk)
     else:
         with blocking.open_disks(urls, options) as found:
             inner = found.disks[found.default]
-            yield InThreads(inner), inner.core.session  # type: ignore[attr-defined,misc]
+            yield InThreads(inner), session_of(inner)  # type: ignore[misc]
 
 
 async def _back(session: Session, reconnects: int) -> None:
@@ -379,7 +380,7 @@ async def test_reservation_on_every_connection(start_target: StartTarget, face: 
             session.disconnect()
             await write(disk, bytes([turn]) * 4096, turn * 4096)
             assert session.reconnects == turn + 1
-            core = getattr(disk, "core", None) or disk.disk.core  # type: ignore[attr-defined]
+            core = core_of(disk)
             assert (core.info.write_cache, core.info.fua) == before
             await disk.flush()
 

@@ -15,6 +15,7 @@ from iserblk.disk.seam import AsyncDisk
 from iserblk.initiator.session.session import Session
 from tests.integration.conftest import StartTarget
 from tests.support import logs
+from tests.support.cores import session_of
 from tests.support.faces import one_disk, read, write
 from tests.support.faults.behaviours import Cut
 from tests.support.faults.proxy import FaultProxy
@@ -39,7 +40,7 @@ async def opened(
     options = {"connections": str(count), "error-recovery-level": str(level)}
     async with aio.open_disks([url], options) as disks:
         disk = disks.disks[disks.default]
-        yield disk, disk.core.session  # type: ignore[attr-defined]
+        yield disk, session_of(disk)
 
 
 def recovered(session: Session, cuts: int) -> bool:
@@ -146,7 +147,7 @@ def test_a_write_is_cut_anywhere(
         data = random.Random(after).randbytes(length)
         with FaultProxy(("127.0.0.1", target.port)) as proxy:
             async with one_disk("async", proxy.through(url)) as disk:
-                session: Session = disk.core.session  # type: ignore[attr-defined]
+                session: Session = session_of(disk)
                 await until(lambda: session.count == count)
                 up = proxy.alive[0].up  # the connection that comes first takes the write
                 up.behaviours.append(Cut(up.taken + after))
@@ -220,7 +221,7 @@ def test_a_target_that_is_started_again(
         nonlocal running, stop
         async with aio.open_disks([url], options) as disks, trio.open_nursery() as nursery:
             disk = disks.disks[disks.default]
-            session: Session = disk.core.session  # type: ignore[attr-defined]
+            session: Session = session_of(disk)
             for at in range(16):
                 nursery.start_soon(one, disk, at)
 
@@ -264,7 +265,7 @@ def test_reads_and_writes_are_cut_anywhere(
         with FaultProxy(("127.0.0.1", target.port)) as proxy:
             through = proxy.through(f"{url}&connections={losses + 1}")
             async with one_disk("async", through) as disk:
-                session: Session = disk.core.session  # type: ignore[attr-defined]
+                session: Session = session_of(disk)
                 await until(lambda: session.count == losses + 1)
                 for at, data in enumerate(old):
                     await write(disk, data, at * length)

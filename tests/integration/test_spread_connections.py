@@ -13,6 +13,7 @@ from iserblk.initiator.session.session import Session
 from tests.cli.commands import good_json, serving
 from tests.integration.conftest import StartTarget
 from tests.support import logs
+from tests.support.cores import session_of
 from tests.support.faces import one_disk, opened, read, write
 from tests.support.faults.proxy import FaultProxy
 from tests.support.ported import both, ported_target, two_portals
@@ -24,10 +25,6 @@ pytestmark = pytest.mark.logs(logs.ONE_OF_SEVERAL, logs.RECONNECTED, logs.LOST_P
 DATA = os.urandom(65536)
 scheme = pytest.mark.parametrize("scheme", ["iser", "iscsi"])
 level = pytest.mark.parametrize("level", [0, 2])
-
-
-def session_of(disk: object) -> Session:
-    return disk.core.session  # type: ignore[attr-defined, no-any-return]
 
 
 def portals(session: Session) -> Counter[str]:

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from iserblk.disk.blocking import ThreadDisk, open_disks
+from iserblk.disk.aio import TrioDisk, open_disks
 from iserblk.initiator.commands import fill_read, fill_write
-from iserblk.initiator.session.slots import TaskSlot, Waiter
+from iserblk.initiator.session.slots import TaskSlot
 from iserblk.iscsi import bhs
 from iserblk.scsi import cdb
 from tests.support.target import TargetProcess, running_target
@@ -27,9 +27,9 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TargetProcess]:
 class Burst:
     """Commands that leave in this order, without one waiting for another."""
 
-    def __init__(self, disk: ThreadDisk) -> None:
+    def __init__(self, disk: TrioDisk) -> None:
         self._disk = disk
-        self._waiter: Waiter = disk.driver.new_waiter()
+        self._waiter = disk.driver.new_waiter()
         self._slots: list[TaskSlot] = []
 
     def _take(self) -> TaskSlot:
@@ -51,26 +51,28 @@ class Burst:
         cdb.pack_read16(slot.cdb, 0, len(buffer) // 512, 0)
         slot.flags = slot.flags & ~bhs.ATTR_MASK | attribute
 
-    def run(self) -> None:
+    async def run(self) -> None:
         """Send them, and wait for all answers: each is GOOD."""
         self._waiter.pending += len(self._slots)
         queue = self._disk.core.queue
         for slot in self._slots:
             queue.submit(slot)
-        self._disk.driver.wait(self._waiter)  # type: ignore[arg-type]
+        await self._disk.driver.wait(self._waiter)
         for slot in self._slots:
             assert slot.error is None and slot.status == 0, slot.error
             queue.release(slot)
 
 
 @pytest.mark.parametrize("scheme", ["iser", "iscsi"])
-def test_an_ordered_write_comes_between_its_neighbours(target: TargetProcess, scheme: str) -> None:
+async def test_an_ordered_write_comes_between_its_neighbours(
+    target: TargetProcess, scheme: str
+) -> None:
     """A SIMPLE write that waits for the disk is overtaken by one that need not; an ORDERED one
     does not overtake it, and the reads behind it do not overtake the ORDERED one."""
     url = f"{target.url.replace('iser:', scheme + ':')}/0"
-    with open_disks([url], {}) as disks:
+    async with open_disks([url], {}) as disks:
         disk = disks.disks[disks.default]
-        assert isinstance(disk, ThreadDisk)
+        assert isinstance(disk, TrioDisk)
         for number in range(ROUNDS):
             old, new = (bytes((2 * number + each,)) * 65536 for each in (1, 2))
             found = [bytearray(65536) for _ in range(4)]
@@ -80,15 +82,15 @@ def test_an_ordered_write_comes_between_its_neighbours(target: TargetProcess, sc
             burst.write(new, bhs.ATTR_ORDERED)
             for buffer in found:
                 burst.read(buffer)
-            burst.run()
+            await burst.run()
             assert all(buffer == new for buffer in found)
 
 
-def test_a_head_of_queue_read_waits_for_nothing(target: TargetProcess) -> None:
+async def test_a_head_of_queue_read_waits_for_nothing(target: TargetProcess) -> None:
     """Between commands that wait for each other, and they all end."""
-    with open_disks([f"{target.url}/0"], {}) as disks:
+    async with open_disks([f"{target.url}/0"], {}) as disks:
         disk = disks.disks[disks.default]
-        assert isinstance(disk, ThreadDisk)
+        assert isinstance(disk, TrioDisk)
         data, buffer = b"h" * 4096, bytearray(4096)
         for _ in range(ROUNDS):
             burst = Burst(disk)
@@ -96,5 +98,5 @@ def test_a_head_of_queue_read_waits_for_nothing(target: TargetProcess) -> None:
                 burst.write(data, fua=True)
                 burst.write(data, bhs.ATTR_ORDERED, fua=True)
                 burst.read(buffer, bhs.ATTR_HEAD_OF_QUEUE)
-            burst.run()
+            await burst.run()
         assert buffer == data

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 import trio
 
-from iserblk.disk.blocking import ThreadDisk, open_disks
+from iserblk.disk.blocking import open_disks
 from iserblk.disk.lun.reservation import Reservation
 from iserblk.errors import (
     AuthenticationError,
@@ -39,6 +39,7 @@ from iserblk.url import parse_url
 from tests.cli.commands import good
 from tests.support import libiscsi, logs
 from tests.support.blockwork import everything
+from tests.support.cores import core_of, in_thread
 from tests.support.endurance import disk_and_session
 from tests.support.faces import FACES, one_disk, read, write
 from tests.support.interop import Record
@@ -255,8 +256,7 @@ def test_a_bidirectional_command(tgtd: Tgtd) -> None:
     try:
         with open_disks([tgtd.url], {}) as disks:
             disk = disks.disks[disks.default]
-            assert isinstance(disk, ThreadDisk)
-            core = disk.core
+            core = core_of(disk)
             steps = command(
                 core.session,
                 core.lun,
@@ -266,7 +266,7 @@ def test_a_bidirectional_command(tgtd: Tgtd) -> None:
                 data_out=memoryview(data),
             )
             with pytest.raises(ScsiError, match="does not know this command"):
-                disk.driver.run(steps, core.dropped)
+                in_thread(disk, steps)
             disk.write(memoryview(data), 4096)
             disk.flush()
     finally:

@@ -6,14 +6,14 @@ from __future__ import annotations
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import trio
 
 from iserblk.errors import BadArgument, LunChanged, NoSuchLun
 from tests.support import logs
-from tests.support.faces import FACES, InThreads, one_disk, opened, read, write
+from tests.support.cores import core_of
+from tests.support.faces import FACES, one_disk, opened, read, write
 from tests.support.ports import free_port
 from tests.support.target import ROOT
 from tests.support.tgtd import IQN, MortalTgtd
@@ -88,10 +88,6 @@ async def test_two_portals_of_one_host(start: Start) -> None:
         assert await read(disk, 0, 512) == bytes(512)
 
 
-def _core(disk: Any) -> Any:
-    return (disk.disk if isinstance(disk, InThreads) else disk).core  # type: ignore[union-attr]
-
-
 @pytest.mark.logs("another LUN is there now", logs.LOST_POWER, logs.RECONNECTED)
 @pytest.mark.parametrize("way", ["seen", "silent", "the same"])
 @face
@@ -119,7 +115,7 @@ async def test_the_number_is_given_away(start: Start, tmp_path: Path, face: str,
             return
         await in_thread(tgtd.add_lun, other, "TWO")
         if way == "silent":
-            await until(lambda: _core(disk).in_doubt)
+            await until(lambda: core_of(disk).in_doubt)
         for _ in range(2):
             with pytest.raises(LunChanged, match="another LUN is there now"):
                 await write(disk, b"more" * 128, 0)

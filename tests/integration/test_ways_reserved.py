@@ -11,6 +11,7 @@ import trio
 from iserblk.disk.multipath import failback, policy
 from iserblk.scsi import reservations as pr
 from tests.support import logs
+from tests.support.cores import session_of
 from tests.support.faces import FACES, opened, read, write
 from tests.support.faults.behaviours import Hold
 from tests.support.ported import ported_target
@@ -49,7 +50,7 @@ async def test_held_through_the_portal_in_use(
         urls = ported.urls()
         async with opened(face, *urls, options=EXCLUSIVE) as disks:
             (disk,) = disks.values()
-            session = getattr(disk, "disk", disk).core.session  # type: ignore[union-attr]
+            session = session_of(disk)
             await write(disk, b"1" * 512, 0)
             assert await holders(urls[1]) == [(True, 1)]
             ported.one.refuse(by_reset=True)

@@ -80,6 +80,88 @@ async def test_pausing_lets_tasks_run() -> None:
             stop = True
 
 
+async def test_one_strand_is_stopped() -> None:
+    """Where it is parked, behind what it has to wait for; before it has begun; while something is
+    done for it elsewhere. Nothing wakes it any more, and the others go on."""
+    order: list[str] = []
+    may_end = trio.Event()
+    begun: list[Strand] = []
+
+    async def parked() -> None:
+        begun.append(me())
+        try:
+            await park()
+        finally:
+            order.append("parked")
+
+    async def waits() -> None:
+        try:
+            await elsewhere(may_end.wait)
+        finally:
+            order.append("elsewhere")
+
+    async def abandon(_waiter: object) -> None:
+        await may_end.wait()
+        order.append("abandoned")
+
+    async def other() -> None:
+        await elsewhere(may_end.wait)
+        order.append("other")
+
+    with trio.fail_after(10):
+        async with open_strands() as group, trio.open_nursery() as nursery:
+            first, second = group.start_soon(parked), group.start_soon(waits)
+            group.start_soon(other)
+            await trio.testing.wait_all_tasks_blocked()
+            assert begun == [first]
+            first.abandon = abandon
+            never = group.start_soon(parked)
+            assert await group.stop(never) and await group.stop(second)
+            nursery.start_soon(group.stop, first)
+            await trio.testing.wait_all_tasks_blocked()
+            assert not await group.stop(first)  # it is being stopped
+            first.wake()
+            assert order == ["elsewhere"]
+            may_end.set()
+            await trio.testing.wait_all_tasks_blocked()
+            assert not await group.stop(first) and not await group.stop(second)
+    assert sorted(order) == ["abandoned", "elsewhere", "other", "parked"]
+    assert order.index("abandoned") < order.index("parked")
+
+
+async def test_a_strand_is_being_stopped_while_its_group_is_closed() -> None:
+    """The group is left when it has ended."""
+    order: list[str] = []
+    may_end = trio.Event()
+
+    async def parked() -> None:
+        try:
+            await park()
+        finally:
+            order.append("parked")
+
+    async def abandon(_waiter: object) -> None:
+        await may_end.wait()
+        order.append("abandoned")
+
+    async def later() -> None:
+        await trio.testing.wait_all_tasks_blocked()
+        may_end.set()
+
+    with trio.fail_after(10):
+        async with trio.open_nursery() as outer:
+            with pytest.raises(BaseExceptionGroup):
+                async with trio.open_nursery() as nursery, open_strands() as group:
+                    strand = group.start_soon(parked)
+                    await trio.testing.wait_all_tasks_blocked()
+                    strand.abandon = abandon
+                    nursery.start_soon(group.stop, strand)
+                    await trio.testing.wait_all_tasks_blocked()
+                    outer.start_soon(later)
+                    raise KeyError
+            assert order == ["abandoned", "parked"]
+
+
 async def test_what_is_done_elsewhere() -> None:
     """``elsewhere`` hands back the result or error; other strands run meanwhile."""
     order: list[object] = []

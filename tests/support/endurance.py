@@ -13,6 +13,7 @@ from iserblk.disk import aio, blocking
 from iserblk.disk.multipath import failback, policy
 from iserblk.disk.seam import AsyncDisk
 from iserblk.initiator.session.session import Session
+from tests.support.cores import session_of
 from tests.support.faces import InThreads, read, write
 from tests.support.until import until
 
@@ -29,11 +30,11 @@ async def disk_and_session(
     if face == "async":
         async with aio.open_disks([url, *others], options) as disks:
             disk = disks.disks[disks.default]
-            yield disk, disk.core.session  # type: ignore[attr-defined]
+            yield disk, session_of(disk)
     else:
         with blocking.open_disks([url, *others], options) as found:
             inner = found.disks[found.default]
-            yield InThreads(inner), inner.core.session  # type: ignore[attr-defined,misc]
+            yield InThreads(inner), session_of(inner)  # type: ignore[misc]
 
 
 class Clients:

@@ -25,7 +25,8 @@ import trio
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from iserblk.disk import aio, blocking
+from iserblk.disk import aio
+from iserblk.disk.seam import BlockingLun
 from iserblk.errors import (
     ConnectionLost,
     IserblkError,
@@ -34,7 +35,7 @@ from iserblk.errors import (
     TransportError,
 )
 from iserblk.initiator import commands, reconnecting
-from iserblk.initiator.drivers import tasks, threads
+from iserblk.initiator.drivers import tasks
 from iserblk.initiator.reconnecting import Reconnector
 from iserblk.initiator.session import deadlines
 from iserblk.initiator.session.sending import CONTROL_SLOTS
@@ -50,10 +51,10 @@ from iserblk.sockets.wire import wire
 from tests.initiator.fake import CountingWaiter, command, itt_of, response, session
 from tests.initiator.peer import CONTROL, PAIRS, Heard, Peer, disk_of, linked
 from tests.initiator.tcp_peer import linked_tcp
+from tests.support.disk_threads import disks_of
 
 PATIENCE_S = 30
 MARK = 0xA5
-REAL_POLL = select.poll
 
 # --- what the target may do -------------------------------------------------------------------
 
@@ -229,9 +230,8 @@ def _impatient(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(deadlines, "STEP_S", 0.02)
     monkeypatch.setattr(commands, "BACK_OFF_S", 0.001)
     monkeypatch.setattr(reconnecting, "FIRST_PAUSE_S", 0.001)
-    for driver in (threads, tasks):
-        monkeypatch.setattr(driver, "TICK_S", 0.01)
-        monkeypatch.setattr(driver, "LOGOUT_S", 0.05)
+    monkeypatch.setattr(tasks, "TICK_S", 0.01)
+    monkeypatch.setattr(tasks, "LOGOUT_S", 0.05)
     logging.disable(logging.CRITICAL)
     yield
     logging.disable(logging.NOTSET)
@@ -248,19 +248,6 @@ class _Sips:
     def receive(self, buffers: list[memoryview]) -> int:
         count: int = self._receive([buffers[0][: self._chance.choice((1, 3, 17, 60, 5000))]])
         return count
-
-
-class _Poll:
-    """A poll object with a timeout of 5 ms, so that the leader looks at the clock often."""
-
-    def __init__(self) -> None:
-        self._poll = REAL_POLL()
-        self.register = self._poll.register
-        self.modify = self._poll.modify
-        self.unregister = self._poll.unregister
-
-    def poll(self, _timeout: float) -> list[tuple[int, int]]:
-        return self._poll.poll(5)
 
 
 class Victims:
@@ -323,11 +310,9 @@ def _start(pair: str, acts: list[Any], seed: int) -> tuple[Session, Hostile, Vic
 
 
 def _in_threads(pair: str, acts: list[Any], seed: int) -> None:
-    made, hostile, victims = _start(pair, acts, seed)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(select, "poll", _Poll)
-        driver = threads.BlockingDriver(made)
-    disk = blocking.ThreadDisk(victims.disk, driver)
+    _, hostile, victims = _start(pair, acts, seed)
+    disks = disks_of(victims.disk)
+    disk = disks.disks["lun0"]
     over = threading.Event()
     peer = hostile.peer
 
@@ -368,18 +353,18 @@ def _in_threads(pair: str, acts: list[Any], seed: int) -> None:
     for thread in players[1:]:
         thread.join(PATIENCE_S)
         assert not thread.is_alive()
-    driver.log_out()
+    disks.close()
     over.set()
     players[0].join(PATIENCE_S)
     victims.check(hostile)
     peer.close()
 
 
-def _read_into(disk: blocking.ThreadDisk, buffer: bytearray, offset: int) -> None:
+def _read_into(disk: BlockingLun, buffer: bytearray, offset: int) -> None:
     disk.read_into(memoryview(buffer), offset)
 
 
-def _write_from(disk: blocking.ThreadDisk, buffer: bytearray, offset: int) -> None:
+def _write_from(disk: BlockingLun, buffer: bytearray, offset: int) -> None:
     disk.write(memoryview(buffer), offset)
 
 
@@ -510,7 +495,7 @@ SURVIVORS = [
 @EXAMPLES
 @given(acts=SCRIPTS, seed=SEEDS)
 def test_threads_survive(pair: str, acts: list[Any], seed: int) -> None:
-    """Random acts against the blocking driver, with several threads at once."""
+    """Random acts while several threads wait."""
     _in_threads(pair, acts, seed)
 
 

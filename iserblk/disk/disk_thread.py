@@ -1,0 +1,416 @@
+"""Requests of other threads: one thread has the disks, with a loop that begins and ends their
+requests by plain calls.
+
+Threads hand requests over in a deque, with one wake-up for all that come together. So the sessions
+are looked after whatever those threads do: pings are answered, deadlines are kept, and a lost
+connection is made again. ``iserblk.disk.blocking`` is the face for threads that wait,
+``iserblk.disk.asyncio`` the one for tasks of asyncio.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import deque
+from collections.abc import Awaitable, Callable
+from contextlib import AbstractAsyncContextManager
+from typing import Any, Final
+
+import trio
+
+from iserblk.disk.aio import TrioDiskSet
+from iserblk.disk.ending import EndOfUse
+from iserblk.disk.seam import AsyncLun
+from iserblk.errors import ConnectionLost, IserblkError
+from iserblk.initiator.session.slots import TaskSlot, Waiter
+from iserblk.loop import guest
+from iserblk.loop.busy_polling import FEW, Pace
+from iserblk.loop.here import loop_here
+from iserblk.loop.nap import Nap
+from iserblk.loop.seam import Loop
+from iserblk.loop.strands import Strand, Strands, open_strands, park
+
+READ: Final = 0
+WRITE: Final = 1
+CALL: Final = 2  # ``operation``
+TAKE_BACK: Final = 3  # ``about``
+NOTHING: Final = memoryview(b"")
+
+_WAITS: Final = 0  # in the deque, or not handed over
+_BEGUN: Final = 1
+_ENDED: Final = 2
+
+
+class HandedRequest:
+    """A request to ``disk`` that a thread hands over; implements Waiter for its command.
+
+    The thread sets ``kind`` and what belongs to it, and reads ``result`` and ``error`` behind the
+    end. ``over`` is called when the request has ended, as a rule in the disks' thread: from then on
+    its buffer is free."""
+
+    def __init__(self, owner: DiskThread, disk: AsyncLun, over: Callable[[], object]) -> None:
+        self.owner = owner
+        self.over = over
+        self.kind = CALL
+        self.disk = disk
+        self.buffer = NOTHING
+        self.offset = 0
+        self.fua = False
+        self.operation: Callable[[], Awaitable[Any]] | None = None
+        self.about: HandedRequest | None = None
+        self.result: Any = None
+        self.error: BaseException | None = None
+        self.pending = 0
+        self.state = _WAITS
+        self.unwanted = False  # it is taken back
+        self.slot: TaskSlot | None = None
+        self.strand: Strand | None = None
+        self.followers: list[HandedRequest] = []  # that take it back
+
+    def task_done(self) -> None:
+        self.pending -= 1
+        self.owner.answered(self)
+
+    def renew(self) -> None:
+        """In the thread that has waited for it: it may be handed over again."""
+        self.buffer = NOTHING
+        self.operation = self.result = self.error = self.slot = self.strand = None
+        self.state = _WAITS
+
+
+class DiskThread:
+    """A thread, and the disks that it has open.
+
+    ``opener`` makes their context. ``opened`` is called in the thread when ``disks`` is there,
+    ``over`` at the end of the thread, with what it has raised, or None. Requests that are under way
+    at the end are aborted at the target; those and later ones raise ConnectionLost.
+    """
+
+    def __init__(
+        self,
+        opener: Callable[[], AbstractAsyncContextManager[TrioDiskSet]],
+        opened: Callable[[], object],
+        over: Callable[[BaseException | None], object],
+    ) -> None:
+        self.disks: dict[str, AsyncLun] = {}
+        self.ending = EndOfUse()
+        self.is_over = False
+        self._opener = opener
+        self._opened = opened
+        self._when_over = over
+        self._why = "the disks are closed"
+        self._loop: Loop | None = None
+        self._unwanted = False
+        self._scope: trio.CancelScope | None = None
+        self._group: Strands | None = None
+        self._nursery: trio.Nursery | None = None
+        self._strand: Strand | None = None
+        self._inbox: deque[HandedRequest] = deque()
+        self._asked = False  # ``_take_in`` is to be called
+        self._done: deque[HandedRequest] = deque()  # whose command has ended
+        self._woken = False  # the strand
+        self._carried: set[HandedRequest] = set()  # by strands of their own
+        self._open = 0
+        self._answers = 0
+        self._closing = False  # nothing begins any more
+        self._returned = Nap()  # of ``_abandon``
+        self._pace = Pace(0)
+        # (As ``_thread`` the compiled field would have the name of a keyword of C.)
+        self._runner = threading.Thread(target=self._body, name="iserblk-disks", daemon=True)
+
+    # -- any thread -------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        _running.add(self)
+        self._runner.start()
+
+    def send(self, request: HandedRequest) -> None:
+        """Hand ``request`` over. Raises ConnectionLost where the disks are closed."""
+        if self.is_over:
+            raise ConnectionLost(self._why)
+        self._inbox.append(request)
+        if not self._asked:
+            self._asked = True
+            self._wake(self._take_in)
+        if self.is_over:
+            self._refuse()
+
+    def take_back(self, letter: HandedRequest, request: HandedRequest) -> None:
+        """Abort ``request``, which may have been handed over or not, at the target. ``letter`` ends
+        when ``request`` does, or at once."""
+        request.unwanted = True
+        letter.kind = TAKE_BACK
+        letter.about = request
+        if self.is_over:
+            letter.over()
+            return
+        self._inbox.append(letter)
+        # In any case: an interrupt may have come between the two steps in ``send``.
+        self._wake(self._take_in)
+        if self.is_over:
+            self._refuse()
+
+    def cut(self) -> None:
+        """Do not wait for targets: cut all connections. They are made again."""
+        self._wake(self.ending.disconnect)
+
+    def close(self) -> None:
+        """Ask for the end, which ``join`` waits for."""
+        self._unwanted = True
+        self._wake(self._end)
+
+    def join(self) -> None:
+        self._runner.join()
+
+    def call(self, function: Callable[[], object]) -> None:
+        """Call ``function`` soon in the disks' thread, if there is one still."""
+        if not self.is_over:
+            self._wake(function)
+
+    def forked(self) -> None:
+        """In a child process, which has no such thread."""
+        self.is_over = True
+        self._why = "the disks belong to the process that opened them: open disks behind the fork"
+
+    def _wake(self, function: Callable[[], object]) -> None:
+        loop = self._loop
+        if loop is not None:
+            loop.wake(function)
+
+    def _refuse(self) -> None:
+        """Of those that were handed over nothing has begun, and nothing will."""
+        inbox = self._inbox
+        while inbox:
+            try:
+                request = inbox.popleft()
+            except IndexError:  # another thread has refused the last one
+                return
+            request.error = ConnectionLost(self._why)
+            request.state = _ENDED
+            request.over()
+
+    # -- the thread -------------------------------------------------------------------------------
+
+    def _body(self) -> None:
+        error: BaseException | None = None
+        try:
+            guest.run(self._main)
+        except BaseException as problem:
+            error = problem
+        self.is_over = True
+        _running.discard(self)
+        self._refuse()
+        self._when_over(error)
+
+    async def _main(self) -> None:
+        self._loop = loop_here()
+        with trio.CancelScope() as opening:
+            self._scope = opening
+            if self._unwanted:
+                return
+            async with self._opener() as disks:
+                self.disks = disks.disks
+                self.ending = disks.ending
+                self._pace = Pace(disks.busy_poll_us)
+                try:
+                    with trio.CancelScope() as serving:
+                        self._scope = serving
+                        await self._serve()
+                finally:
+                    self._closing = True
+                    self._scope = None
+
+    def _end(self) -> None:
+        if self._scope is not None:
+            self._scope.cancel()
+
+    async def _serve(self) -> None:
+        try:
+            async with trio.open_nursery() as self._nursery, open_strands() as self._group:
+                self._strand = self._group.start_soon(self._on_answers, name="requests of threads")
+                self._strand.abandon = self._abandon
+                self._opened()
+                await trio.sleep_forever()
+        finally:
+            for request in [*self._carried]:  # whose strands were closed before they began
+                self._fail(request)
+            self._group = self._nursery = self._strand = None
+
+    async def _on_answers(self) -> None:
+        """Body of the strand."""
+        while True:
+            await park()
+            self._woken = False
+            self._turn()
+
+    def answered(self, request: HandedRequest) -> None:
+        """The command of ``request`` has ended."""
+        self._done.append(request)
+        if self._closing:
+            self._returned.wake()
+        elif self._strand is not None and not self._woken:
+            self._woken = True
+            self._strand.wake()
+
+    def _take_in(self) -> None:
+        self._asked = False  # before it looks: what comes later asks again
+        if self._closing or self._group is None:
+            return  # they are refused at the end of the thread
+        self._pace.work()
+        self._turn()
+        if self._open <= FEW and self._pace.rest(self._answers) and self._loop is not None:
+            self._loop.stay_awake(self._pace.until)
+
+    def _turn(self) -> None:
+        held: dict[AsyncLun, bool] = {}  # what begins together is sent together
+        try:
+            self._settle()
+            inbox = self._inbox
+            while inbox:
+                request = inbox.popleft()
+                disk = request.disk
+                if disk not in held:
+                    held[disk] = disk.hold()
+                self._begin(request)
+        finally:
+            for each, before in held.items():
+                each.release(before)
+
+    def _begin(self, request: HandedRequest) -> None:
+        if request.kind == TAKE_BACK:
+            self._take_back(request)
+            return
+        request.state = _BEGUN
+        self._open += 1
+        if request.unwanted:
+            request.error = IserblkError("interrupted")
+            self._ended(request)
+            return
+        slot: TaskSlot | None = None
+        try:
+            if request.kind == READ:
+                slot = request.disk.begin_read(request.buffer, request.offset, request)
+            elif request.kind == WRITE and not request.fua:
+                slot = request.disk.begin_write(request.buffer, request.offset, request)
+        except Exception as error:  # an argument that is none
+            request.error = error
+            self._ended(request)
+            return
+        request.slot = slot
+        if slot is None:
+            self._carry_on(request, 0.0)
+
+    def _settle(self) -> None:
+        done = self._done
+        while done:  # one by one: none is lost where a bug raises
+            request = done.popleft()
+            slot = request.slot
+            assert slot is not None
+            try:
+                if request.kind == READ:
+                    deadline = request.disk.end_read(slot)
+                else:
+                    deadline = request.disk.end_write(slot)
+            except IserblkError as error:
+                request.error = self._aborted() if self._closing else error
+            except BaseException:  # a bug
+                request.error = IserblkError("internal error")
+                self._ended(request)
+                raise
+            else:
+                if deadline and not (self._closing or request.followers):
+                    self._carry_on(request, deadline)
+                    continue
+                if deadline:
+                    request.error = self._aborted()
+            self._ended(request)
+
+    def _aborted(self) -> ConnectionLost:
+        return ConnectionLost("the disks were closed while a request was under way")
+
+    def _carry_on(self, request: HandedRequest, deadline: float) -> None:
+        """Give ``request``, which takes more than one command, a strand."""
+        assert self._group is not None
+        self._carried.add(request)
+        request.strand = self._group.start_soon(
+            self._carry_out, request, deadline, name="a request of a thread"
+        )
+
+    async def _carry_out(self, request: HandedRequest, deadline: float) -> None:
+        """Body of a strand. ``deadline``: when the request has to be done, where it has begun
+        already."""
+        try:
+            if request.kind == READ:
+                await request.disk.read_into(request.buffer, request.offset, deadline)
+            elif request.kind == WRITE:
+                await request.disk.write(request.buffer, request.offset, request.fua, deadline)
+            else:
+                assert request.operation is not None
+                request.result = await request.operation()
+        except Exception as error:
+            request.error = error
+        except BaseException:  # the strand is being closed
+            self._fail(request)
+            raise
+        self._carried.discard(request)
+        self._ended(request)
+
+    def _fail(self, request: HandedRequest) -> None:
+        self._carried.discard(request)
+        if request.state == _BEGUN:
+            request.error = self._aborted()
+            self._ended(request)
+
+    def _ended(self, request: HandedRequest) -> None:
+        self._open -= 1
+        self._answers += 1
+        request.state = _ENDED
+        followers, request.followers = request.followers, []
+        request.over()
+        for each in followers:
+            each.over()
+
+    def _take_back(self, letter: HandedRequest) -> None:
+        request = letter.about
+        assert request is not None
+        if request.state != _BEGUN:
+            letter.over()
+            return
+        request.followers.append(letter)
+        if len(request.followers) > 1:
+            return  # it is being aborted
+        if request.strand is not None:
+            assert self._nursery is not None
+            self._nursery.start_soon(self._stop, request, request.strand)
+        else:
+            request.disk.abandon(lambda waiter: waiter is request)
+
+    async def _stop(self, request: HandedRequest, strand: Strand) -> None:
+        assert self._group is not None
+        if await self._group.stop(strand):
+            self._fail(request)  # where it had not begun
+
+    async def _abandon(self, _waiter: object) -> None:
+        """The strands are being closed. Abort the commands, and wait until they have ended: before
+        that no buffer is free."""
+        self._closing = True
+        ended = len(self._done)
+        for disk in self.disks.values():
+            ended += disk.abandon(self._is_mine)
+        while len(self._done) < ended:
+            await self._returned.sleep()
+        self._settle()
+
+    def _is_mine(self, waiter: Waiter) -> bool:
+        return isinstance(waiter, HandedRequest)
+
+
+_running: set[DiskThread] = set()
+
+
+def _forked() -> None:
+    for each in [*_running]:
+        each.forked()
+
+
+os.register_at_fork(after_in_child=_forked)

@@ -1,0 +1,530 @@
+"""Threads that wait for requests: interrupts, the end, forks, and the end of the interpreter."""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import asynccontextmanager, suppress
+from functools import partial
+from itertools import count
+from pathlib import Path
+from types import FrameType, SimpleNamespace
+from typing import Any
+
+import pytest
+import trio
+
+from iserblk.disk.blocking import ThreadDiskSet
+from iserblk.disk.disk_thread import READ, DiskThread, HandedRequest
+from iserblk.errors import CommandError, ConnectionLost, IserblkError, OutOfRange, WritesLost
+from iserblk.initiator.session.slots import SENT
+from iserblk.iscsi import bhs
+from tests.initiator.peer import Heard, answering, disk_of, linked
+from tests.support import logs
+from tests.support.disk_threads import disks_of, opened, thread_disk
+from tests.support.target import running_target
+from tests.support.until import until_blocking
+
+pytestmark = pytest.mark.logs(logs.DEADLINES, logs.RECONNECTED)
+NAME = "iserblk-disks"
+
+
+def _counters() -> Iterator[str]:
+    """Descriptors by which threads, and loops, wait."""
+    for each in os.listdir("/proc/self/fd"):
+        with suppress(OSError):
+            if os.readlink(f"/proc/self/fd/{each}").startswith("anon_inode:"):
+                yield each
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left() -> Iterator[None]:
+    before = set(_counters())
+    yield
+    gc.collect()  # exceptions, which refer to much
+    assert not [each for each in threading.enumerate() if each.name == NAME]
+    assert not set(_counters()) - before
+
+
+def interrupt() -> None:
+    signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+
+
+def is_interrupted(call: Callable[..., object], *arguments: object) -> bool:
+    """Nothing of the exception is left, which refers to buffers."""
+    try:
+        call(*arguments)
+    except KeyboardInterrupt:
+        return True
+    return False
+
+
+class Target:
+    """The other end of a session. ``act``: what it does with a PDU that is no task management and
+    no logout, which it answers; at first it answers all."""
+
+    def __init__(self, depth: int = 8) -> None:
+        self.session, self.peer = linked(depth=depth)
+        self.core = disk_of(self.session)
+        self.act: Callable[[Heard], object] = self.peer.respond
+        self.manages = True
+        self._thread = answering(self.peer, self._take)
+
+    def _take(self, heard: Heard) -> None:
+        if heard.opcode == bhs.LOGOUT_REQUEST:
+            self.peer.goodbye(heard)
+        elif heard.opcode == bhs.TASK_MANAGEMENT_REQUEST and self.manages:
+            self.peer.complete(heard)
+        else:
+            self.act(heard)
+
+    @property
+    def heard(self) -> list[Heard]:
+        return self.peer.heard
+
+    def end(self) -> None:
+        self._thread.join(60)
+        self.peer.close()
+        assert not self._thread.is_alive()
+
+
+@pytest.fixture
+def target() -> Iterator[Target]:
+    made = Target()
+    yield made
+    made.end()
+
+
+@pytest.mark.parametrize("length", [4096, 700, 1 << 19])  # one command, an edge, several
+def test_an_interrupt_gives_the_buffer_back_first(target: Target, length: int) -> None:
+    """A read raises KeyboardInterrupt only after its commands were aborted. The session serves this
+    thread and all others afterwards."""
+    commands = -(-length // (1 << 18))
+
+    def act(heard: Heard) -> None:
+        if len(target.heard) >= commands:
+            target.act = target.peer.respond
+            interrupt()
+
+    target.act = act
+    with thread_disk(target.core) as disk:
+        buffer = bytearray(length)
+        assert is_interrupted(disk.read_into, memoryview(buffer), 0)
+        assert not any(slot.state == SENT for slot in target.session.queue.tasks)
+        assert target.session.error is None
+        buffer.clear()  # BufferError while a view of it exists
+        opcodes = [heard.opcode for heard in target.heard]
+        assert bhs.TASK_MANAGEMENT_REQUEST in opcodes
+        for _ in range(3):
+            disk.read_into(memoryview(bytearray(4096)), 0)
+            disk.read_into(memoryview(bytearray(100)), 100)
+    assert target.session.queue.busy == 0
+
+
+def test_a_second_interrupt_does_not_wait_for_the_target(target: Target) -> None:
+    """The target answers neither the write nor its abort, each of which brings an interrupt."""
+    target.manages = False
+    target.act = lambda _heard: interrupt()
+    with thread_disk(target.core) as disk:
+        with pytest.raises(KeyboardInterrupt):
+            disk.write(memoryview(bytes(9000)), 0)
+        assert isinstance(target.session.error, ConnectionLost)
+        assert target.session.queue.busy == 0
+        with pytest.raises(ConnectionLost):
+            disk.write(memoryview(bytes(4096)), 0)
+
+
+@pytest.mark.plain("calls inside of the compiled form cannot be interrupted")
+@pytest.mark.parametrize("change", ["write", "read_into", "flush"])
+def test_an_interrupt_before_any_call_leaves_nothing_taken(change: str) -> None:
+    """Python raises KeyboardInterrupt where a function begins. What was never sent is in no
+    journal; the session goes on."""
+    outcomes = set()
+    for moment in count(1):
+        target = Target()
+        target.core.keep_journal(1 << 20)
+        with thread_disk(target.core) as disk:
+            arguments = () if change == "flush" else (memoryview(bytearray(4096)), 0)
+            interrupted = _interrupt_at(moment, partial(getattr(disk, change), *arguments))
+            journal = target.core.durability.journal
+            assert journal is not None
+            kept = journal.size
+            sent = any(heard.opcode == bhs.SCSI_COMMAND for heard in target.heard)
+            assert (sent and change == "write") or not kept
+            outcomes.add(sent)
+            assert target.session.queue.busy == 0 and target.session.error is None
+            disk.write(memoryview(bytes(4096)), 0)
+        target.end()
+        if not interrupted:
+            break
+    assert moment > 5 and outcomes == {False, True}
+
+
+def _interrupt_at(moment: int, work: Callable[[], None]) -> bool:
+    """Interrupt ``work`` where its function call of this number begins, of those in this thread.
+    False: it has no more."""
+    left = moment
+
+    def trace(_frame: FrameType, _event: str, _argument: object) -> None:
+        nonlocal left
+        left -= 1
+        if not left:
+            sys.settrace(None)
+            raise KeyboardInterrupt
+
+    before = sys.gettrace()
+    gc.disable()  # hypothesis is called when it collects; an interrupt there would be lost
+    sys.settrace(trace)
+    try:
+        work()
+    except KeyboardInterrupt:
+        return True
+    finally:
+        sys.settrace(before)
+        gc.enable()
+    return False
+
+
+def test_an_interrupt_while_there_is_no_connection() -> None:
+    """No command is at the target: the buffer is given back at once, and the session stays
+    suspended."""
+    target = Target()
+    target.act = lambda _heard: target.peer.pair.disconnect()
+    with thread_disk(target.core, reconnects=True) as disk:
+        buffer = bytearray(1 << 19)
+
+        def then() -> None:
+            until_blocking(lambda: target.session.suspended is not None)
+            interrupt()
+
+        thread = threading.Thread(target=then)
+        thread.start()
+        assert is_interrupted(disk.read_into, memoryview(buffer), 0)
+        thread.join(60)
+        assert target.session.error is None and target.session.suspended is not None
+        assert target.session.queue.busy == 0
+        buffer.clear()
+    target.end()
+
+
+def test_all_threads_go_on_with_another_connection() -> None:
+    """Eight writers wait when the connection is lost."""
+    target = Target()
+    errors: list[BaseException] = []
+
+    def act(_heard: Heard) -> None:
+        if sum(heard.opcode == bhs.SCSI_COMMAND for heard in target.heard) == 8:
+            target.peer.pair.disconnect()
+
+    target.act = act
+    with thread_disk(target.core, reconnects=True) as disk:
+
+        def client(number: int) -> None:
+            try:
+                disk.write(memoryview(bytes([number]) * 4096), number * 4096)
+            except BaseException as error:
+                errors.append(error)
+
+        threads = [threading.Thread(target=client, args=(number,)) for number in range(8)]
+        for thread in threads:
+            thread.start()
+        until_blocking(lambda: target.session.suspended is not None)
+        other = Target()
+
+        async def offer() -> None:
+            target.session.offer(other.session)
+            disk.disk.driver.kick()  # type: ignore[attr-defined]
+
+        disk.places.call(disk.disk, offer)
+        for thread in threads:
+            thread.join(60)
+        assert not errors and not any(thread.is_alive() for thread in threads)
+        assert target.session.replayed == 8 and target.session.reconnects == 1
+        written = [heard for heard in other.heard if heard.opcode == bhs.SCSI_COMMAND]
+        assert sorted(heard.operation for heard in written) == [0x8A] * 8
+    other.end()
+    target.end()
+
+
+@pytest.mark.parametrize("interrupted", [True, False])
+def test_a_thread_that_was_interrupted_has_heard_of_no_loss(
+    target: Target, interrupted: bool
+) -> None:
+    """The flush has failed, and its thread is interrupted before it knows."""
+    told: list[int] = []
+
+    async def flush(client: object = None) -> None:
+        if interrupted:
+            interrupt()
+        error = WritesLost("lun0: writes were lost")
+        error.losses = 3
+        if client is None:  # see ``BlockingDisk.flush``
+            told.append(error.losses)
+        raise error
+
+    with thread_disk(target.core) as disk:
+        disk.disk = Failing(flush, told.append)  # type: ignore[assignment]
+        with pytest.raises(KeyboardInterrupt if interrupted else WritesLost):
+            disk.flush()
+    assert told == ([] if interrupted else [3])
+
+
+class Failing:
+    """A disk with a flush of its own."""
+
+    def __init__(self, flush: Callable[..., object], told: Callable[[int], None]) -> None:
+        self.flush = flush
+        self.client = SimpleNamespace(told=told)
+
+    def hold(self) -> bool:
+        return False
+
+    def release(self, _held: bool) -> None:
+        pass
+
+
+def test_closed_while_threads_wait(target: Target) -> None:
+    """Each is told, when its buffer is free: one command, several, and a flush."""
+    heard = threading.Event()
+
+    def act(_heard: Heard) -> None:
+        if len(target.heard) >= 4:
+            heard.set()
+
+    target.act = act
+    buffers = [bytearray(4096), bytearray(1 << 19)]
+    errors: list[BaseException] = []
+    with thread_disk(target.core) as disk:
+
+        def wait(call: Callable[[], object]) -> None:
+            try:
+                call()
+            except BaseException as error:
+                errors.append(error)
+
+        calls = [partial(disk.read_into, memoryview(buffer), 0) for buffer in buffers]
+        threads = [
+            threading.Thread(target=wait, args=(call,)) for call in [*calls, partial(disk.flush)]
+        ]
+        for thread in threads:
+            thread.start()
+        del calls
+        assert heard.wait(60)
+    for thread in threads:
+        thread.join(60)
+    assert [type(error) for error in errors] == [ConnectionLost] * 3
+    with pytest.raises(ConnectionLost, match="the disks are closed"):
+        disk.read_into(memoryview(buffers[0]), 0)
+    errors.clear()
+    threads.clear()
+    gc.collect()
+    for buffer in buffers:
+        buffer.clear()
+
+
+def test_an_argument_that_is_none_harms_no_other_thread(target: Target) -> None:
+    with thread_disk(target.core) as disk:
+        for wrong in (bytearray(4096), None, 7):
+            with pytest.raises((TypeError, AttributeError)):
+                disk.read_into(wrong, 0)  # type: ignore[arg-type]
+        with pytest.raises(OutOfRange):
+            disk.write(memoryview(bytes(512)), 1 << 40)
+        disk.read_into(memoryview(bytearray(4096)), 0)
+
+
+def test_many_threads_are_answered_apart(target: Target) -> None:
+    """Each gets its own answer; what fails, fails for its own thread."""
+    unreadable = bytes.fromhex("7000030000000a00000000110000")
+
+    def act(heard: Heard) -> None:
+        lba = int.from_bytes(heard.bhs[bhs.CDB_OFFSET + 2 : bhs.CDB_OFFSET + 10], "big")
+        if lba % 16:
+            target.peer.respond(heard, status=2, sense=unreadable)
+        else:
+            target.peer.respond(heard)
+
+    target.act = act
+    failed = Counter[int]()
+    with thread_disk(target.core) as disk:
+
+        def client(number: int) -> None:
+            for _ in range(20):
+                try:
+                    disk.read_into(memoryview(bytearray(4096)), number * 4096)
+                except CommandError:
+                    failed[number] += 1
+
+        threads = [threading.Thread(target=client, args=(number,)) for number in range(12)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(120)
+    assert failed == {number: 20 for number in range(1, 12, 2)}
+
+
+@pytest.mark.parametrize("length", [4096, 1 << 19])  # one command, a strand
+def test_a_request_is_taken_back_in_each_state(target: Target, length: int) -> None:
+    """Before it is handed over, under way, twice, and when it has ended: the letter ends behind the
+    request, and the request once, when the target has aborted its commands."""
+    ready, over, asked = threading.Event(), threading.Event(), threading.Event()
+    aborts: list[Heard] = []
+    target.manages = False
+
+    def act(heard: Heard) -> None:
+        if heard.opcode == bhs.TASK_MANAGEMENT_REQUEST:
+            aborts.append(heard)
+        else:
+            asked.set()
+
+    target.act = act
+    thread = DiskThread(partial(opened, target.core), ready.set, lambda _error: over.set())
+    thread.start()
+    assert ready.wait(60)
+    disk = thread.disks["lun0"]
+    ends: list[str] = []
+
+    def letter(name: str) -> None:
+        done = threading.Event()
+
+        def end() -> None:
+            ends.append(name)
+            done.set()
+
+        thread.take_back(HandedRequest(thread, disk, end), request)
+        letters.append(done)
+
+    letters: list[threading.Event] = []
+    request = HandedRequest(thread, disk, lambda: ends.append("request"))
+    request.kind, request.buffer = READ, memoryview(bytearray(length))
+    letter("never")
+    assert letters[0].wait(60)
+    request = HandedRequest(thread, disk, lambda: ends.append("request"))
+    request.kind, request.buffer = READ, memoryview(bytearray(length))
+    thread.send(request)
+    assert asked.wait(60)
+    letter("first")
+    letter("second")
+    until_blocking(lambda: aborts)
+    done = threading.Event()
+    thread.call(done.set)
+    assert done.wait(60) and ends == ["never"]
+    target.manages = True
+    target.peer.complete(aborts[0])
+    assert letters[1].wait(60) and letters[2].wait(60)
+    assert isinstance(request.error, IserblkError)
+    letter("late")
+    assert letters[3].wait(60)
+    assert ends == ["never", "request", "first", "second", "late"]
+    thread.close()
+    thread.join()
+    assert over.is_set()
+    letter("closed")
+    with pytest.raises(ConnectionLost):
+        thread.send(request)
+
+
+def test_behind_a_fork(target: Target) -> None:
+    with thread_disk(target.core) as disk:
+        disk.read_into(memoryview(bytearray(4096)), 0)
+        read_end, write_end = os.pipe()
+        child = os.fork()
+        if not child:
+            try:
+                disk.read_into(memoryview(bytearray(4096)), 0)
+            except ConnectionLost as error:
+                os.write(write_end, str(error).encode())
+            finally:
+                os._exit(0)
+        os.close(write_end)
+        with os.fdopen(read_end) as said:
+            assert said.read().endswith("open disks behind the fork")
+        os.waitpid(child, 0)
+        disk.read_into(memoryview(bytearray(4096)), 0)
+
+
+def test_opening_is_interrupted() -> None:
+    """Nothing is left running."""
+    cancelled = threading.Event()
+
+    @asynccontextmanager
+    async def never() -> Any:
+        interrupt()
+        try:
+            await trio.sleep_forever()
+            yield
+        finally:
+            cancelled.set()
+
+    with pytest.raises(KeyboardInterrupt):
+        ThreadDiskSet(never)
+    assert cancelled.wait(60)
+    until_blocking(lambda: all(each.name != NAME for each in threading.enumerate()))
+
+
+def test_what_opening_raises_is_raised() -> None:
+    @asynccontextmanager
+    async def refused() -> Any:
+        raise OSError("no descriptors")
+        yield
+
+    with pytest.raises(OSError, match="no descriptors"):
+        ThreadDiskSet(refused)
+
+
+def test_closed_twice(target: Target) -> None:
+    disks = disks_of(target.core)
+    disks.close()
+    disks.close()
+
+
+def test_a_bug_is_raised_at_the_end(target: Target, caplog: pytest.LogCaptureFixture) -> None:
+    """Every thread is told before that."""
+
+    async def broken() -> None:
+        raise BaseExceptionGroup("", [RuntimeError("broken"), GeneratorExit()])
+
+    disks = disks_of(target.core)
+    disk: Any = disks.disks["lun0"]
+    with pytest.raises(ConnectionLost):
+        disk.places.call(disk.disk, broken)
+    said = ""
+    try:
+        disks.close()
+    except BaseException as error:
+        said = repr(error)
+    assert "broken" in said
+    disks.close()
+    caplog.clear()  # records refer to errors, and those to much
+
+
+def test_a_set_that_nobody_closes(tmp_path: Path) -> None:
+    """At the end of the interpreter a file writes what it has kept, and the disks log out."""
+    with running_target([f"{tmp_path}/lun:size=1M"], tmp_path / "target.log") as running:
+        program = (
+            "import atexit, iserblk\n"
+            "def last():\n"
+            "    try:\n"
+            "        disks.disks['lun0'].refresh()\n"
+            "    except iserblk.ConnectionLost as error:\n"
+            "        print(error)\n"
+            "atexit.register(last)\n"  # it is called behind what is registered later
+            f"disks = iserblk.open_disks(['{running.url}/0'])\n"
+            "file = disks.disks['lun0'].open('r+b')\n"
+            "file.write(b'kept' * 128)\n"
+        )
+        done = subprocess.run(
+            [sys.executable, "-c", program],
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+        assert (done.returncode, done.stderr) == (0, "")
+        assert done.stdout == "the disks are closed\n"
+        assert (tmp_path / "lun").read_bytes()[:512] == b"kept" * 128
