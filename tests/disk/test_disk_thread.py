@@ -435,6 +435,7 @@ def test_behind_a_fork(target: Target) -> None:
         read_end, write_end = os.pipe()
         child = os.fork()
         if not child:
+            signal.alarm(60)  # it may wait for a thread that it does not have
             try:
                 disk.read_into(memoryview(bytearray(4096)), 0)
             except ConnectionLost as error:

@@ -99,6 +99,9 @@ class SimulatedLoop:
         self.touch(fd)
         return made
 
+    def stay_awake(self, until: float) -> None:
+        """Nothing sleeps here."""
+
     def wake(self, function: Function) -> None:
         if not self._over:
             self._foreign.append(function)
