@@ -9,7 +9,7 @@ and ``files``, file → calls. The caller is the nearest function of iserblk: wh
 or a C function, counts, too.
 ``list``, of all threads, also before SIGUSR1: a list of ``[file, function]`` in the order of the
 calls, without what only importing a module calls. A coroutine or generator that goes on is listed
-again.
+again. No module of Cython's is used, of which a profile function would see nothing.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from types import FrameType
 from typing import Protocol
 
 import iserblk
-from iserblk.cli.main import main
+from iserblk.forms import OF_CYTHON
 
 _TOP = os.path.dirname(os.path.dirname(os.path.abspath(iserblk.__file__))) + os.sep
 
@@ -79,6 +79,8 @@ class Order:
 
     def __init__(self) -> None:
         self._listed: list[tuple[str, str]] = []
+        for name in OF_CYTHON:
+            sys.modules[name] = None  # type: ignore[assignment]  # importing it fails
         threading.setprofile(self)
         sys.setprofile(self)
 
@@ -124,6 +126,8 @@ def run(profile: Profile, output: Path, command: list[str]) -> None:
     signal.signal(signal.SIGUSR1, begin)
     signal.signal(signal.SIGUSR2, end)
     sys.argv = ["iserblk", *command]
+    from iserblk.cli.main import main  # noqa: PLC0415 (when it is known what may be imported)
+
     main()
 
 
