@@ -213,14 +213,14 @@ class Listener:
 
 
 class Network:
-    """``delay``: of a piece, one way. ``refuses``: nothing listens. ``dark``: nothing arrives, and
-    nobody is told. ``on_line``: called when there is another connection."""
+    """``delay``: of a piece, one way. ``dark``: addresses where nothing arrives, and nobody is
+    told. ``on_line``: called when there is another connection."""
 
     def __init__(self, loop: SimulatedLoop, chance: Random) -> None:
         self.loop = loop
         self.chance = chance
         self.delay = DELAY_S
-        self.dark = False
+        self.dark: set[tuple[str, int]] = set()
         self.listeners: dict[tuple[str, int], Listener] = {}
         self.lines: list[tuple[End, End]] = []  # the initiator's end, the target's
         self.trace: Callable[..., None] = lambda *words: None
@@ -245,7 +245,7 @@ class Network:
 
         def arrive() -> None:
             listener = self.listeners.get(address)
-            if self.dark or gone:
+            if address in self.dark or gone:
                 return
             if listener is not None:
                 self._port += 1

@@ -213,7 +213,7 @@ def test_sockets_of_trio() -> None:
             assert plain.recv(9) == b"hello"
             assert stream.socket.fileno() == -1
             assert plain.getpeername() == client.getsockname()
-            network.dark = True
+            network.dark.add(TARGET)
             with trio.move_on_after(LONG_S) as scope:
                 with trio.socket.socket(socket.AF_INET, socket.SOCK_STREAM) as other:
                     await other.connect(TARGET)

@@ -37,7 +37,7 @@ from tests.support.until import all_ended, until
 
 IQN: Final = "iqn.2026-11.example:disk"
 INITIATOR: Final = "iqn.2026-11.example:initiator"
-PLACE: Final = "10.0.0.2:3260"
+PLACES: Final = ("10.0.0.2:3260", "10.0.0.3:3260", "10.0.0.4:3260")
 SIZE: Final = 1 << 20
 CACHE: Final = 256 << 10  # smaller than the disk: some of it is written back now and then
 MOST: Final = 128  # granules of one request
@@ -56,13 +56,13 @@ OPERATIONS: Final = {READ: 40, WRITE: 40, FLUSH: 8, FUA: 2, ZERO: 2, TRIM: 2, EX
 
 CUT, HALVE, HOLE, LIMIT, SLOW, DARK = "cut", "halve", "hole", "limit", "slow", "dark"
 RESTART, STRIKE, DIE = "restart", "restart without its cache", "death of the client"
-BLINK, PASSING, IDENTIFY = "cache lost in place", "temporary errors", "errors at the beginning"
+BLINK, PASSING = "cache lost in place", "temporary errors"
 RECOVERED, FAIL, LESS = "recovered errors", "failed flush", "other refusals"
 FAULTS: Final = {
     CUT: 10, HALVE: 5, HOLE: 2, LIMIT: 10, SLOW: 3, DARK: 2, RESTART: 5, STRIKE: 8, DIE: 2,
-    BLINK: 4, PASSING: 4, IDENTIFY: 2, RECOVERED: 2, FAIL: 2, LESS: 2,
+    BLINK: 4, PASSING: 4, RECOVERED: 2, FAIL: 2, LESS: 2,
 }  # fmt: skip
-_KINDS: Final = {PASSING: "passing", IDENTIFY: "identify", RECOVERED: "recovered", FAIL: "flush"}
+_KINDS: Final = {PASSING: "passing", RECOVERED: "recovered", FAIL: "flush"}
 
 
 class Settings(NamedTuple):
@@ -71,6 +71,7 @@ class Settings(NamedTuple):
     ``hesitates``: how often the target needs a thread. ``options``: of the disk."""
 
     scheme: str
+    portals: int
     block: int
     granule: int
     clients: int
@@ -99,6 +100,7 @@ def draw(chance: Random) -> Settings:
     block, granule = chance.choice(((512, 512), (4096, 512), (4096, 4096)))
     return Settings(
         scheme,
+        chance.choice((1, 1, 2, 3)),
         block,
         granule,
         chance.choice((1, 2, 4, 8, 16)),
@@ -193,7 +195,7 @@ class Target:
         self._ended = trio.Event()
         with trio.CancelScope() as self._scope:
             await serve(
-                PLACE,
+                PLACES[: self._world.settings.portals],
                 IQN,
                 {0: unit},
                 lambda _url: task_status.started(),
@@ -283,8 +285,9 @@ class World:
         self._over = trio.Event()
         self._target.troubles.forget()
         async with AsyncExitStack() as stack:
-            url = f"{self.settings.scheme}://{PLACE}/{IQN}/0"
-            opened = await stack.enter_async_context(open_disks([url], self.settings.options))
+            scheme, places = self.settings.scheme, PLACES[: self.settings.portals]
+            urls = [f"{scheme}://{place}/{IQN}/0" for place in places]
+            opened = await stack.enter_async_context(open_disks(urls, self.settings.options))
             disk = opened.disks[opened.default]
             assert isinstance(disk, TrioDisk)
             self.trace("the disk is open")
@@ -479,12 +482,14 @@ class World:
             network.delay = before
             return
         if kind == DARK:
-            network.dark = True
+            places = [place for place in network.listeners if chance.random() < 0.7]
+            network.dark.update(places)
             for line in network.alive():
                 for end in line:
-                    network.lose(end)
+                    if line[0].remote in places:
+                        network.lose(end)
             await trio.sleep(chance.expovariate(0.1))
-            network.dark = False
+            network.dark.clear()
             self._disturbed()
             return
         ends: list[End] = [end for line in network.alive() for end in line]
