@@ -25,6 +25,7 @@ OURS = {
     "mutationslib",
     "outagelib",
     "screenshotlib",
+    "simulatelib",
     "fake_disk",
 }
 # Debian's packages: scripts/setup installs those that no index of Python packages has; the build of
