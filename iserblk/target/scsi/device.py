@@ -10,7 +10,6 @@ from __future__ import annotations
 import errno
 import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
-from functools import partial
 from threading import Lock
 from typing import Final, NamedTuple
 
@@ -79,7 +78,7 @@ class _Seen(NamedTuple):
 
 
 class _UnitServer:
-    """Implements UnitServer, for the unit of one LUN."""
+    """Implements UnitServer and Nexuses, for the unit of one LUN."""
 
     def __init__(self, server: DeviceServer, lun: int) -> None:
         self._server = server
@@ -105,6 +104,12 @@ class _UnitServer:
 
     def is_there_for(self, nexus: Nexus) -> bool:
         return self._server.has_lun(nexus, self._lun)
+
+    def tell(self, name: NexusName, code: int) -> None:
+        self._server.tell(self._lun, name, code)
+
+    def known(self, initiator: str) -> list[TransportId]:
+        return self._server.ports_of(initiator)
 
 
 # Subclasses of tests: a device with troubles, or with the habits of another target.
@@ -137,9 +142,9 @@ class DeviceServer:
 
     def _serve(self, lun: int, unit: LogicalUnit) -> None:
         self._note_pages(lun, unit)
-        unit.server = _UnitServer(self, lun)
-        unit.reservations.tell = partial(self._tell, lun)
-        unit.reservations.known = self._ports_of
+        server = _UnitServer(self, lun)
+        unit.server = server
+        unit.reservations.nexuses = server
         unit.reservations.ports = {port.relative for port in self.ports.by_tag.values()}
         if unit.loop is not None:
             unit.loop.batch_ended = self._batch_ended
@@ -395,13 +400,13 @@ class DeviceServer:
     def siblings(self, nexus: Nexus) -> list[LogicalUnit]:
         return [self._units[lun] for lun in self.luns(nexus)]
 
-    def _ports_of(self, initiator: str) -> list[TransportId]:
+    def ports_of(self, initiator: str) -> list[TransportId]:
         """The initiator ports of an iSCSI name that have sessions."""
         return [
             each.name.initiator for each in self._nexuses if each.name.initiator[0] == initiator
         ]
 
-    def _tell(self, lun: int, name: NexusName, code: int) -> None:
+    def tell(self, lun: int, name: NexusName, code: int) -> None:
         """Set a unit attention for an I_T nexus. Nothing to do if it has no session: when it
         reconnects, it gets POWER ON."""
         for nexus in self._named(name):

@@ -13,8 +13,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Collection, Container
-from typing import Any, NamedTuple
+from collections.abc import Collection, Container
+from typing import Any, NamedTuple, Protocol
 
 from iserblk.names import may_name
 from iserblk.scsi import opcodes, sense
@@ -56,8 +56,6 @@ _HELD_BY_ONE = tuple(set(pr.TYPES) - set(_ALL_REGISTRANTS))
 _GENERATIONS = 1 << 32
 
 
-Tell = Callable[[NexusName, int], None]
-Known = Callable[[str], list[TransportId]]
 _VERSION = 1  # of snapshots
 _ISID = re.compile("[0-9a-f]{12}")
 _SAVED_KEY = re.compile("0x[0-9a-f]{1,16}")
@@ -68,6 +66,28 @@ class _Registration(NamedTuple):
     key: int
 
 
+class Nexuses(Protocol):
+    """The I_T nexuses of the target, as the reservations of a LUN use them."""
+
+    def tell(self, name: NexusName, code: int) -> None:
+        """Set a unit attention for an I_T nexus."""
+        ...
+
+    def known(self, initiator: str) -> list[TransportId]:
+        """The initiator ports of an iSCSI name that have sessions."""
+        ...
+
+
+class _NoNexuses:
+    """Implements Nexuses."""
+
+    def tell(self, name: NexusName, code: int) -> None:
+        pass
+
+    def known(self, initiator: str) -> list[TransportId]:
+        return []
+
+
 class Reservations:
     """The reservation and the registrations of one LUN.
 
@@ -75,9 +95,7 @@ class Reservations:
     has reserved the LUN by RESERVE(6); then there is no registration. ``present``: whether there is
     a reservation of either kind. ``can_persist``: APTPL is taken.
 
-    The device server provides these. ``tell(nexus, code)``: sets a unit attention for an I_T nexus.
-    ``known(name)``: the initiator ports of an iSCSI name that have sessions. ``ports``: all
-    relative target ports.
+    The device server sets ``nexuses``, and ``ports``: all relative target ports.
 
     For one thread only."""
 
@@ -88,9 +106,8 @@ class Reservations:
         self.generation = 0
         self.can_persist = False
         self.persists = False  # APTPL of the last registration
-        self.known: Known = lambda _name: []
+        self.nexuses: Nexuses = _NoNexuses()
         self.ports: Container[int] = (1,)
-        self.tell: Tell = lambda _nexus, _code: None
         self._holder: NexusName | None = None  # None for the All Registrants types, too
         self._registered: dict[NexusName, _Registration] = {}
 
@@ -264,7 +281,7 @@ class Reservations:
             if each is None or not may_name(each.name):
                 raise wrong_parameter(28)
             initiator = TransportId(each.name.lower(), each.isid)
-            initiators = [initiator] if initiator.isid else self.known(initiator.name)
+            initiators = [initiator] if initiator.isid else self.nexuses.known(initiator.name)
             if not initiators:
                 raise wrong_parameter(28)
             found |= dict.fromkeys(NexusName(one, port) for one in initiators)
@@ -424,7 +441,7 @@ class Reservations:
         self._next_generation()
         victims = [each for each in victims if each != nexus]
         for victim in victims:
-            self.tell(victim, sense.REGISTRATIONS_PREEMPTED)
+            self.nexuses.tell(victim, sense.REGISTRATIONS_PREEMPTED)
         if changed:
             self._tell_others(nexus, sense.RESERVATIONS_RELEASED)
         return victims
@@ -445,7 +462,7 @@ class Reservations:
     def _tell_others(self, nexus: NexusName, code: int) -> None:
         for each in self._registered:
             if each != nexus:
-                self.tell(each, code)
+                self.nexuses.tell(each, code)
 
 
 def _decode(found: Any) -> tuple[int, NexusName | None, dict[NexusName, _Registration]]:

@@ -82,9 +82,9 @@ def die(taken: Reservation) -> None:
 
 def lose_power(place: Place) -> None:
     """The target forgets its reservations, as after a restart."""
-    tell = place.unit.reservations.tell
+    nexuses = place.unit.reservations.nexuses
     place.unit.reservations = Reservations()
-    place.unit.reservations.tell = tell
+    place.unit.reservations.nexuses = nexuses
 
 
 # -- acquire and release ---------------------------------------------------------------------------

@@ -100,7 +100,7 @@ class Host:
     @property
     def nexuses(self) -> list[TransportId]:
         """The initiator's ports with a session, as the device server tells reservations."""
-        return self.unit.reservations.known(INITIATOR)
+        return self.unit.reservations.nexuses.known(INITIATOR)
 
     @property
     def session(self) -> TargetSession:

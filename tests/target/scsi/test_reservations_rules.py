@@ -43,6 +43,19 @@ def of_all(names: Iterable[NexusName]) -> set[NexusName]:
     return {each for name in names for each in those(*name)}
 
 
+class Listening:
+    """Nexuses without a session. ``told``: what they would have been told."""
+
+    def __init__(self, told: list[tuple[NexusName, int]]) -> None:
+        self._told = told
+
+    def tell(self, name: NexusName, code: int) -> None:
+        self._told.append((name, code))
+
+    def known(self, initiator: str) -> list[TransportId]:
+        return []
+
+
 def look(reservations: Reservations) -> tuple[bytes, ...]:
     return tuple(reservations.answer(action) for action in range(4))
 
@@ -53,7 +66,7 @@ def test_the_rules(
 ) -> None:
     reservations = Reservations()
     told: list[tuple[NexusName, int]] = []
-    reservations.tell = lambda nexus, code: told.append((nexus, code))
+    reservations.nexuses = Listening(told)
     for nexus, action, kind, honest, some_key, action_key, flags in steps:
         before = look(reservations)
         _, old = pr.decode_full_status(before[3])
