@@ -354,11 +354,13 @@ async def test_the_target_ends_when_its_threads_have_written(
     monkeypatch.setattr(DeviceServer, "attach", lambda self, nexus: self._nexuses.add(nexus))
     store = SlowStore()
     over: list[bool] = []
+    streams: list[trio.SocketStream] = []
 
     async def target_that_ends() -> None:
         async with serving(store) as url:
             there = parse_url(url)
             stream = await trio.open_tcp_stream(there.host, there.port)
+            streams.append(stream)
             cmd_sn = await log_in(stream)
             await stream.send_all(block_write(cmd_sn, b"1" * 512, durable=True))
             await trio.to_thread.run_sync(store.begun.wait)
@@ -368,6 +370,7 @@ async def test_the_target_ends_when_its_threads_have_written(
     async with trio.open_nursery() as nursery:
         nursery.start_soon(target_that_ends)
         await trio.to_thread.run_sync(store.begun.wait)
+        assert not await streams[0].receive_some()  # the target has closed the connection
         for _ in range(10):
             await trio.testing.wait_all_tasks_blocked()
         assert not over
