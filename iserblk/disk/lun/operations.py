@@ -1146,10 +1146,32 @@ class DiskCore:
         """Write ``buffer``; any alignment. Blocks that are covered in part are read, changed and
         written back. ``deadline``: as in ``read``. Raises WritesLost where ``fua`` cannot be
         kept."""
-        if not fua:
-            return self._write(buffer, offset, False, deadline)
         deadline = deadline or self.deadline()
+        if not fua:
+            return self._wholly(
+                lambda: self._write(buffer, offset, False, deadline),
+                lambda: self._is_one_command(offset, len(buffer)),
+            )
         return self._durably(lambda: self._write(buffer, offset, True, deadline))
+
+    def _wholly(
+        self, change: Callable[[], Operation[None]], is_one: Callable[[], bool]
+    ) -> Operation[None]:
+        """Carry out a change, and once more where a loss was heard of meanwhile: it may have been
+        that of commands of the change that had ended. A flush may tell of that loss before the
+        change ends; a later one would succeed, and nobody would take the change for lost.
+        ``is_one``: whether the change was a single command, which has succeeded behind the loss."""
+        losses = self.durability.losses
+        for _ in range(2):
+            before = losses.count
+            yield from change()
+            if losses.count == before or is_one():
+                return
+        losses.add()  # the next flush tells of it
+
+    def _is_one_command(self, offset: int, length: int) -> bool:
+        """Of a write that has ended: a LUN that has refused its length takes less from then on."""
+        return not (offset | length) % self.block and length <= self.info.max_transfer
 
     def _durably(self, change: Callable[[], Operation[None]]) -> Operation[None]:
         """Carry out a change that ends with a flush, and once more where a loss was heard of
@@ -1417,7 +1439,9 @@ class DiskCore:
         in ``write``."""
         clock = _Clock(self, patient)
         if not fua:
-            return self._zero(offset, length, may_trim, fast, clock)
+            return self._wholly(
+                lambda: self._zero(offset, length, may_trim, fast, clock), lambda: False
+            )
         return self._durably(
             lambda: self._flushed(self._zero(offset, length, may_trim, fast, clock), clock)
         )

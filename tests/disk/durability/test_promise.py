@@ -487,6 +487,49 @@ def test_deferred_error_executes_its_command_again(bench: Bench) -> None:
     assert [heard.operation for heard in bench.peer.heard] == [WRITE, WRITE]
 
 
+def _several(bench: Bench, zeroes: bool) -> Operation[None]:
+    """A change of several commands, one after the other: its ends are parts of blocks."""
+    if zeroes:
+        return bench.disk.zero(256, 1024, may_trim=False, fast=False, fua=False)
+    return bench.disk.write(memoryview(bytes(1024)), 256)
+
+
+def _lose_behind_the_first(bench: Bench, change: Operation[None], when: float = 2.0) -> None:
+    bench.answer(b"")
+    next(change)
+    bench.disk.durability.reinstated(when)
+
+
+@pytest.mark.parametrize("zeroes", [False, True])
+def test_a_change_of_several_commands_is_repeated_behind_a_loss(bench: Bench, zeroes: bool) -> None:
+    """The loss was that of its first command, too. It is told before the change ends: the next
+    flush succeeds, and is to cover all of the change."""
+    bench.run(_several(bench, zeroes))
+    bench.run(bench.disk.flush())
+    first = bench.peer.heard[0].operation
+    once = [each.operation for each in bench.peer.heard].count(first)
+    change = bench.begin(_several(bench, zeroes))
+    _lose_behind_the_first(bench, change)
+    assert bench.flush_fails()
+    bench.end(change)
+    assert [each.operation for each in bench.peer.heard].count(first) >= 3 * once
+    assert not bench.flush_fails()
+
+
+def test_a_change_that_meets_a_loss_each_time_is_told(bench: Bench) -> None:
+    change = bench.begin(_several(bench, False))
+    _lose_behind_the_first(bench, change)
+    assert bench.flush_fails()
+    heard = len(bench.peer.heard)
+    while [each.operation for each in bench.peer.heard[heard:]].count(WRITE) < 3:
+        bench.answer(*[b""] * bool(bench.heard()))
+        next(change)  # until it has begun again, with its first command
+    _lose_behind_the_first(bench, change, 3.0)
+    bench.end(change)
+    assert bench.flush_fails()
+    assert not bench.flush_fails()
+
+
 def test_command_that_missed_its_deadline_is_not_sent_again(bench: Bench) -> None:
     """One deadline per request: the caller has waited long enough."""
     waiter = CountingWaiter()
