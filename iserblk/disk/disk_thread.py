@@ -111,6 +111,7 @@ class DiskThread:
         self._woken = False  # the strand
         self._carried: set[HandedRequest] = set()  # by strands of their own
         self._open = 0
+        self._commands = 0  # under way, each of one request
         self._answers = 0
         self._closing = False  # nothing begins any more
         self._returned = Nap()  # of ``_abandon``
@@ -228,7 +229,9 @@ class DiskThread:
         try:
             async with trio.open_nursery() as self._nursery, open_strands() as self._group:
                 self._strand = self._group.start_soon(self._on_answers, name="requests of threads")
-                self._strand.abandon = self._abandon
+                # A strand of its own: it is there also where the other one has met a bug.
+                last = self._group.start_soon(_rest, name="the end of requests of threads")
+                last.abandon = self._abandon
                 self._opened()
                 await trio.sleep_forever()
         finally:
@@ -245,6 +248,7 @@ class DiskThread:
 
     def answered(self, request: HandedRequest) -> None:
         """The command of ``request`` has ended."""
+        self._commands -= 1
         self._done.append(request)
         if self._closing:
             self._returned.wake()
@@ -299,6 +303,8 @@ class DiskThread:
         request.slot = slot
         if slot is None:
             self._carry_on(request, 0.0)
+        else:
+            self._commands += 1
 
     def _settle(self) -> None:
         done = self._done
@@ -394,15 +400,19 @@ class DiskThread:
         """The strands are being closed. Abort the commands, and wait until they have ended: before
         that no buffer is free."""
         self._closing = True
-        ended = len(self._done)
-        for disk in self.disks.values():
-            ended += disk.abandon(self._is_mine)
-        while len(self._done) < ended:
+        for disk in self.disks.values():  # (Those of one session abort the same commands.)
+            disk.abandon(self._is_mine)
+        while self._commands > 0:
             await self._returned.sleep()
         self._settle()
 
     def _is_mine(self, waiter: Waiter) -> bool:
         return isinstance(waiter, HandedRequest)
+
+
+async def _rest() -> None:
+    """Body of a strand, until it is closed."""
+    await park()
 
 
 _running: set[DiskThread] = set()

@@ -328,6 +328,30 @@ def test_closed_while_threads_wait(target: Target) -> None:
         buffer.clear()
 
 
+def test_closed_while_a_thread_waits_for_one_lun_of_two(target: Target) -> None:
+    """Both LUNs belong to one session, which aborts the command once."""
+    heard, ready, over = threading.Event(), threading.Event(), threading.Event()
+    target.act = lambda _heard: heard.set()
+
+    @asynccontextmanager
+    async def both() -> Any:
+        async with opened(target.core) as disks:
+            disks.disks["lun1"] = disks.disks["lun0"]
+            yield disks
+
+    thread = DiskThread(both, ready.set, lambda _error: over.set())
+    thread.start()
+    assert ready.wait(60)
+    ended = threading.Event()
+    request = HandedRequest(thread, thread.disks["lun0"], ended.set)
+    request.kind, request.buffer = READ, memoryview(bytearray(4096))
+    thread.send(request)
+    assert heard.wait(60)
+    thread.close()
+    assert over.wait(60)
+    assert ended.is_set() and isinstance(request.error, ConnectionLost)
+
+
 def test_an_argument_that_is_none_harms_no_other_thread(target: Target) -> None:
     with thread_disk(target.core) as disk:
         for wrong in (bytearray(4096), None, 7):
@@ -501,6 +525,48 @@ def test_a_bug_is_raised_at_the_end(target: Target, caplog: pytest.LogCaptureFix
         said = repr(error)
     assert "broken" in said
     disks.close()
+    caplog.clear()  # records refer to errors, and those to much
+
+
+@pytest.mark.plain("a method of the compiled form cannot be replaced")
+def test_a_bug_in_the_end_of_one_request_ends_the_others(
+    target: Target, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its command has ended; that of the other thread is under way, and is aborted."""
+    reads: list[Heard] = []
+    target.act = reads.append
+    disks = disks_of(target.core)
+    disk: Any = disks.disks["lun0"]
+    end_read = disk.disk.end_read
+
+    def broken(slot: object) -> float:
+        monkeypatch.undo()
+        end_read(slot)
+        raise RuntimeError("broken")
+
+    monkeypatch.setattr(disk.disk, "end_read", broken)
+    errors: list[str] = []
+
+    def read() -> None:
+        try:
+            disk.read_into(memoryview(bytearray(4096)), 0)
+        except IserblkError as error:
+            errors.append(str(error))
+
+    threads = [threading.Thread(target=read, daemon=True) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    until_blocking(lambda: len(reads) == 2)
+    target.peer.respond(reads[0])
+    for thread in threads:
+        thread.join(60)
+    said = ""
+    try:
+        disks.close()
+    except BaseException as error:
+        said = repr(error)
+    assert "broken" in said
+    assert errors == ["internal error", "the disks were closed while a request was under way"]
     caplog.clear()  # records refer to errors, and those to much
 
 
