@@ -83,9 +83,19 @@ class Places:
         try:
             place = self._free.pop()
         except IndexError:
-            return Place(self.thread, disk)
+            return self._new(disk)
         place.request.disk = disk
         return place
+
+    def _new(self, disk: AsyncLun) -> Place:
+        try:
+            return Place(self.thread, disk)
+        except OSError as error:
+            text = (
+                f"no descriptor for a thread that waits: {error.strerror}; raise the limit of"
+                " descriptors (ulimit -n, LimitNOFILE=)"
+            )
+        raise IserblkError(text)
 
     def carry_out(self, place: Place) -> Any:
         """Hand the request over, and wait for its end; returns its result. Raises what it has
@@ -95,7 +105,10 @@ class Places:
             self.thread.send(request)
             place.wait()
         except BaseException:
-            self._take_back(place)
+            try:
+                self._take_back(place)
+            except BaseException:  # another interrupt, before its first step or between two
+                self._take_back(place)
             raise
         result, error = request.result, request.error
         request.renew()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gc
 import os
 import signal
@@ -138,6 +139,46 @@ def test_a_second_interrupt_does_not_wait_for_the_target(target: Target) -> None
         assert target.session.queue.busy == 0
         with pytest.raises(ConnectionLost):
             disk.write(memoryview(bytes(4096)), 0)
+
+
+@pytest.mark.plain("calls inside of the compiled form cannot be interrupted")
+def test_a_second_interrupt_comes_before_the_first_is_dealt_with(target: Target) -> None:
+    """It is raised where the function begins that takes the request back."""
+    target.act = lambda heard: interrupt() if len(target.heard) == 1 else target.peer.respond(heard)
+    taken_back: list[str] = []
+
+    def trace(frame: FrameType, _event: str, _argument: object) -> None:
+        if frame.f_code.co_name == "_take_back":
+            sys.settrace(before)
+            taken_back.append(frame.f_code.co_name)
+            raise KeyboardInterrupt
+
+    with thread_disk(target.core) as disk:
+        buffer = bytearray(4096)
+        before = sys.gettrace()
+        sys.settrace(trace)
+        try:
+            assert is_interrupted(disk.read_into, memoryview(buffer), 0)
+        finally:
+            sys.settrace(before)
+        assert taken_back
+        assert not any(slot.state >= SENT for slot in target.session.queue.tasks)
+        buffer.clear()  # BufferError while a view of it exists
+        disk.read_into(memoryview(bytearray(4096)), 0)
+
+
+def test_no_descriptor_for_a_thread_that_waits(
+    target: Target, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def eventfd(*_: object) -> int:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    with thread_disk(target.core) as disk:
+        with monkeypatch.context() as patched:
+            patched.setattr(os, "eventfd", eventfd)
+            with pytest.raises(IserblkError, match=r"Too many open files; .* \(ulimit -n"):
+                disk.read_into(memoryview(bytearray(4096)), 0)
+        disk.read_into(memoryview(bytearray(4096)), 0)
 
 
 @pytest.mark.plain("calls inside of the compiled form cannot be interrupted")
