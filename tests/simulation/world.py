@@ -25,6 +25,7 @@ from iserblk.metrics.target_reading import TargetReading
 from iserblk.scsi import sense
 from iserblk.scsi.sense import Sense
 from iserblk.target.scsi.device import LogicalUnit
+from iserblk.target.store.store import OnLoss, no_loss
 from iserblk.target.store.volatile import VolatileStore
 from tests.model.machine import Media
 from tests.model.trouble import TroubledDevice, Troubles
@@ -140,20 +141,31 @@ class Trace:
             self._print(line)
 
 
-class Hesitant(VolatileStore):
-    """A cache that often would have to wait: then a thread does the work, and its end may overtake
-    that of other work."""
+class Hesitant:
+    """Implements Store over a cache that often would have to wait: then a thread does the work, and
+    its end may overtake that of other work."""
 
-    def __init__(self, media: Media, chance: Random, hesitates: float) -> None:
-        super().__init__(media, CACHE)
+    def __init__(self, cache: VolatileStore, chance: Random, hesitates: float) -> None:
+        self._cache = cache
         self._chance = chance
         self._hesitates = hesitates
+        self.size = cache.size
+        self.on_loss: OnLoss = no_loss  # this cache has none
+        self.flush = cache.flush
+        self.unmap = cache.unmap
+        self.punch = cache.punch
+        self.zero = cache.zero
+        self.extents = cache.extents
+        self.prefetch = cache.prefetch
+        self.usage = cache.usage
+        self.measure = cache.measure
+        self.close = cache.close
 
     def read_into(self, buffer: memoryview, offset: int, nowait: bool) -> bool:
-        return not self._waits(nowait) and super().read_into(buffer, offset, nowait)
+        return not self._waits(nowait) and self._cache.read_into(buffer, offset, nowait)
 
     def write(self, data: memoryview, offset: int, durable: bool, nowait: bool) -> bool:
-        return not self._waits(nowait) and super().write(data, offset, durable, nowait)
+        return not self._waits(nowait) and self._cache.write(data, offset, durable, nowait)
 
     def _waits(self, nowait: bool) -> bool:
         return nowait and self._chance.random() < self._hesitates
@@ -224,7 +236,8 @@ class Target:
         self._device.reset()
 
     def _new_cache(self) -> Hesitant:
-        return Hesitant(self.media, self._world.chance, self._world.settings.hesitates)
+        cache = VolatileStore(self.media, CACHE)
+        return Hesitant(cache, self._world.chance, self._world.settings.hesitates)
 
 
 class World:
