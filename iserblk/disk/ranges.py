@@ -2,31 +2,28 @@
 
 A write that covers part of a block reads the block, changes it and writes it back. Between the read
 and the write no other operation may change that block, or its change would be lost. Whole-block
-writes are the common case and pay one short lock; they record in their slot which blocks they
-change.
+writes are the common case: they record in their slot which blocks they change.
 """
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 
 from iserblk.initiator.session.slots import FREE, QUEUED, TaskSlot, Waiter
 
 
 class RangeLock:
-    """The locked and the claimed blocks of one LUN. Thread-safe; never waits for a range itself."""
+    """The locked and the claimed blocks of one LUN. Never waits for a range itself."""
 
     def __init__(self, tasks: list[TaskSlot], lun: bytes) -> None:
         self._tasks = tasks
         self._lun = lun
-        self._mutex = threading.Lock()
         self._locked: list[tuple[int, int]] = []
         self._waiters: list[Waiter] = []
 
     def _blocked(self, first: int, last: int, waiter: Waiter | None) -> bool:
-        """Whether part of the range is locked. Call it under the mutex. If so, ``waiter``, where
-        given, is told of the next change: its ``pending`` rises by one."""
+        """Whether part of the range is locked. If so, ``waiter``, where given, is told of
+        the next change: its ``pending`` rises by one."""
         for low, high in self._locked:
             if first <= high and last >= low:
                 if waiter is not None:
@@ -39,50 +36,46 @@ class RangeLock:
         """Record that ``slot`` is about to change blocks ``first`` to ``last``. False: some of them
         are locked; ``waiter`` is told when to try again. A caller that has other claims must not
         wait, and passes None."""
-        with self._mutex:
-            if self._locked and self._blocked(first, last, waiter):
-                return False
-            slot.lun = self._lun
-            slot.first = first
-            slot.last = last
+        if self._locked and self._blocked(first, last, waiter):
+            return False
+        slot.lun = self._lun
+        slot.first = first
+        slot.last = last
         return True
 
     def lock(self, first: int, last: int, waiter: Waiter) -> bool:
         """Lock these blocks: from now on no other operation can start to change them. False: some
         are locked already; ``waiter`` as in ``claim``."""
-        with self._mutex:
-            if self._blocked(first, last, waiter):
-                return False
-            self._locked.append((first, last))
+        if self._blocked(first, last, waiter):
+            return False
+        self._locked.append((first, last))
         return True
 
     def quiet(self, first: int, last: int, waiter: Waiter) -> bool:
         """Whether all writes of these blocks that were claimed before ``lock`` have ended. False:
         some are under way; ``waiter`` as in ``claim``."""
-        with self._mutex:
-            # Register the waiter first: a write that ends meanwhile frees its slot, then calls
-            # ``changed``.
-            self._waiters.append(waiter)
-            for slot in self._tasks:
-                if (
-                    slot.last >= first
-                    and slot.first <= last
-                    and slot.state != FREE
-                    and slot.lun == self._lun
-                ):
-                    waiter.pending += 1
-                    return False
-            self._waiters.remove(waiter)
+        # Register the waiter first: a write that ends meanwhile frees its slot, then calls
+        # ``changed``.
+        self._waiters.append(waiter)
+        for slot in self._tasks:
+            if (
+                slot.last >= first
+                and slot.first <= last
+                and slot.state != FREE
+                and slot.lun == self._lun
+            ):
+                waiter.pending += 1
+                return False
+        self._waiters.remove(waiter)
         return True
 
     def unlock(self, first: int, last: int) -> None:
-        with self._mutex:
-            self._locked.remove((first, last))
+        self._locked.remove((first, last))
         self.changed()
 
     def changing(self, but: TaskSlot | None, ended_only: bool = False) -> bool:
         """Whether a slot other than ``but`` holds a change of this LUN. ``ended_only``: only slots
-        that are neither queued nor in flight count. Takes no lock."""
+        that are neither queued nor in flight count."""
         return any(
             slot.last >= slot.first
             and slot.state != FREE
@@ -115,7 +108,6 @@ class RangeLock:
         """Wake the waiters: a claimed write has ended, a range was unlocked, or it is time that
         they check their deadlines. Cheap without waiters."""
         if self._waiters:
-            with self._mutex:
-                waiters, self._waiters = self._waiters, []
+            waiters, self._waiters = self._waiters, []
             for waiter in waiters:
                 waiter.task_done()

@@ -1,7 +1,7 @@
 """Runs SCSI commands on a session: fill a slot, send it, wait, retry, or raise.
 
 An **operation** is a generator that yields what it waits for: a Waiter, or seconds to sleep. The
-drivers for threads and for trio differ only in how they wait, so every operation exists once.
+driver waits in tasks and in strands, so every operation exists once.
 """
 
 from __future__ import annotations
@@ -253,8 +253,8 @@ def take(
 
 
 def release_ended(session: CommandSession, slots: list[TaskSlot]) -> None:
-    """Give back the slots that are not in flight. (An interrupted thread may leave some in flight:
-    they, and what they refer to, stay until the session ends.)"""
+    """Give back the slots that are not in flight. (A task that was cancelled may leave some in
+    flight: they, and what they refer to, stay until the session ends.)"""
     for slot in slots:
         if slot.state < QUEUED:
             session.queue.release(slot)
@@ -298,8 +298,8 @@ class Work(ABC, Generic[P]):
         return problem
 
     def ended(self, slots: list[TaskSlot]) -> None:
-        """Called before slots are given back, for a last look at them. Where a thread was
-        interrupted, some may be in flight, and are not given back."""
+        """Called before slots are given back, for a last look at them. Where a task was
+        cancelled, some may be in flight, and are not given back."""
 
     def released(self) -> None:
         """Called after slots were given back."""
@@ -342,12 +342,12 @@ def run(work: Work[P], pieces: Iterable[P]) -> Operation[None]:
                 taken = queue.take_now()
             if running:
                 work.begun()
-                # (No other thread changes it now: a work with claims waits for no lock.)
+                # (A work with claims waits for no lock.)
                 waiter.pending = len(running)
                 for slot, _, _ in running:
                     queue.submit(slot)
             else:
-                # It waits for a lock; the thread that unlocks calls ``waiter.task_done``.
+                # It waits for a lock; who unlocks calls ``waiter.task_done``.
                 check_time(session, deadline, name)
             while waiter.pending:
                 yield waiter

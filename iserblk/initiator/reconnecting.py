@@ -1,6 +1,6 @@
 """Gives a session new connections: connects, logs in, has its LUNs checked, and hands over.
 
-A ``Reconnector`` runs in trio, beside the driver of its session or in another thread. One attempt
+A ``Reconnector`` runs in trio, beside the driver of its session. One attempt
 is a login with the session's ISID and no TSIH. That is session reinstatement: the target ends
 whatever the lost connection left there (RFC 7143 section 6.3.5). So no old command can take effect
 after what is sent on the new connection. The target may want some time for that: ``respite``.
@@ -127,7 +127,7 @@ class Reconnector:
         driver.reconnect = self._call
 
     def _call(self) -> None:
-        """From any thread: the connection is lost, or a command needs one."""
+        """The connection is lost, or a command needs one."""
         with suppress(trio.RunFinishedError):
             self._token.run_sync_soon(self._notice, idempotent=True)
 

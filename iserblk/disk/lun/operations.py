@@ -1,15 +1,14 @@
-"""The operations of a LUN, for threads and for trio: read, write, flush, trim, zero, extents,
-read-ahead. They split and align requests, and keep the journal.
+"""The operations of a LUN: read, write, flush, trim, zero, extents, read-ahead. They split and
+align requests, and keep the journal.
 
-Concurrency: an operation may run in any thread. What several threads share is guarded by RangeLock
-or by the session, or is a flag whose order is written down where it is used.
+All operations run in the thread of the loop that has the session. Between two ``yield`` nothing
+else changes what they use.
 """
 
 from __future__ import annotations
 
 import contextlib
 import logging
-import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -509,7 +508,6 @@ class DiskCore:
         self.info = info
         self.geometry = geometry
         self.refusals = Refusals(info.name)
-        self._telling = threading.Lock()  # while ``info`` is replaced
         self.sizing = Sizing(info.name, info.size)
         self.size = info.size
         self.block = info.block_size
@@ -531,7 +529,6 @@ class DiskCore:
         self._reports = 0
         self._compared = 0
         self._since_list = False  # the first was that of another LUN: the list has changed
-        self._doubting = threading.Lock()  # of these, and of what the queue holds back
         self._comparing = False  # an operation does; others wait for it
         self._reassured: Final[list[Waiter]] = []
         self._watch = LunWatch(self)
@@ -559,9 +556,8 @@ class DiskCore:
 
     def narrow(self) -> None:
         """Take out of ``info`` and ``geometry`` what the LUN has refused."""
-        with self._telling:
-            self.info = self.refusals.narrow(self.info, self.geometry)
-            self._take_limit()
+        self.info = self.refusals.narrow(self.info, self.geometry)
+        self._take_limit()
 
     def _take_limit(self) -> None:
         """With ``_telling``."""
@@ -570,9 +566,8 @@ class DiskCore:
 
     def pause_changes(self, pause: bool) -> None:
         """Begin no change any more, until it is called with False. Calls nest."""
-        with self._telling:
-            self._paused += 1 if pause else -1
-            self._take_limit()
+        self._paused += 1 if pause else -1
+        self._take_limit()
 
     def settle(self, deadline: float) -> Operation[None]:
         """While changes are paused: wait for those that are under way, and flush. Nothing is
@@ -650,14 +645,13 @@ class DiskCore:
         return self._another is not None
 
     def suspect(self, why: str) -> None:
-        """From any thread: send nothing to the LUN before it has been compared. What is queued
+        """Send nothing to the LUN before it has been compared. What is queued
         ends, and what is being read is read again; the operations have the LUN compared
         (``reassure``), and go on. ``why``: for the log."""
-        with self._doubting:
-            first = not self.in_doubt
-            self._reports += 1
-            self._since_list = False
-            refused = self.session.queue.doubt(self.lun)
+        first = not self.in_doubt
+        self._reports += 1
+        self._since_list = False
+        refused = self.session.queue.doubt(self.lun)
         self.durability.doubt_reads()
         if first:
             log.info("%s: %s; which LUN it is has to be looked up", self.info.name, why)
@@ -671,12 +665,11 @@ class DiskCore:
                 raise LunChanged(str(self._another))
             check_time(self.session, deadline, self.info.name)
             waiter = self.session.new_waiter()
-            with self._doubting:
-                compares = not self._comparing
-                self._comparing = True
-                if not compares:
-                    waiter.pending += 1
-                    self._reassured.append(waiter)
+            compares = not self._comparing
+            self._comparing = True
+            if not compares:
+                waiter.pending += 1
+                self._reassured.append(waiter)
             if not compares:
                 while waiter.pending:
                     yield waiter
@@ -690,9 +683,8 @@ class DiskCore:
                 yield AGAIN_S  # until the connection is lost that is about to be replaced
 
     def _wake_reassured(self) -> None:
-        with self._doubting:
-            waiters = self._reassured.copy()
-            self._reassured.clear()
+        waiters = self._reassured.copy()
+        self._reassured.clear()
         for waiter in waiters:
             waiter.task_done()
 
@@ -729,12 +721,11 @@ class DiskCore:
     def believe(self, reports: int) -> None:
         """After ``reports`` the LUN was found to be the one in use: send commands to it, unless
         there were others."""
-        with self._doubting:
-            if reports != self._reports:
-                return
-            self._compared = reports
-            self._gone = self._since_list = False
-            self.session.queue.believe(self.lun)
+        if reports != self._reports:
+            return
+        self._compared = reports
+        self._gone = self._since_list = False
+        self.session.queue.believe(self.lun)
         log.info("%s: it is the same LUN", self.info.name)
 
     def begin_check(self) -> None:
@@ -782,14 +773,13 @@ class DiskCore:
         not believed again."""
         known = self.geometry
         geometry.ndob, geometry.prefetch = known.ndob, known.prefetch
-        with self._telling:
-            mine = self.info
-            if known.tells_cache and mine.write_cache:
-                geometry.tells_cache = True  # it has said that it has one
-            fresh = replace(info, name=mine.name, url=mine.url, paths=mine.paths)
-            self.geometry = geometry
-            self.info = self.refusals.narrow(fresh, geometry)
-            self._take_limit()
+        mine = self.info
+        if known.tells_cache and mine.write_cache:
+            geometry.tells_cache = True  # it has said that it has one
+        fresh = replace(info, name=mine.name, url=mine.url, paths=mine.paths)
+        self.geometry = geometry
+        self.info = self.refusals.narrow(fresh, geometry)
+        self._take_limit()
         self._choose_cdbs()
         if self.info.write_cache:
             self.durability.turn_volatile()
@@ -797,9 +787,8 @@ class DiskCore:
 
     def _take_size(self, size: int) -> None:
         self.sizing.take(size)
-        with self._telling:
-            self.size = size
-            self.info = replace(self.info, size=size)
+        self.size = size
+        self.info = replace(self.info, size=size)
 
     def replay(self, session: CommandSession) -> Operation[None]:
         """Send again, on the fresh ``session``, all that was acknowledged and not flushed, where
@@ -892,7 +881,7 @@ class DiskCore:
         slot = self.queue.take_now()
         if slot is None:
             return None
-        slot.waiter = waiter  # first: a thread that is interrupted finds its slots by it
+        slot.waiter = waiter
         fill_read(slot, self.lun, buffer)
         self.pack_read(slot.cdb, offset // block, length // block, 0)
         self._epochs[slot.index] = self.durability.epoch

@@ -13,7 +13,6 @@ for each.
 from __future__ import annotations
 
 import logging
-import threading
 from dataclasses import replace
 from typing import Final
 
@@ -41,7 +40,7 @@ def words(error: IserblkError) -> str:
 
 
 class Refusals:
-    """What one LUN has refused in this session. ``name``: for logs. Any thread may call it.
+    """What one LUN has refused in this session. ``name``: for logs.
 
     ``most_transfer``: bytes of the largest READ or WRITE that may be sent; 0: as the LUN says.
     """
@@ -49,7 +48,6 @@ class Refusals:
     def __init__(self, name: str, most_transfer: int = 0) -> None:
         self.name = name
         self.most_transfer = most_transfer
-        self._lock = threading.Lock()
         self._write_same_blocks = 0  # of the largest that it takes; 0: as it says
         self._unmap_blocks = 0
         self._status_from = -1  # the first block whose status it refuses
@@ -91,18 +89,16 @@ class Refusals:
     def lacks(self, what: str, text: str, level: int = logging.WARNING) -> None:
         """The LUN does not have ``what``; ``text`` says so in the log, the first time. ``level``:
         INFO where an error tells the caller the same."""
-        with self._lock:
-            if what in self._without:
-                return
-            self._without.add(what)
+        if what in self._without:
+            return
+        self._without.add(what)
         log.log(level, "%s: %s", self.name, text)
 
     def limit_transfer(self, size: int) -> None:
         """READ and WRITE of ``size`` bytes are taken, and such of twice as many are refused."""
-        with self._lock:
-            if 0 < self.most_transfer <= size:
-                return
-            self.most_transfer = size
+        if 0 < self.most_transfer <= size:
+            return
+        self.most_transfer = size
         log.warning(
             "%s: the LUN refuses transfers that it should take; %d bytes are moved by one command "
             "from now on (max-transfer=%d has the same effect from the start)",
@@ -112,17 +108,15 @@ class Refusals:
         )
 
     def limit_write_same(self, blocks: int) -> None:
-        with self._lock:
-            if 0 < self._write_same_blocks <= blocks:
-                return
-            self._write_same_blocks = blocks
+        if 0 < self._write_same_blocks <= blocks:
+            return
+        self._write_same_blocks = blocks
         self._tell_limit(WRITE_SAME, blocks)
 
     def limit_unmap(self, blocks: int) -> None:
-        with self._lock:
-            if 0 < self._unmap_blocks <= blocks:
-                return
-            self._unmap_blocks = blocks
+        if 0 < self._unmap_blocks <= blocks:
+            return
+        self._unmap_blocks = blocks
         self._tell_limit(UNMAP, blocks)
 
     def _tell_limit(self, command: str, blocks: int) -> None:
@@ -135,10 +129,9 @@ class Refusals:
 
     def limit_status(self, lba: int, error: IserblkError) -> None:
         """GET LBA STATUS for block ``lba`` was refused; taken to be so for all behind it."""
-        with self._lock:
-            if 0 <= self._status_from <= lba:
-                return
-            self._status_from, first = lba, self._status_from < 0
+        if 0 <= self._status_from <= lba:
+            return
+        self._status_from, first = lba, self._status_from < 0
         if first:
             log.warning(
                 "%s: the LUN refuses GET LBA STATUS from LBA %d on (%s); that counts as data",

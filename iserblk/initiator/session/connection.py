@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import threading
 from typing import Final
 
 from iserblk.datamover.seam import BARE, InitiatorDatamover, PduSlot
@@ -23,10 +22,6 @@ _ANY_AHS: Final = 255 * 4  # what TotalAHSLength can say
 class Connection:
     """What a session has once for each connection.
 
-    Threads: any thread may call ``flush``, and ``disconnect`` of the datamover. ``begun`` changes
-    under the session's lock; ``exp_stat_sn``, ``ended`` and ``last_heard`` are written by the
-    runner of ``Session.progress``.
-
     ``memory``: of each slot of the session, by its index; used by one slot at a time. Those that
     have not been used yet may be BARE.
     ``parameters``, ``provider_reason``: of the login that made this connection.
@@ -42,7 +37,6 @@ class Connection:
     """
 
     __slots__ = (
-        "_flush_lock",
         "_posted",
         "ahs_limit",
         "begun",
@@ -112,10 +106,9 @@ class Connection:
         self.unsent_pongs = 0  # answers to pings since the wire was last seen free
         self.lent = False
         self._posted: set[int] = set()  # the first index of groups of slots that have had memory
-        self._flush_lock = threading.Lock()
 
     def lend(self, slot: PduSlot) -> bool:
-        """Under the session's lock: give ``slot``, of the session, the memory that there is for its
+        """Give ``slot``, of the session, the memory that there is for its
         index. False: the system has none."""
         memory = self.memory[slot.index]
         if memory.bhs is BARE:
@@ -139,8 +132,8 @@ class Connection:
         return bool(self.datamover.queued) or self.datamover.wants_write()
 
     def take_back(self, count: int) -> None:
-        """Under the session's lock, while nothing is in flight or ``unsent``: take back the memory
-        that was lent, of the first ``count`` slots, which are for commands."""
+        """While nothing is in flight or ``unsent``: take back the memory that was lent, of the
+        first ``count`` slots, which are for commands."""
         self.data_outs.take_back()
         if self.lent:
             for memory in self.memory[FIRST_SLOTS:count]:
@@ -158,21 +151,15 @@ class Connection:
         return self.begun - self.ended
 
     def flush(self) -> bool:
-        """Send what is queued. The thread that sends takes along what other threads queued
-        meanwhile. True: the wire is full. A send that fails is found by the next ``progress``."""
+        """Send what is queued. True: the wire is full. A send that fails is found by the next
+        ``progress``."""
         dm = self.datamover
         while dm.queued:
-            if not self._flush_lock.acquire(blocking=False):
-                return False
-            failed = taken_along = False
             try:
-                taken_along = not dm.flush()
+                if not dm.flush():
+                    return False
             except TransportError as error:
                 log.debug("%s: send failed: %s", self.portal, error)
-                failed = True
-            finally:
-                self._flush_lock.release()
-            if failed or taken_along:
                 return False
             if dm.wants_write():
                 return True

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from contextlib import suppress
 
 from iserblk.initiator.session.connection import Connection
@@ -10,14 +9,10 @@ from iserblk.loop.gathering import Gathering
 
 
 class Descriptors:
-    """A descriptor, which is readable while a connection has something to do.
-
-    Threads: any thread may call ``update``; the runner of ``Session.progress`` calls the others.
-    """
+    """A descriptor, which is readable while a connection has something to do."""
 
     def __init__(self) -> None:
         self._gathering = Gathering()
-        self._lock = threading.Lock()
         self._writing: dict[int, bool] = {}  # by descriptor
 
     def fileno(self) -> int:
@@ -25,32 +20,28 @@ class Descriptors:
 
     def add(self, connection: Connection) -> None:
         fd = connection.datamover.fileno()
-        with self._lock:
-            if fd >= 0 and fd not in self._writing and not self._gathering.closed:
-                self._gathering.add(fd)
-                self._writing[fd] = False
+        if fd >= 0 and fd not in self._writing and not self._gathering.closed:
+            self._gathering.add(fd)
+            self._writing[fd] = False
         self.update(connection)
 
     def update(self, connection: Connection) -> None:
         """Wait for room in the socket while the connection has bytes that it did not take."""
         fd = connection.datamover.fileno()
-        with self._lock:
-            if fd not in self._writing:
-                return
-            wants = connection.datamover.wants_write()
-            if wants is not self._writing[fd]:
-                self._gathering.watch_output(fd, wants)
-                self._writing[fd] = wants
+        if fd not in self._writing:
+            return
+        wants = connection.datamover.wants_write()
+        if wants is not self._writing[fd]:
+            self._gathering.watch_output(fd, wants)
+            self._writing[fd] = wants
 
     def remove(self, connection: Connection) -> None:
         """The connection is about to be terminated."""
         fd = connection.datamover.fileno()
-        with self._lock:
-            if self._writing.pop(fd, None) is not None:
-                with suppress(OSError):  # it may be closed
-                    self._gathering.remove(fd)
+        if self._writing.pop(fd, None) is not None:
+            with suppress(OSError):  # it may be closed
+                self._gathering.remove(fd)
 
     def close(self) -> None:
-        with self._lock:
-            self._writing.clear()
-            self._gathering.close()
+        self._writing.clear()
+        self._gathering.close()

@@ -15,7 +15,7 @@ LOGOUT_S = 3.0  # how long a driver waits for the answer to a logout
 class SessionDriver(Protocol):
     """Runs ``Session.progress`` and the ticks of its deadlines, and waits for commands.
 
-    ``reconnect``: asks for another connection. Any thread calls it, when the connection is lost,
+    ``reconnect``: asks for another connection. Called when the connection is lost,
     and when a command is submitted while there is none. None: a lost connection ends the session.
     """
 

@@ -28,8 +28,7 @@ connection, on which unflushed writes are being sent again."""
 
 class Ending:
     """Belongs to one session. ``asked``: since when its end is wanted (monotonic seconds); 0: it is
-    not wanted. Any thread may call ``ask``, ``withdraw`` and ``resuming``; ``look`` and ``stalled``
-    belong to the runner of ``Session.progress``."""
+    not wanted."""
 
     __slots__ = ("_heard", "_resuming_until", "asked")
 

@@ -21,8 +21,7 @@ class FairQueue(Generic[T]):
     """Things of one owner come in the order in which they were added. The first of them waits for
     no more than two of each other owner. ``None`` is an owner like others.
 
-    Not thread-safe. But any thread may look whether ``entries`` is empty: then nothing waits. Each
-    change of it is one step, which an interrupt does not divide.
+    ``entries`` is empty where nothing waits.
     """
 
     def __init__(self) -> None:

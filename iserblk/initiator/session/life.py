@@ -54,8 +54,7 @@ TABLE: dict[tuple[State, Event], State] = {
 
 
 class Life:
-    """The state of a session. Only the session changes ``state``, by ``enter`` and under its lock;
-    any thread may read it.
+    """The state of a session. Only the session changes ``state``, by ``enter``.
 
     ``error``: why it has ENDED; None before. ``absence``: while there is no connection, the latest
     known reason; otherwise without meaning.
@@ -67,7 +66,8 @@ class Life:
         self.state = State.FREE
         self.error: IserblkError | None = None
         # At most one, which is replaced in place: what dies with it, as the memory of an attempt,
-        # may let other threads run, and a compiled attribute would still refer to it.
+        # may let other threads run, and a compiled attribute would still refer to it. (A thread
+        # may ask whether a session waits for its target: ``disk.ending.EndOfUse``.)
         self._absence: Final[list[IserblkError]] = []
 
     @property

@@ -1,14 +1,13 @@
 """Sending: slots, the queue, the command window, and CmdSN order (RFC 7143 section 4.2.2).
 
-A slot is taken and filled without the datamover: its CDB and its data are its own. Only ``_send``,
-under the session's lock, writes into the memory that the connection has for the slot, and decides
-whether a write carries its data in its command, or in Data-Outs behind it.
+A slot is taken and filled without the datamover: its CDB and its data are its own. Only ``_send``
+writes into the memory that the connection has for the slot, and decides whether a write carries its
+data in its command, or in Data-Outs behind it.
 """
 
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Callable
 from typing import Final
 
@@ -77,16 +76,10 @@ class EndedByReset(ScsiError):
 class SendQueue:
     """What a session sends: task slots, from the free ones to those in flight, and control PDUs.
 
-    Threads: any thread may call ``take``, ``submit`` and ``release`` at any time. Control PDUs, and
-    everything that ends a task, belong to the thread that runs ``Session.progress``.
-
-    ``lock``: the session's; held for a short time, and no thread waits while it holds it. It keeps
-    CmdSN order and wire order the same. ``connection``: the present one, or the first;
-    the last one, when there is none.
-    ``connections``: all of them; changed by the runner, under the lock. ``descriptors``: of a
-    session that may have several; else None. ``corked``: a driver sets
-    it while more submissions are about to come, and calls ``flush`` itself. ``gives_up``: what is
-    submitted without a connection fails at once (see ``ending``); set by the runner.
+    ``connection``: the default connection, which is kept after its loss. ``connections``: all of
+    them. ``descriptors``: of a session that may have several connections; else None. ``corked``: a
+    driver sets it while more submissions are about to come, and calls ``flush`` itself.
+    ``gives_up``: what is submitted without a connection fails at once (see ``ending``).
     """
 
     def __init__(
@@ -99,12 +92,9 @@ class SendQueue:
         """``slots``: their memory is that of ``connection``; the last CONTROL_SLOTS are for control
         PDUs."""
         self.connection = connection
-        # One list for good: threads without the lock look at it. A compiled attribute that is set
-        # refers to its old value while that dies, and the memory of a connection lets threads run
-        # then.
+        # One list for good, for the same reason as ``Life``'s absence.
         self.connections: Final[list[Connection]] = [connection]
         self.descriptors: Descriptors | None = None
-        self.lock = threading.Lock()
         self.slots = slots
         self.tasks = slots[:-CONTROL_SLOTS]
         self.portal = connection.portal
@@ -144,7 +134,7 @@ class SendQueue:
         self._open = max(0, bhs.window_size(cmd_sn, max_cmd_sn))
         self.max_cmd_sn = max_cmd_sn
 
-    # -- submitting: any thread -------------------------------------------------------------------
+    # -- submitting -------------------------------------------------------------------------------
 
     def take(self, waiter: Waiter) -> TaskSlot | None:
         """A free slot. None: ``waiter.pending`` was raised by one; wait and try again. Callers that
@@ -159,17 +149,15 @@ class SendQueue:
         if not self._takers.entries and not self._promised:
             slot = self._pop_free()
         if slot is None:
-            with self.lock:
-                if self._life.error is not None:
-                    raise self.fresh_error()
-                slot = self._take_or_wait(waiter)
-                if slot is None:
-                    return None
+            if self._life.error is not None:
+                raise self.fresh_error()
+            slot = self._take_or_wait(waiter)
+            if slot is None:
+                return None
         slot.state = TAKEN
         return slot
 
     def _take_or_wait(self, waiter: Waiter) -> TaskSlot | None:
-        """Under the lock."""
         takers, promised = self._takers, self._promised
         slot = None
         if waiter in promised:
@@ -182,7 +170,6 @@ class SendQueue:
         else:
             waiter.pending += 1
             takers.add(waiter, owner_of(waiter))
-        # Look only now: a thread that gives a slot back sees that the waiter is there.
         if takers.head() is waiter and (not promised or len(self._free) > len(promised)):
             slot = self._pop_free()
         if slot is not None:
@@ -211,25 +198,23 @@ class SendQueue:
 
     def forget(self, waiter: Waiter) -> None:
         """``waiter`` no longer waits for a free slot, nor comes for one."""
-        with self.lock:
-            if self._takers.remove(waiter):
-                waiter.pending -= 1
-            self._promised.discard(waiter)
-            taker = self._promise()
+        if self._takers.remove(waiter):
+            waiter.pending -= 1
+        self._promised.discard(waiter)
+        taker = self._promise()
         if taker is not None:
             taker.task_done()
 
     def wake_takers(self) -> None:
         """Have all callers that wait for a slot look again. They check their deadlines, too.
-        Promises to callers that do not come (a thread was interrupted) end here."""
-        with self.lock:
-            self._promised.clear()
-            takers = self._takers.clear()
+        Promises to callers that do not come end here."""
+        self._promised.clear()
+        takers = self._takers.clear()
         for taker in takers:
             taker.task_done()
 
     def _promise(self) -> Waiter | None:
-        """Under the lock: the taker whose turn it is, if a slot is free for it; it is to be told.
+        """The taker whose turn it is, if a slot is free for it; it is to be told.
         Until it comes, no other caller has the slot: else a client that begins a command for each
         that ends would keep out all others."""
         if not self._takers.entries or len(self._free) <= len(self._promised):
@@ -249,32 +234,29 @@ class SendQueue:
         slot.deadline = 0.0
         self._free.append(slot)
         if self._takers.entries:
-            with self.lock:
-                taker = self._promise()
+            taker = self._promise()
             if taker is not None:
                 taker.task_done()
 
     def shrink(self) -> None:
-        """From any thread: the target had no room for a command (BUSY, TASK SET FULL), whose slot
+        """The target had no room for a command (BUSY, TASK SET FULL), whose slot
         has been given back. Keep one command less in flight from now on, but always at least one.
         Without a free slot nothing happens: there will be another refusal."""
-        with self.lock:
-            if self._in_play <= 1:
-                return
-            try:
-                self._withheld.append(self._free.pop())
-            except IndexError:
-                return
-            self._in_play -= 1
-            count = self._in_play
+        if self._in_play <= 1:
+            return
+        try:
+            self._withheld.append(self._free.pop())
+        except IndexError:
+            return
+        self._in_play -= 1
+        count = self._in_play
         log.info("%s: the target is full: %d commands at once from now on", self.portal, count)
 
     def grow(self) -> None:
         """Call it about once a second: allow one command more, after ``shrink``."""
         if self._withheld:
-            with self.lock:
-                self._in_play += 1
-                self._free.append(self._withheld.pop())
+            self._in_play += 1
+            self._free.append(self._withheld.pop())
 
     def take_memory_back(self) -> None:
         """Call it about once a second: if nothing was sent since the last call, and nothing is in
@@ -286,19 +268,16 @@ class SendQueue:
         lenders = [each for each in self.connections if each.lent or each.data_outs.added]
         if not lenders:
             return
-        with self.lock:
-            # A slot that is taken now has no use for its memory before ``_send``, which needs the
-            # lock.
-            if self._cmd_sn != self._cmd_sn_seen or self.sent:
-                return
-            if any(connection.unsent for connection in lenders):
-                return
-            # First these: when this is interrupted, those of the connections are lent again.
-            if any(connection.lent for connection in lenders):
-                for slot in self.tasks[FIRST_SLOTS:]:
-                    slot.drop_memory()
-            for connection in lenders:
-                connection.take_back(len(self.tasks))
+        if self.sent:
+            return
+        if any(connection.unsent for connection in lenders):
+            return
+        # First these: when this is interrupted, those of the connections are lent again.
+        if any(connection.lent for connection in lenders):
+            for slot in self.tasks[FIRST_SLOTS:]:
+                slot.drop_memory()
+        for connection in lenders:
+            connection.take_back(len(self.tasks))
 
     def submit(self, slot: TaskSlot) -> None:
         """Send the command of ``slot``. Queue it while the window is closed, or the session is
@@ -316,17 +295,14 @@ class SendQueue:
             text = f"{self.portal}: the target takes {limit} bytes of AHS (MaxAHSLength)"
             self.end(slot, NotSupported(f"{text}, a bidirectional command has more"))
             return
-        with self.lock:
-            failed = self._life.error is not None
-            if self._doubted and self._is_refused(slot):
-                failed = True
-            # (``_open`` is 0 while the session is suspended.)
-            queued = not failed and (
-                self._open <= 0 or self.waiting.entries or not self._send(slot)
-            )
-            if queued:
-                slot.state = QUEUED
-                self.waiting.add(slot, owner_of(slot.waiter))
+        failed = self._life.error is not None
+        if self._doubted and self._is_refused(slot):
+            failed = True
+        # (``_open`` is 0 while the session is suspended.)
+        queued = not failed and (self._open <= 0 or self.waiting.entries or not self._send(slot))
+        if queued:
+            slot.state = QUEUED
+            self.waiting.add(slot, owner_of(slot.waiter))
         if queued:
             if not self._life.connected and self.gives_up:
                 self.end_aborted(slot, self.given_up())
@@ -335,35 +311,31 @@ class SendQueue:
         elif failed:
             self._refuse(slot)
         elif not self.corked:
-            # If the session fails from here on, ``fail`` ends the slot: it is in flight.
             self.driver.flush_soon()
 
     def doubt(self, lun: bytes) -> list[TaskSlot]:
-        """From any thread: send no command to ``lun`` from now on, but for those that tell what it
+        """Send no command to ``lun`` from now on, but for those that tell what it
         is. Returns those that were queued, for ``refuse``."""
-        with self.lock:
-            self._doubted.add(lun)
-            return self._take_refused()
+        self._doubted.add(lun)
+        return self._take_refused()
 
     def refuse(self, slots: list[TaskSlot]) -> None:
-        """End the commands that ``doubt`` returned with InDoubt. The caller holds no lock."""
+        """End the commands that ``doubt`` returned with InDoubt."""
         for slot in slots:
             self._refuse(slot)
 
     def believe(self, lun: bytes) -> None:
-        """From any thread: send commands to ``lun`` again."""
-        with self.lock:
-            self._doubted.discard(lun)
+        """Send commands to ``lun`` again."""
+        self._doubted.discard(lun)
 
     def refuse_waiting(self) -> None:
         """After ``reopen``: end the commands to LUNs that are doubted, which were in flight when
         the connection was lost."""
-        with self.lock:
-            refused = self._take_refused() if self._doubted else []
+        refused = self._take_refused() if self._doubted else []
         self.refuse(refused)
 
     def _take_refused(self) -> list[TaskSlot]:
-        """Under the lock: take out what waits and must not be sent. It is for ``refuse`` alone to
+        """Take out what waits and must not be sent. It is for ``refuse`` alone to
         end it, also where the session ends meanwhile."""
         refused = self.waiting.take_out(self._is_refused)
         self._again.difference_update(refused)
@@ -372,7 +344,7 @@ class SendQueue:
         return refused
 
     def _is_refused(self, slot: TaskSlot) -> bool:
-        """Whether the command must not be sent now. Under the lock."""
+        """Whether the command must not be sent now."""
         return slot.lun in self._doubted and slot.cdb[0] not in opcodes.TELL_WHAT_IT_IS
 
     def _refuse(self, slot: TaskSlot) -> None:
@@ -386,7 +358,7 @@ class SendQueue:
     def _send(self, slot: TaskSlot, again: bool = False) -> bool:
         """Number the command and hand it to the datamover. False, and it uses no CmdSN: there is no
         memory for it, or nothing to advertise its data from, until another task ends. ``again``: it
-        keeps the numbers that it has. Under the lock."""
+        keeps the numbers that it has."""
         connection = self.connection
         if self.descriptors is not None:
             connection = self._choose(slot.length)
@@ -436,8 +408,6 @@ class SendQueue:
             slot.cdb,
         )
         where = slot.connection if again else connection
-        # In this order: the runner looks at the connection of slots that are SENT, without the
-        # lock, and the slot may be the last to refer to a connection that is over.
         slot.connection = connection
         before, slot.state = slot.state, SENT
         try:
@@ -459,7 +429,7 @@ class SendQueue:
         return True
 
     def _choose(self, length: int) -> Connection:
-        """The connection for a command that moves ``length`` bytes, of several. Under the lock."""
+        """The connection for a command that moves ``length`` bytes, of several."""
         left = self._chosen_takes - length
         chosen = self._chosen
         if left < 0 or chosen.leaving or chosen.lost:
@@ -469,12 +439,12 @@ class SendQueue:
         return chosen
 
     def _choose_anew(self) -> None:
-        """Under the lock: refer to no connection that is over."""
+        """Refer to no connection that is over."""
         self._chosen = self.connection
         self._chosen_takes = -1
 
     def _least_busy(self) -> Connection:
-        """The connection that has the fewest commands in flight. Under the lock."""
+        """The connection that has the fewest commands in flight."""
         best = self.connection
         for connection in self.connections:
             if connection.in_flight < best.in_flight and not connection.leaving:
@@ -482,7 +452,7 @@ class SendQueue:
         return best
 
     def _choose_first(self) -> None:
-        """Under the lock: have ``connection`` be one that stays, if any does."""
+        """Have ``connection`` be one that stays, if any does."""
         if not self.connections:
             return
         first = self.connections[0]
@@ -496,12 +466,11 @@ class SendQueue:
     def depart(self, connection: Connection) -> bool:
         """Send no more commands on ``connection``. False, and nothing has changed: none would be
         left for them."""
-        with self.lock:
-            if not any(each is not connection and not each.leaving for each in self.connections):
-                return False
-            connection.leaving = True
-            self._choose_first()
-            return True
+        if not any(each is not connection and not each.leaving for each in self.connections):
+            return False
+        connection.leaving = True
+        self._choose_first()
+        return True
 
     def flush(self) -> None:
         """Send what is queued. See Connection."""
@@ -517,10 +486,9 @@ class SendQueue:
 
     def send_waiting(self) -> None:
         """Send commands that waited, as far as the window and the memory allow."""
-        with self.lock:
-            waiting = self.waiting
-            while waiting.entries and self._open > 0 and self._send(waiting.head()):
-                waiting.pop()
+        waiting = self.waiting
+        while waiting.entries and self._open > 0 and self._send(waiting.head()):
+            waiting.pop()
         if not self.corked:
             self.flush()
 
@@ -569,15 +537,14 @@ class SendQueue:
         without the I bit, and its answer retires those before it (RFC 7145 section 8.1.1.3). I
         bit, ITT, CmdSN and ExpStatSN are filled in here. ``waiter`` is told of the answer, and the
         slot is given back without the caller. Without a connection the answer is NO_ANSWER, at
-        once; also where another thread has just used the last place of the window.
+        once.
 
         ``always``: it never goes through the window, as it must not wait behind a number that is
         missing. The caller has looked at ``takes_immediate``."""
         slot.waiter = waiter
-        with self.lock:
-            sent = self._life.connected and not self.held_back
-            if sent:
-                self._send_control(slot, always)
+        sent = self._life.connected and not self.held_back
+        if sent:
+            self._send_control(slot, always)
         if sent:
             self.flush()
         else:
@@ -589,20 +556,18 @@ class SendQueue:
         immediate, and already within the window. ``slot``, ``waiter``: as for ``send_immediate``.
         The caller calls ``flush``."""
         slot.waiter = waiter
-        with self.lock:
-            slot.itt = (slot.itt + _STEP) & ITT_MASK
-            pdu.NopOut(
-                opcode=bhs.NOP_OUT,
-                lun=bytes(8),
-                itt=slot.itt,
-                cmd_sn=cmd_sn,
-                exp_stat_sn=slot.connection.exp_stat_sn,
-            ).pack_into(slot.bhs)
-            slot.state = SENT
-            slot.connection.datamover.send_control(slot)
+        slot.itt = (slot.itt + _STEP) & ITT_MASK
+        pdu.NopOut(
+            opcode=bhs.NOP_OUT,
+            lun=bytes(8),
+            itt=slot.itt,
+            cmd_sn=cmd_sn,
+            exp_stat_sn=slot.connection.exp_stat_sn,
+        ).pack_into(slot.bhs)
+        slot.state = SENT
+        slot.connection.datamover.send_control(slot)
 
     def _send_control(self, slot: TaskSlot, always: bool) -> None:
-        """Under the lock."""
         slot.itt = itt = (slot.itt + _STEP) & ITT_MASK
         bhs.ITT.pack_into(slot.bhs, bhs.ITT_OFFSET, itt)
         regulated = not always and self._regulated(slot)
@@ -651,15 +616,14 @@ class SendQueue:
         slot = self.take_control_now(connection) if room else None
         if slot is None:
             raise RemoteProtocolError("iSCSI", "flood of NOP-In pings")
-        with self.lock:
-            pdu.NopOut(
-                lun=lun,
-                itt=bhs.NO_TAG,
-                ttt=ttt,
-                cmd_sn=self._cmd_sn,
-                exp_stat_sn=connection.exp_stat_sn,
-            ).pack_into(slot.bhs)
-            connection.datamover.send_control(slot)
+        pdu.NopOut(
+            lun=lun,
+            itt=bhs.NO_TAG,
+            ttt=ttt,
+            cmd_sn=self._cmd_sn,
+            exp_stat_sn=connection.exp_stat_sn,
+        ).pack_into(slot.bhs)
+        connection.datamover.send_control(slot)
         self.flush()
         slot.state = FREE
         self._free_controls.insert(0, slot)  # used last
@@ -669,18 +633,17 @@ class SendQueue:
     def take_window(self, exp_cmd_sn: int, max_cmd_sn: int) -> None:
         """Take in ExpCmdSN and MaxCmdSN of a PDU (RFC 7143 section 4.2.2.1): they only move
         forward. Commands that wait and fit are sent."""
-        with self.lock:
-            if serial_lt(max_cmd_sn, (exp_cmd_sn - 1) & 0xFFFFFFFF):
-                return
-            if serial_lt(self.max_cmd_sn, max_cmd_sn):
-                self.max_cmd_sn = max_cmd_sn
-                if self._life.state is State.LOGGED_IN:  # and not about to leave
-                    self._open = max(0, bhs.window_size(self._cmd_sn, max_cmd_sn))
-            if serial_lt(self._exp_cmd_sn, exp_cmd_sn):
-                self._exp_cmd_sn = exp_cmd_sn
-                self._unexpected.answered(exp_cmd_sn)
-            if not self.waiting.entries or self._open <= 0:
-                return
+        if serial_lt(max_cmd_sn, (exp_cmd_sn - 1) & 0xFFFFFFFF):
+            return
+        if serial_lt(self.max_cmd_sn, max_cmd_sn):
+            self.max_cmd_sn = max_cmd_sn
+            if self._life.state is State.LOGGED_IN:  # and not about to leave
+                self._open = max(0, bhs.window_size(self._cmd_sn, max_cmd_sn))
+        if serial_lt(self._exp_cmd_sn, exp_cmd_sn):
+            self._exp_cmd_sn = exp_cmd_sn
+            self._unexpected.answered(exp_cmd_sn)
+        if not self.waiting.entries or self._open <= 0:
+            return
         self.send_waiting()
 
     def number_of(self, slot: TaskSlot) -> int | None:
@@ -709,11 +672,10 @@ class SendQueue:
             )
         self._repeated[slot.index] = slot.itt, count
         log.info("%s: PDU with CmdSN %d is sent again", connection.portal, cmd_sn)
-        with self.lock:
-            bhs.CMD_SN_EXP_STAT_SN.pack_into(
-                slot.bhs, bhs.CMD_SN_OFFSET, cmd_sn, connection.exp_stat_sn
-            )
-            connection.datamover.send_control(slot)
+        bhs.CMD_SN_EXP_STAT_SN.pack_into(
+            slot.bhs, bhs.CMD_SN_OFFSET, cmd_sn, connection.exp_stat_sn
+        )
+        connection.datamover.send_control(slot)
         self.flush()
 
     def plug_gap(self, ping: TaskSlot) -> None:
@@ -772,10 +734,9 @@ class SendQueue:
     def end_aborted(self, slot: TaskSlot, error: Exception) -> None:
         """End a task that the target has given up, or that was never sent. For ``Ladder``."""
         if slot.state == QUEUED:
-            with self.lock:
-                if not self.waiting.remove(slot):  # it went out a moment ago
-                    return
-                self._again.discard(slot)
+            if not self.waiting.remove(slot):  # it went out a moment ago
+                return
+            self._again.discard(slot)
         elif slot.state in (SENT, ABORTING) and not slot.connection.lost:
             self._deallocate(slot)
         else:
@@ -792,8 +753,7 @@ class SendQueue:
         return error
 
     def fresh_error(self) -> IserblkError:
-        """A new copy of the session's error: one exception object must not be raised in many
-        threads."""
+        """A new copy of the session's error: an exception object is raised for one request."""
         error = self._life.error
         assert error is not None  # callers have looked
         if isinstance(error, RemoteProtocolError):
@@ -831,20 +791,20 @@ class SendQueue:
         return self._cmd_sn
 
     def join(self, connection: Connection) -> None:
-        """Under the lock: commands may be sent on ``connection``, too."""
+        """Commands may be sent on ``connection``, too."""
         if not self.connections:
             self.connection = connection
             self.portal = connection.portal
         self.connections.append(connection)
 
     def unhold(self) -> None:
-        """Under the lock: the session goes on where it was at ``hold``, with none of the
+        """The session goes on where it was at ``hold``, with none of the
         connections that it had then."""
         self._unexpected.clear()
         self._open = max(0, bhs.window_size(self._cmd_sn, self.max_cmd_sn))
 
     def lose(self, connection: Connection) -> None:
-        """Under the lock: ``connection`` is over. Its commands stay in flight, and belong to its
+        """``connection`` is over. Its commands stay in flight, and belong to its
         Recovery. Its datamover is to be terminated, then ``strand`` is to be called. Where it was
         the only one, ``hold`` was called, and ``connection`` is still this one."""
         connection.lost = True
@@ -885,18 +845,16 @@ class SendQueue:
         """Send a stranded command that the target has not acknowledged once more, with its ITT and
         CmdSN, on another connection. False: there is no memory for its data now, or its LUN is
         doubted. The caller calls ``flush``."""
-        with self.lock:
-            if self._doubted and self._is_refused(slot):
-                return False
-            return self._send(slot, True)
+        if self._doubted and self._is_refused(slot):
+            return False
+        return self._send(slot, True)
 
     def requeue(self, slots: list[TaskSlot]) -> None:
         """Send commands again, as new ones, before any that wait. They are at no target any
         more."""
-        with self.lock:
-            self.waiting.put_first(slots)
-            for slot in slots:
-                slot.state = QUEUED
+        self.waiting.put_first(slots)
+        for slot in slots:
+            slot.state = QUEUED
         self.refuse_waiting()
         self.send_waiting()
 
@@ -911,34 +869,33 @@ class SendQueue:
         there is no memory to advertise its data from."""
         connection = control.connection
         control.waiter = waiter
-        with self.lock:
-            control.itt = (control.itt + _STEP) & ITT_MASK
-            pdu.TaskManagementRequest(
-                function=pdu.TMF_TASK_REASSIGN,
-                lun=bytes(8),
-                itt=control.itt,
-                referenced_task_tag=slot.itt,
-                cmd_sn=self._cmd_sn,
-                exp_stat_sn=connection.exp_stat_sn,
-            ).pack_into(control.bhs)
-            lost = slot.connection
-            try:
-                if not connection.lend(slot):
-                    raise Busy("no memory")
-                bhs.ITT.pack_into(slot.bhs, bhs.ITT_OFFSET, slot.itt)
-                slot.connection = connection
-                connection.datamover.reassign(slot, control, lost.datamover)
-            except Busy:
-                slot.connection = lost
-                control.state = FREE
-                self._free_controls.append(control)
-                return False
-            connection.begun += 1
-            connection.bytes_begun += slot.length
-            control.state = SENT
-            self._unexpected.sent(self._cmd_sn)
-            if slot.state == ABORTING:
-                slot.state = SENT  # it is late: the next tick aborts it, on this connection
+        control.itt = (control.itt + _STEP) & ITT_MASK
+        pdu.TaskManagementRequest(
+            function=pdu.TMF_TASK_REASSIGN,
+            lun=bytes(8),
+            itt=control.itt,
+            referenced_task_tag=slot.itt,
+            cmd_sn=self._cmd_sn,
+            exp_stat_sn=connection.exp_stat_sn,
+        ).pack_into(control.bhs)
+        lost = slot.connection
+        try:
+            if not connection.lend(slot):
+                raise Busy("no memory")
+            bhs.ITT.pack_into(slot.bhs, bhs.ITT_OFFSET, slot.itt)
+            slot.connection = connection
+            connection.datamover.reassign(slot, control, lost.datamover)
+        except Busy:
+            slot.connection = lost
+            control.state = FREE
+            self._free_controls.append(control)
+            return False
+        connection.begun += 1
+        connection.bytes_begun += slot.length
+        control.state = SENT
+        self._unexpected.sent(self._cmd_sn)
+        if slot.state == ABORTING:
+            slot.state = SENT  # it is late: the next tick aborts it, on this connection
         self.flush()
         return True
 
@@ -954,11 +911,11 @@ class SendQueue:
     # -- from one connection to the next: the runner of progress ----------------------------------
 
     def hold(self) -> None:
-        """Under the lock: no more commands are sent on this connection."""
+        """No more commands are sent on this connection."""
         self._open = 0
 
     def put_back(self) -> None:
-        """Under the lock, when the connection is closed: queue again what was in flight and can be
+        """when the connection is closed: queue again what was in flight and can be
         sent again, by CmdSN, in front of what was never sent. May be repeated after an
         interrupt."""
         self._open = 0  # an interrupt may have come before ``hold``
@@ -986,7 +943,7 @@ class SendQueue:
                     self.end_control(slot)
 
     def take_connection(self, fresh: SendQueue) -> None:
-        """Under the lock: take over the connection, the memory and the numbers of ``fresh``, which
+        """Take over the connection, the memory and the numbers of ``fresh``, which
         is idle. Nothing is sent before ``reopen``. May be repeated after an interrupt."""
         before = self.connection  # until nothing refers to it any more, as ``connections``
         for slot, other in zip(self.slots, fresh.slots, strict=True):
@@ -1006,7 +963,7 @@ class SendQueue:
             before.lost = True
 
     def reopen(self, fresh: SendQueue) -> int:
-        """Under the lock, after ``take_connection``: commands are sent from now on. Returns how
+        """after ``take_connection``: commands are sent from now on. Returns how
         many of the waiting commands are sent once more."""
         again = len(self._again)
         self._again.clear()
@@ -1014,7 +971,7 @@ class SendQueue:
         return again
 
     def close(self) -> list[Waiter]:
-        """Under the lock, when the session ends: nothing is sent any more. Returns the waiters for
+        """when the session ends: nothing is sent any more. Returns the waiters for
         a slot, for ``end_all``."""
         self._open = 0
         self.waiting.clear()

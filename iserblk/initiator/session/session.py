@@ -1,14 +1,9 @@
 """The full feature phase of a session (RFC 7143 sections 4.2, 11).
 
-Threads and what they may do:
-
-- Any thread may call ``queue.take``, ``queue.submit`` and ``queue.release`` at any time.
-- Tasks end in ``progress``, in the ticks of their deadlines, and when the trio driver cancels them.
-  The driver runs one of these at a time, and nothing else changes a slot that was submitted. So
-  completion takes no lock at all. (Two exceptions: ``fail`` ends all tasks, and ``submit`` after it
-  ends its own.)
-- ``submit`` raises no error when a send fails: the connection is over, and the next ``progress``
-  finds out, in one place.
+A session belongs to one thread: the one of the loop that runs its driver. Tasks end in
+``progress``, in the ticks of their deadlines, and when the driver cancels them. ``submit`` raises
+no error when a send fails: the connection is over, and the next ``progress`` finds out, in one
+place.
 
 A connection that is lost **suspends** a session whose driver can ``reconnect``: no buffer is
 touched any more. What was in flight waits in the queue, in CmdSN order, and later commands behind
@@ -296,7 +291,7 @@ class Session:
         self._over = False  # the target has ended the session, with all connections
         self._spent = False  # only a fresh session will do
         self._unfinished = False  # it has failed, and not all that ``fail`` does is done
-        self._finishing = False  # a thread is at it
+        self._finishing = False
         self._reinstate_by = 0.0  # how long the target keeps a session that has no connection
         self.reconnects = 0
         self.replayed = 0
@@ -330,8 +325,7 @@ class Session:
 
     @property
     def last_heard(self) -> float:
-        """When anything was received last, for the keep-alive. From any thread; 0.0 while the last
-        connection is just being lost."""
+        """When anything was received last, for the keep-alive; 0.0 without a connection."""
         heard = [connection.last_heard for connection in self.queue.connections.copy()]
         return max(heard, default=0.0)
 
@@ -446,7 +440,7 @@ class Session:
         return described
 
     def disconnect(self) -> None:
-        """From any thread: cut all connections. The next ``progress`` finds them lost, and session
+        """Cut all connections. The next ``progress`` finds them lost, and session
         reinstatement follows: what calls this wants all tasks at the target to end, or its LUNs to
         be examined anew."""
         self._spent = True
@@ -525,7 +519,7 @@ class Session:
 
     def extended(self, deadline: float) -> float:
         """``deadline`` of an operation, ``patience`` after it began; later by the time since then
-        in which this process did not run. From any thread."""
+        in which this process did not run."""
         patience = self.patience
         for end, seconds in self._stalls.copy():
             if deadline - patience < end:
@@ -699,25 +693,23 @@ class Session:
     # -- several connections: the runner of progress ----------------------------------------------
 
     def offer_connection(self, connection: Connection) -> None:
-        """From any thread: add a connection that was logged in to this session. It comes into
+        """Add a connection that was logged in to this session. It comes into
         effect with the next ``progress``; where it is not wanted any more, it is ended."""
-        with self.queue.lock:
-            wanted = self.life.connected
-            if self.reinstating:
-                # No other CID: a logout for recovery must not be asked for twice.
-                wanted = connection.cid == self._recoveries[-1].lost.cid and not self._joined
-            if wanted:
-                self._joined.append(connection)
-                return
+        wanted = self.life.connected
+        if self.reinstating:
+            # No other CID: a logout for recovery must not be asked for twice.
+            wanted = connection.cid == self._recoveries[-1].lost.cid and not self._joined
+        if wanted:
+            self._joined.append(connection)
+            return
         connection.datamover.connection_terminate()
 
     def _take_joined(self, now: float) -> None:
         while self._joined:
             connection = self._joined[0]
-            with self.queue.lock:
-                if connection not in self.queue.connections:
-                    self.queue.join(connection)
-                self._joined.popleft()
+            if connection not in self.queue.connections:
+                self.queue.join(connection)
+            self._joined.popleft()
             answers = Answers(self, connection)
             connection.datamover.user = answers
             connection.datamover.losses = self.losses
@@ -745,8 +737,7 @@ class Session:
             self._lose(error)
             return
         if self.logging_out:
-            with queue.lock:
-                queue.lose(connection)
+            queue.lose(connection)
             self._end_one(connection)
             return
         text = str(error).removeprefix(f"{connection.portal}: ").removeprefix("connection lost: ")
@@ -759,21 +750,18 @@ class Session:
             text,
             "it is to be reinstated" if last else f"{left} are left",
         )
-        with queue.lock:
-            if self.error is not None:
-                return
-            level = self.parameters.error_recovery_level
-            recovery = Recovery(
-                queue, connection, level, self._unwanted, self.listeners.unflushed, now
-            )
-            self._recoveries.append(recovery)
-            if last:
-                self._reinstate_by = now + connection.time2wait + connection.time2retain
-                self.suspended_at = monotonic()
-                self._stay_away(connection.time2wait)
-                self.life.enter(Event.LAST, without_frames(error))
-                queue.hold()
-            queue.lose(connection)
+        if self.error is not None:
+            return
+        level = self.parameters.error_recovery_level
+        recovery = Recovery(queue, connection, level, self._unwanted, self.listeners.unflushed, now)
+        self._recoveries.append(recovery)
+        if last:
+            self._reinstate_by = now + connection.time2wait + connection.time2retain
+            self.suspended_at = monotonic()
+            self._stay_away(connection.time2wait)
+            self.life.enter(Event.LAST, without_frames(error))
+            queue.hold()
+        queue.lose(connection)
         self._end_one(connection)
         if closed:
             recovery.closed()
@@ -819,13 +807,12 @@ class Session:
             return False
         queue = self.queue
         connection = self._joined[0]
-        with queue.lock:
-            for recovery in self._recoveries:
-                recovery.reinstated(connection.cid, now)
-            if connection not in queue.connections:
-                queue.join(connection)
-            self.life.enter(Event.REINSTATE)
-            queue.unhold()
+        for recovery in self._recoveries:
+            recovery.reinstated(connection.cid, now)
+        if connection not in queue.connections:
+            queue.join(connection)
+        self.life.enter(Event.REINSTATE)
+        queue.unhold()
         self.silence.end(now)  # what is told of the recovery tells of that
         self._take_joined(now)
         self.recover(now)
@@ -910,34 +897,31 @@ class Session:
             self.portal,
             text,
         )
-        with self.queue.lock:
-            if self.error is not None:
-                return
-            if not self.reinstating:
-                self.suspended_at = monotonic()
-            if not self._over:  # nothing was announced
-                for connection in self.queue.connections:
-                    self.give_respite(connection.time2wait)
-            self.life.enter(Event.LOSS, without_frames(error))
-            self.queue.hold()
+        if self.error is not None:
+            return
+        if not self.reinstating:
+            self.suspended_at = monotonic()
+        if not self._over:  # nothing was announced
+            for connection in self.queue.connections:
+                self.give_respite(connection.time2wait)
+        self.life.enter(Event.LOSS, without_frames(error))
+        self.queue.hold()
         self._clean_up()
 
     def _clean_up(self) -> None:
         """End the connection, so that no buffer is touched any more, and queue again what was in
         flight. When this is interrupted, the next ``progress`` begins it again."""
         self._terminate()
-        with self.queue.lock:
-            self.queue.put_back()
-            self._recoveries.clear()
-            self._departures.clear()
-            self._over = self.logging_out = False
-            self.parting = None
-            self.leave_asked = 0.0
+        self.queue.put_back()
+        self._recoveries.clear()
+        self._departures.clear()
+        self._over = self.logging_out = False
+        self.parting = None
+        self.leave_asked = 0.0
         self.queue.end_sent(self._unwanted)
-        with self.queue.lock:
-            if self.error is not None:
-                return
-            self.life.enter(Event.CLEAN)
+        if self.error is not None:
+            return
+        self.life.enter(Event.CLEAN)
         if self.queue.driver.reconnect is not None:
             self.queue.driver.reconnect()
 
@@ -991,36 +975,33 @@ class Session:
             self.leave(AS_ASKED, patience)
 
     def leave(self, why: str, patience: float) -> bool:
-        """From any thread: log out when what is in flight has ended, or after ``patience`` seconds;
+        """Log out when what is in flight has ended, or after ``patience`` seconds;
         then the driver's ``reconnect`` is called. It begins with the next ``progress``. False:
         there is no connection, the driver cannot reconnect, or a logout is under way already."""
-        with self.queue.lock:
-            if self.life.state is not State.LOGGED_IN or self.queue.driver.reconnect is None:
-                return False
-            self.life.enter(Event.LEAVE)
-            self.leave_asked = 0.0
-            self.parting = Parting(self, monotonic() + patience, why)
-            self.queue.hold()
+        if self.life.state is not State.LOGGED_IN or self.queue.driver.reconnect is None:
+            return False
+        self.life.enter(Event.LEAVE)
+        self.leave_asked = 0.0
+        self.parting = Parting(self, monotonic() + patience, why)
+        self.queue.hold()
         return True
 
     def still_absent(self, why: IserblkError) -> None:
-        """From any thread, while there is no connection: note why an attempt to get one has failed.
+        """While there is no connection: note why an attempt to get one has failed.
         A command that cannot wait longer reports this."""
-        with self.queue.lock:
-            if self.life.absent:
-                self.life.still_absent(why)
+        if self.life.absent:
+            self.life.still_absent(why)
 
     def offer(self, outcome: Session | IserblkError) -> None:
-        """From any thread, while the session is suspended: offer a fresh session, idle, whose
+        """While the session is suspended: offer a fresh session, idle, whose
         driver has ended and whose connection is taken over; or an error that says why there will
         never be a connection. It comes into effect with the next ``progress``. A fresh session that
         is not wanted any more is ended."""
         if isinstance(outcome, Session):
             outcome.drive(Undriven(outcome.queue.flush))
-        with self.queue.lock:
-            if self.life.absent:
-                self._offered = outcome
-                return
+        if self.life.absent:
+            self._offered = outcome
+            return
         if isinstance(outcome, Session):
             outcome.fail(ConnectionLost(f"{self.portal}: not wanted any more"))
 
@@ -1044,25 +1025,23 @@ class Session:
         """Go on with the connection of ``fresh``. When this is interrupted, the next ``progress``
         begins it again."""
         queue = self.queue
-        with queue.lock:
-            queue.take_connection(fresh.queue)
-            self.parameters = fresh.parameters
-            self.provider_reason = fresh.provider_reason
-            self.tsih = fresh.tsih
-            self.more = fresh.more
-            self.wanted = fresh.wanted
-            self._spent = fresh._spent
-            connection = queue.connection
-            connection.last_heard = now
+        queue.take_connection(fresh.queue)
+        self.parameters = fresh.parameters
+        self.provider_reason = fresh.provider_reason
+        self.tsih = fresh.tsih
+        self.more = fresh.more
+        self.wanted = fresh.wanted
+        self._spent = fresh._spent
+        connection = queue.connection
+        connection.last_heard = now
         connection.datamover.user = Answers(self, connection)
         connection.datamover.losses = self.losses
         connection.datamover.on_unfinished = self._again
         queue.driver.changed()
-        with queue.lock:
-            again = queue.reopen(fresh.queue)
-            self._offered = None
-            self.left_nothing = False
-            self.life.enter(Event.ADOPT)
+        again = queue.reopen(fresh.queue)
+        self._offered = None
+        self.left_nothing = False
+        self.life.enter(Event.ADOPT)
         self.losses.add(fresh.losses)
         self.reconnects += 1
         self.replayed += again
@@ -1083,40 +1062,36 @@ class Session:
         fd = self.fileno()
         if fd >= 0:
             self.queue.driver.closing(fd)
-        with self.queue.lock:
-            joined = list(self._joined)
+        joined = list(self._joined)
         lost = [recovery.lost for recovery in self._recoveries]
         for connection in [*self.queue.connections, *lost, *joined]:
             connection.datamover.connection_terminate()
-        with self.queue.lock:
-            for connection in joined:
-                if connection in self._joined:
-                    self._joined.remove(connection)
+        for connection in joined:
+            if connection in self._joined:
+                self._joined.remove(connection)
         if self.queue.descriptors is not None:
             self.queue.descriptors.close()
 
     def fail(self, error: IserblkError) -> None:
         """End the session, and every task with ``error``. No buffer is touched any more. Where this
         is interrupted, ``finish`` does the rest."""
-        with self.queue.lock:
-            if self.error is None:
-                self._unfinished = True
-                # Without its frames, which refer to buffers of the thread in ``progress``.
-                self.life.enter(Event.FAIL, without_frames(error))
+        if self.error is None:
+            self._unfinished = True
+            # Without its frames, which refer to buffers.
+            self.life.enter(Event.FAIL, without_frames(error))
         self.finish()
 
     def finish(self) -> bool:
-        """Of a session that has failed: do what ``fail`` has not done. From any thread. False:
-        another thread is at it."""
+        """Of a session that has failed: do what ``fail`` has not done. False: an earlier call is at
+        it."""
         mine = False
         try:
-            with self.queue.lock:
-                if self.error is None or not self._unfinished:
-                    return True
-                if self._finishing:
-                    return False
-                self._finishing = mine = True
-                takers = self.queue.close()
+            if self.error is None or not self._unfinished:
+                return True
+            if self._finishing:
+                return False
+            self._finishing = mine = True
+            takers = self.queue.close()
             self._terminate()
             offered = self._offered
             if isinstance(offered, Session):

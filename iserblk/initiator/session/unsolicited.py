@@ -34,8 +34,6 @@ _NONE: Final[list[PduSlot]] = []
 class DataOuts:
     """The slots for unsolicited Data-Outs of one connection, and how a write is cut.
 
-    Threads: ``take`` and ``send`` under the session's lock, ``give_back`` from any thread.
-
     ``limit``: bytes of the longest write that travels whole; 0: none does. ``most_busy``: it does
     while no more commands than that are in flight, itself included, and were lately: of those that
     follow a batch of answers, the first find few others in flight. ``immediate``: bytes of it that
@@ -92,7 +90,6 @@ class DataOuts:
             self._allocate(count, datamover)
         if count > len(free):
             return _NONE
-        # Only threads that hold the lock take slots away; others may add some meanwhile.
         return [free.pop() for _ in range(count)]
 
     def _allocate(self, count: int, datamover: InitiatorDatamover) -> None:
@@ -107,8 +104,7 @@ class DataOuts:
         self._free.extend(slots)
 
     def take_back(self) -> None:
-        """Let go of slots that were allocated when they were needed, if none is in use. Under the
-        session's lock."""
+        """Let go of slots that were allocated when they were needed, if none is in use."""
         if self.added and len(self._free) == self.added:
             self._free.clear()
             self._more += self.added
