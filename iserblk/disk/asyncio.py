@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 from iserblk.disk import aio
 from iserblk.disk.disk_thread import CALL, READ, WRITE, DiskThread, HandedRequest
 from iserblk.disk.seam import AsyncLun, CommandResult, Extent, LunInfo
-from iserblk.errors import IserblkError, LocalProtocolError
+from iserblk.errors import ConnectionLost, IserblkError, LocalProtocolError
 from iserblk.loop.work import nothing
 
 T = TypeVar("T")
@@ -117,6 +117,20 @@ class _Face:
         self._thread.send(future.request)
         return future
 
+    def tell(self, disk: AsyncLun, losses: int) -> None:
+        """The client of ``disk`` was told of ``losses``. Requests that are begun later find it
+        so."""
+
+        async def told() -> None:
+            disk.client.told(losses)
+
+        request = HandedRequest(self._thread, disk, nothing)
+        request.operation = told
+        try:
+            self._thread.send(request)
+        except ConnectionLost:  # nothing else uses the client any more
+            disk.client.told(losses)
+
     def _is_running(self) -> bool:
         try:
             return asyncio.get_running_loop() is self.loop
@@ -206,7 +220,7 @@ class AsyncioDisk:
             await self._request(partial(self._disk.flush, self._disk.client))
         except IserblkError as error:
             # Not before: a task that is cancelled instead has heard of no loss.
-            self._disk.client.told(error.losses)
+            self._face.tell(self._disk, error.losses)
             raise
 
     async def trim(

@@ -31,7 +31,7 @@ from iserblk.disk.seam import (
     LossCount,
     LunInfo,
 )
-from iserblk.errors import IserblkError
+from iserblk.errors import ConnectionLost, IserblkError
 
 log = logging.getLogger(__name__)
 
@@ -130,6 +130,18 @@ class Places:
         result: T = self.carry_out(place)
         return result
 
+    def do(self, disk: AsyncLun, function: Callable[[], T]) -> T:
+        """Call ``function`` in the disks' thread; returns its result. (Where that thread has ended,
+        nothing else uses what belonged to it.)"""
+
+        async def called() -> T:
+            return function()
+
+        try:
+            return self.call(disk, called)
+        except ConnectionLost:
+            return function()
+
     def _take_back(self, place: Place) -> None:
         """On return the request is not under way. Its place is not used again: what was
         interrupted may be told of its end late."""
@@ -148,6 +160,32 @@ class Places:
         self._free.clear()
 
 
+class ThreadClient:
+    """Implements FlushClient for threads: ``client`` belongs to the thread of the disks."""
+
+    def __init__(self, client: FlushClient, disk: AsyncLun, places: Places) -> None:
+        self.client = client
+        self._disk = disk
+        self._places = places
+
+    @property
+    def owed(self) -> bool:
+        return self.client.owed
+
+    @property
+    def count(self) -> LossCount:
+        return self.client.count
+
+    def told(self, losses: int) -> None:
+        self._places.do(self._disk, partial(self.client.told, losses))
+
+    def unheard(self) -> None:
+        self._places.do(self._disk, self.client.unheard)
+
+    def ended(self) -> None:
+        self._places.do(self._disk, self.client.ended)
+
+
 class ThreadDisk:
     """Implements BlockingLun: one LUN for threads. ``disk``: belongs to the thread of the disks.
     ``places``: of all LUNs of the set."""
@@ -158,6 +196,7 @@ class ThreadDisk:
         self._take = places.take
         self._carry_out = places.carry_out
         self._call = places.call
+        self.client: FlushClient = self._for_threads(disk.client)
         self.files: weakref.WeakSet[BinaryIO] = weakref.WeakSet()
 
     @property
@@ -176,15 +215,15 @@ class ThreadDisk:
     def unflushed(self) -> int | None:
         return self.disk.unflushed
 
-    @property
-    def client(self) -> FlushClient:
-        return self.disk.client
-
     def new_client(self) -> FlushClient:
-        return self.disk.new_client()
+        return self._for_threads(self.places.do(self.disk, self.disk.new_client))
 
     def only_client(self, before: LossCount, changed: Callable[[], None]) -> FlushClient:
-        return self.disk.only_client(before, changed)
+        begin = partial(self.disk.only_client, before, changed)
+        return self._for_threads(self.places.do(self.disk, begin))
+
+    def _for_threads(self, client: FlushClient) -> ThreadClient:
+        return ThreadClient(client, self.disk, self.places)
 
     def refresh(self) -> int:
         size: int = self._call(self.disk, self.disk.refresh)
@@ -208,12 +247,14 @@ class ThreadDisk:
         self._carry_out(place)
 
     def flush(self, client: FlushClient | None = None) -> None:
+        asks = client or self.client
+        given = asks.client if isinstance(asks, ThreadClient) else asks
         try:
-            self._call(self.disk, partial(self.disk.flush, client or self.disk.client))
+            self._call(self.disk, partial(self.disk.flush, given))
         except IserblkError as error:
             # Not before: a thread that is interrupted instead has heard of no loss.
             if client is None:
-                self.disk.client.told(error.losses)
+                asks.told(error.losses)
             raise
 
     def trim(self, offset: int, length: int, fua: bool = False, *, patient: bool = False) -> None:

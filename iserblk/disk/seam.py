@@ -99,7 +99,7 @@ class LossCount(NamedTuple):
 
 class FlushClient(Protocol):
     """Who asks for flushes of a LUN, and hears of each loss of writes once; see
-    ``iserblk.disk.durability.losses``. Any thread may call its methods."""
+    ``iserblk.disk.durability.losses``. Of a BlockingDisk any thread may call its methods."""
 
     @property
     def owed(self) -> bool:

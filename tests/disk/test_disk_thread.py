@@ -21,7 +21,7 @@ from typing import Any
 import pytest
 import trio
 
-from iserblk.disk.blocking import ThreadDiskSet
+from iserblk.disk.blocking import ThreadClient, ThreadDiskSet
 from iserblk.disk.disk_thread import READ, DiskThread, HandedRequest
 from iserblk.errors import CommandError, ConnectionLost, IserblkError, OutOfRange, WritesLost
 from iserblk.initiator.session.slots import SENT
@@ -310,7 +310,8 @@ def test_a_thread_that_was_interrupted_has_heard_of_no_loss(
         raise error
 
     with thread_disk(target.core) as disk:
-        disk.disk = Failing(flush, told.append)  # type: ignore[assignment]
+        disk.disk = failing = Failing(flush, told.append)  # type: ignore[assignment]
+        disk.client = ThreadClient(failing.client, disk.disk, disk.places)
         with pytest.raises(KeyboardInterrupt if interrupted else WritesLost):
             disk.flush()
     assert told == ([] if interrupted else [3])

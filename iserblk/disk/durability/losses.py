@@ -13,13 +13,10 @@ A **new client** knows of the losses that some client was told of. Of those that
 of it hears. So it does of those that a client did not know when it ended (``Client.ended``):
 that client may come back as the new one, and repeat the flush whose answer it never got. This is
 over when a client that began behind that end was told.
-
-Thread-safe.
 """
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 
 from iserblk.disk.seam import LossCount
@@ -36,12 +33,10 @@ class Losses:
         self._left: int | None = None  # so many were known to a client that has ended
         self._left_at = 0  # when the last such client ended
         self._clock = 0  # clients that have begun or ended
-        self._lock = threading.Lock()
 
     def add(self) -> None:
         """There is one more."""
-        with self._lock:
-            self.count += 1
+        self.count += 1
         self.changed()
 
     @property
@@ -50,17 +45,15 @@ class Losses:
         return self._known() < self.count
 
     def new_client(self) -> Client:
-        with self._lock:
-            self._clock += 1
-            return Client(self, self._known(), self._clock)
+        self._clock += 1
+        return Client(self, self._known(), self._clock)
 
     def only_client(self, before: LossCount, changed: Callable[[], None]) -> Client:
         """See ``DirectDisk.only_client``."""
-        with self._lock:
-            self.count += before.losses
-            self._told += before.losses
-            self._clock += 1
-            client = Client(self, before.told, self._clock)
+        self.count += before.losses
+        self._told += before.losses
+        self._clock += 1
+        client = Client(self, before.told, self._clock)
         self.changed = changed
         return client
 
@@ -69,21 +62,19 @@ class Losses:
 
     def tell(self, client: Client, count: int) -> None:
         """See ``FlushClient.told``."""
-        with self._lock:
-            client.known = max(client.known, count)
-            self._told = max(self._told, count)
-            if self._left is not None and client.began > self._left_at:
-                self._left = None
+        client.known = max(client.known, count)
+        self._told = max(self._told, count)
+        if self._left is not None and client.began > self._left_at:
+            self._left = None
         self.changed()
 
     def leave(self, client: Client) -> None:
         """See ``FlushClient.ended``."""
-        with self._lock:
-            if client.known < self.count:
-                self._clock += 1
-                self._left_at = self._clock
-                known = client.known
-                self._left = known if self._left is None else min(self._left, known)
+        if client.known < self.count:
+            self._clock += 1
+            self._left_at = self._clock
+            known = client.known
+            self._left = known if self._left is None else min(self._left, known)
 
 
 def _nothing() -> None:

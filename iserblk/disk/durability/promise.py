@@ -1,9 +1,9 @@
 """Durability of writes: which have returned but may not be on stable storage, and what a flush may
 promise.
 
-The thread that runs ``Session.progress`` calls ``hear`` for each command that brought sense data,
-in the order in which they came. So a report that the target lost power is never taken for older
-than a flush that it spoils, or than a write that it lost. The other calls come from any thread.
+``hear`` is called for each command that brought sense data, in the order in which they came. So a
+report that the target lost power is never taken for older than a flush that it spoils, or than a
+write that it lost.
 
 How a loss is learned:
 
@@ -39,7 +39,6 @@ and with a target that reports the error each time there would be no end.
 from __future__ import annotations
 
 import logging
-import threading
 from enum import Enum, auto
 from itertools import count
 from typing import Final, NamedTuple
@@ -157,9 +156,8 @@ class Durability:
         self._gaps = 0  # how often that has ended
         self._ranges = ranges
         # A write has ended that no flush covers. Set before the slot of the write, which shows its
-        # blocks, is given back: so a thread that looks sees at least one of the two.
+        # blocks, is given back.
         self._dirty = False
-        self._lock = threading.Lock()
         self._flushing = 0  # flushes under way that have something to flush
         self._numbers = count(1)  # of flushes
         self._unanswered: set[int] = set()  # flushes whose outcome at the target is not known yet
@@ -177,36 +175,32 @@ class Durability:
 
     def turn_volatile(self) -> None:
         """Note that the LUN has, or may have, a write cache now. A flush too many does no harm."""
-        with self._lock:
-            if not self.volatile:
-                self.volatile = True
-                self._complete = not self._dirty and not self._ranges.changing(None)
-                self._gaps += not self._complete
-                self.journal = self._assigned
+        if not self.volatile:
+            self.volatile = True
+            self._complete = not self._dirty and not self._ranges.changing(None)
+            self._gaps += not self._complete
+            self.journal = self._assigned
 
     def turn_write_through(self) -> None:
         """Note that the LUN, as far as can be known, has no write cache. The journal goes on:
         commands in flight are in it, and the LUN may tell of a cache later."""
-        with self._lock:
-            self.volatile = False
+        self.volatile = False
 
     def stale(self, epoch: int) -> bool:
         """Whether a read that began in ``epoch`` and succeeded must be done again: it may have seen
         what was there before a write that was lost. The present state alone says too little: the
-        reading thread may look long after the answer came, when the replay is over."""
+        task that reads may look long after the answer came, when the replay is over."""
         return self.replay_needed or epoch != self.epoch
 
     def doubt_reads(self) -> None:
         """Have reads done again that are in flight: the LUN may be another one."""
-        with self._lock:
-            self.epoch += 1
+        self.epoch += 1
 
     def bypass(self) -> None:
         """Note that a change is about to be submitted that the journal does not get, if there is
         one. Its slot shows its blocks, and ``wrote`` follows when it has ended."""
-        with self._lock:
-            self._complete = False
-            self._gaps += 1
+        self._complete = False
+        self._gaps += 1
 
     def wrote(self) -> None:
         """Note that a write has ended, well or not. Call it before the slot of the write is given
@@ -215,32 +209,30 @@ class Durability:
 
     def begin_flush(self) -> FlushToken:
         """Begin a flush of what has been written so far. Returns what ``end_flush`` needs."""
-        with self._lock:
-            needed = self._dirty or self._flushing > 0
-            self._flushing += needed
-            self._dirty = False
-            journal = self._assigned
-            batches = journal.begin_flush() if journal is not None else []
-            complete = self._complete or (
-                journal is not None and not self._ranges.changing_outside(journal.has)
-            )
-            number = next(self._numbers)
-            if needed:
-                self._unanswered.add(number)
-            return FlushToken(
-                number, needed, self.losses.count, self._replays, batches, complete, self._gaps
-            )
+        needed = self._dirty or self._flushing > 0
+        self._flushing += needed
+        self._dirty = False
+        journal = self._assigned
+        batches = journal.begin_flush() if journal is not None else []
+        complete = self._complete or (
+            journal is not None and not self._ranges.changing_outside(journal.has)
+        )
+        number = next(self._numbers)
+        if needed:
+            self._unanswered.add(number)
+        return FlushToken(
+            number, needed, self.losses.count, self._replays, batches, complete, self._gaps
+        )
 
     def answered(self, token: FlushToken) -> frozenset[int]:
         """The target says that the flush succeeded. Returns the flushes that it has not answered
         yet: one of them may be the one to which it reports that it could not write what it had
         cached. So wait until they are no longer ``unanswered``."""
-        with self._lock:
-            self._unanswered.discard(token.number)
-            return frozenset(self._unanswered)
+        self._unanswered.discard(token.number)
+        return frozenset(self._unanswered)
 
     def unanswered(self, flushes: frozenset[int]) -> bool:
-        """Whether the target has not answered one of these flushes yet. Takes no lock."""
+        """Whether the target has not answered one of these flushes yet."""
         return not flushes.isdisjoint(self._unanswered.copy())
 
     def doubt(self, token: FlushToken, what: str, tell: bool) -> None:
@@ -258,9 +250,8 @@ class Durability:
             self._doubt(what, tell)
 
     def _doubt(self, what: str, tell: bool) -> None:
-        with self._lock:
-            again = self._replays_all() and not self.shared
-            self._doubted = self._doubted or again
+        again = self._replays_all() and not self.shared
+        self._doubted = self._doubted or again
         if again:
             log.warning(
                 "%s: the target %s; what was not flushed is sent again before the next flush",
@@ -279,24 +270,23 @@ class Durability:
 
     def end_flush(self, token: FlushToken, done: bool) -> Flushed:
         """End a flush; returns how it ended. ``done``: the target says that it succeeded."""
-        with self._lock:
-            self._flushing -= token.needed
-            self._unanswered.discard(token.number)
-            again = self.replay_needed or token.replays != self._replays or (done and self._doubted)
-            if self._assigned is not None:
-                if done and not again:
-                    self._assigned.flushed(token.batches)
-                else:
-                    self._assigned.not_flushed(token.batches)
-            if again:
-                self._dirty = True
-                return Flushed.AGAIN
-            if done:
-                if token.complete and token.gaps == self._gaps:
-                    self._complete = True
-            elif token.needed:
-                self._dirty = True
-            return Flushed.DONE if token.losses == self.losses.count else Flushed.LOST
+        self._flushing -= token.needed
+        self._unanswered.discard(token.number)
+        again = self.replay_needed or token.replays != self._replays or (done and self._doubted)
+        if self._assigned is not None:
+            if done and not again:
+                self._assigned.flushed(token.batches)
+            else:
+                self._assigned.not_flushed(token.batches)
+        if again:
+            self._dirty = True
+            return Flushed.AGAIN
+        if done:
+            if token.complete and token.gaps == self._gaps:
+                self._complete = True
+        elif token.needed:
+            self._dirty = True
+        return Flushed.DONE if token.losses == self.losses.count else Flushed.LOST
 
     def hear(self, slot: TaskSlot) -> bool:
         """Take in ``slot.sense`` of a command of this LUN that ended with CHECK CONDITION. True:
@@ -321,8 +311,7 @@ class Durability:
                 if resuming:
                     # ``reinstated`` follows before the connection comes into use. Unless it was
                     # called already: then the target has lost its cache once more.
-                    with self._lock:
-                        self._replays += self.replay_needed
+                    self._replays += self.replay_needed
                 elif self._unflushed(slot, False):
                     return self._lose_cache(f"was reset or lost power ({sense})")
         elif self.volatile:
@@ -371,21 +360,19 @@ class Durability:
         and was not executed. ``resuming``: commands that have not ended do not count: they will be
         sent."""
         changing = self._ranges.changing(but, ended_only=resuming)  # before ``_dirty``: see there
-        with self._lock:
-            return changing or self._dirty or self._flushing > 0
+        return changing or self._dirty or self._flushing > 0
 
     def _lose_cache(self, what: str, level: int = logging.WARNING, *, compare: bool = True) -> bool:
         """The target has, or may have, lost all that was not flushed. Returns whether the journal
         is to be sent again, or compared. ``what`` completes "the target" in the log, which tells of
         a replay at ``level``. ``compare`` False: to read it back would prove nothing, as a target
         may go on showing what it could not write."""
-        with self._lock:
-            replay = self._replays_all() and (compare or not self.shared)
-            self._doubted = False
-            if replay:
-                self._replays += 1
-                self.epoch += 1
-                self.replay_needed = True
+        replay = self._replays_all() and (compare or not self.shared)
+        self._doubted = False
+        if replay:
+            self._replays += 1
+            self.epoch += 1
+            self.replay_needed = True
         if replay:
             log.log(
                 level,
@@ -411,15 +398,13 @@ class Durability:
     def begin_replay(self) -> int:
         """Begin to send the journal again: what was in doubt is so no longer when that has
         succeeded. Returns the argument of ``replayed``."""
-        with self._lock:
-            self._doubted = False
-            return self._replays
+        self._doubted = False
+        return self._replays
 
     def replayed(self, replays: int) -> None:
         """Note that all that was in the journal after ``replays`` losses has been sent again."""
-        with self._lock:
-            self.epoch += 1
-            self.replay_needed = self._replays != replays
+        self.epoch += 1
+        self.replay_needed = self._replays != replays
 
     def gave_up(self, what: str) -> None:
         """Note that the target refused to take a change again: it is lost. ``what`` completes "the
