@@ -131,7 +131,7 @@ class Places:
         return result
 
     def do(self, disk: AsyncLun, function: Callable[[], T]) -> T:
-        """Call ``function`` in the disks' thread; returns its result. (Where that thread has ended,
+        """Call ``function`` in the disks' thread; returns its result. (When that thread has ended,
         nothing else uses what belonged to it.)"""
 
         async def called() -> T:
@@ -140,6 +140,7 @@ class Places:
         try:
             return self.call(disk, called)
         except ConnectionLost:
+            self.thread.join()  # it may be ending still
             return function()
 
     def _take_back(self, place: Place) -> None:
@@ -253,8 +254,15 @@ class ThreadDisk:
             self._call(self.disk, partial(self.disk.flush, given))
         except IserblkError as error:
             # Not before: a thread that is interrupted instead has heard of no loss.
-            if client is None:
-                asks.told(error.losses)
+            if client is None and error.losses:
+                self._tell(asks, error.losses)
+            raise
+
+    def _tell(self, client: FlushClient, losses: int) -> None:
+        try:
+            client.told(losses)
+        except BaseException:  # interrupted: that is raised, and not the error that tells
+            client.unheard()
             raise
 
     def trim(self, offset: int, length: int, fua: bool = False, *, patient: bool = False) -> None:

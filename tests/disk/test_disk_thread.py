@@ -317,12 +317,38 @@ def test_a_thread_that_was_interrupted_has_heard_of_no_loss(
     assert told == ([] if interrupted else [3])
 
 
+def test_an_interrupt_while_a_loss_is_told_leaves_it_untold(target: Target) -> None:
+    """It is raised in place of the error that tells of the loss."""
+    known: list[int] = []
+
+    async def flush(_client: object) -> None:
+        error = WritesLost("lun0: writes were lost")
+        error.losses = 3
+        raise error
+
+    def told(losses: int) -> None:
+        known.append(losses)
+        interrupt()
+
+    with thread_disk(target.core) as disk:
+        disk.disk = failing = Failing(flush, told, known.clear)  # type: ignore[assignment]
+        disk.client = ThreadClient(failing.client, disk.disk, disk.places)
+        with pytest.raises(KeyboardInterrupt):
+            disk.flush()
+    assert not known
+
+
 class Failing:
     """A disk with a flush of its own."""
 
-    def __init__(self, flush: Callable[..., object], told: Callable[[int], None]) -> None:
+    def __init__(
+        self,
+        flush: Callable[..., object],
+        told: Callable[[int], None],
+        unheard: Callable[[], None] = lambda: None,
+    ) -> None:
         self.flush = flush
-        self.client = SimpleNamespace(told=told)
+        self.client = SimpleNamespace(told=told, unheard=unheard)
 
     def hold(self) -> bool:
         return False
@@ -503,6 +529,7 @@ def test_behind_a_fork(target: Target) -> None:
         if not child:
             signal.alarm(60)  # it may wait for a thread that it does not have
             try:
+                disk.new_client().ended()
                 disk.read_into(memoryview(bytearray(4096)), 0)
             except ConnectionLost as error:
                 os.write(write_end, str(error).encode())

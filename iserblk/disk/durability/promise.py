@@ -270,7 +270,12 @@ class Durability:
 
     def end_flush(self, token: FlushToken, done: bool) -> Flushed:
         """End a flush; returns how it ended. ``done``: the target says that it succeeded."""
+        ended = self._end_flush(token, done)
+        # Last: a thread that asks meanwhile whether something is unflushed must not hear No.
         self._flushing -= token.needed
+        return ended
+
+    def _end_flush(self, token: FlushToken, done: bool) -> Flushed:
         self._unanswered.discard(token.number)
         again = self.replay_needed or token.replays != self._replays or (done and self._doubted)
         if self._assigned is not None:

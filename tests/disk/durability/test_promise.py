@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from iserblk.disk.durability.journal import Journal
 from iserblk.errors import CommandTimeout, IserblkError, ScsiError, WritesLost
 from iserblk.initiator.session.sending import EndedByReset, InDoubt, Unanswered
 from iserblk.initiator.session.slots import QUEUED, SENT, Operation
@@ -479,6 +480,21 @@ def test_flush_that_failed_or_was_given_up_has_flushed_nothing(bench: Bench) -> 
     flushing.close()  # it was cancelled, and the driver has waited for its command
     bench.read(POWER_ON)
     assert bench.flush_fails()
+
+
+@pytest.mark.plain("a method of the compiled form cannot be replaced")
+def test_a_flush_that_fails_is_never_seen_to_have_flushed(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another thread may ask at any moment: the one that ends nbdkit does."""
+    disk, seen = bench.disk, list[bool]()
+    disk.keep_journal(1 << 20)
+    bench.run(disk.write(BLOCK, 0))
+    token = disk.durability.begin_flush()
+    look = lambda *_: seen.append(disk.durability.unflushed)  # noqa: E731
+    monkeypatch.setattr(Journal, "not_flushed", look)
+    disk.durability.end_flush(token, done=False)
+    assert seen == [True] and disk.durability.unflushed
 
 
 def test_deferred_error_executes_its_command_again(bench: Bench) -> None:
