@@ -381,7 +381,8 @@ class OnlyClient:
         self._owed = owed
         self._disk = disk
         self._lock = threading.Lock()
-        self.client = disk.only_client(owed.read(), self.changed)
+        with self._lock:  # the disks' thread may call ``changed`` before there is ``client``
+            self.client = disk.only_client(owed.read(), self.changed)
 
     def changed(self) -> None:
         with self._lock:  # so that the last count is written last

@@ -197,6 +197,20 @@ def test_connections_of_one_device_are_one_client(
     assert owed.exists()
 
 
+def test_a_loss_that_comes_while_the_client_is_made(
+    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is told by the thread of the disks, which must not find half of what is to write it
+    down."""
+    owed = tmp_path / "owed"
+    owed.write_text("2 1\n")
+    monkeypatch.setenv("ISERBLK_OWED", str(owed))
+    monkeypatch.setenv("FAKE_CHANGES", "")
+    server = start()
+    server.connect().shutdown()
+    assert "Traceback" not in server.end()
+
+
 def test_told_to_end_it_has_no_patience_with_a_target_that_is_away(
     start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -7,6 +7,7 @@ environment, because nbdkit and a daemonised mount run in other processes:
     FAKE_LUNS    JSON: [{"size": 1048576, "read_only": true, ...}, ...]   changes to LunInfo
     FAKE_FAULTS  JSON: {"write": "CommandTimeout", "open": "ConnectFailed", ...}   error by method
     FAKE_CLOSE_S how long the logout of a mount takes, and a line "closing" before it
+    FAKE_CHANGES the only client is told of a change by another thread, while it is made
     FAKE_LOCALS  reads and writes leave a note in thread-local storage, and log what they found
     FAKE_LOG     file that gets one line per call; reads and writes only where there are faults
     FAKE_AWAY    requests are said to wait for their target; what is asked for then is logged
@@ -275,7 +276,12 @@ class BlockingFake:
         return self.fake.losses.new_client()
 
     def only_client(self, before: LossCount, changed: Callable[[], None]) -> FlushClient:
-        return self.fake.losses.only_client(before, changed)
+        client = self.fake.losses.only_client(before, changed)
+        if "FAKE_CHANGES" in os.environ:
+            other = threading.Thread(target=changed)
+            other.start()
+            other.join(0.1)  # or it waits for the caller
+        return client
 
     def refresh(self) -> int:
         self.fake.refresh()
