@@ -91,7 +91,8 @@ class History:
         self._in_trouble = False
         self._unpromised: dict[Change, None] = {}  # done, and a flush behind them has failed
         self._perhaps = False  # a loss may be told: a connection was lost, with changes
-        self._disturbed = -math.inf  # when one was lost, or made, last
+        self._line = -math.inf  # when one was lost, or made, last
+        self._disturbed = -math.inf  # the same, or when a change ended that was under way then
         self._changed = -math.inf  # when a change ended that is not bound
         self._flushed = -math.inf  # when the last flush that has succeeded began
         self._told = -math.inf
@@ -130,6 +131,8 @@ class History:
         del self._under_way[change]
         if not (done and fua):
             self._changed = now
+        if change.begun <= self._line:
+            self._perhaps, self._disturbed = True, now  # a part of it may have been lost
         if not done or change.keeps:
             return
         change.done = True
@@ -260,7 +263,7 @@ class History:
     def disturbed(self, now: float) -> None:
         """A connection is lost, or made."""
         self._epoch += 1
-        self._disturbed = now
+        self._line = self._disturbed = now
         if self._unbound or self._under_way or self._changed >= self._flushed:
             self._perhaps = True
 

@@ -256,6 +256,20 @@ def test_in_trouble_a_loss_may_be_told(careless: Play) -> None:
         careless.tell()
 
 
+def test_a_change_that_met_a_loss_may_be_told(careless: Play) -> None:
+    """Also behind a flush that told of it before the change ended; but not for ever."""
+    careless.write()
+    change = careless.begin()
+    careless.strike()
+    careless.tell()
+    careless.end(change)
+    careless.tell()
+    careless.write()
+    careless.flush()
+    with pytest.raises(Wrong, match="nothing was lost"):
+        careless.tell()
+
+
 def test_a_trim_that_is_lost_may_be_told(careless: Play) -> None:
     careless.flush()
     careless.end(careless.begin(trim=True))
