@@ -169,8 +169,10 @@ class DiskThread:
             self._wake(function)
 
     def forked(self) -> None:
-        """In a child process, which has no such thread."""
+        """In a child process, which has no such thread. A thread of the parent may have held a lock
+        of the loop, and its bell is the parent's: nothing here may wake it."""
         self.is_over = True
+        self._loop = None
         self._why = "the disks belong to the process that opened them: open disks behind the fork"
 
     def _wake(self, function: Callable[[], object]) -> None:

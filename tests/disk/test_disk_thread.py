@@ -542,6 +542,43 @@ def test_behind_a_fork(target: Target) -> None:
         disk.read_into(memoryview(bytearray(4096)), 0)
 
 
+def test_a_fork_while_a_thread_wakes_the_thread_of_the_disks(
+    target: Target, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It holds a lock then, which nobody gives back in the child."""
+    ring, rings, forked = os.eventfd_write, threading.Event(), threading.Event()
+
+    def slow(fd: int, value: int) -> None:
+        if threading.current_thread() is reader:
+            rings.set()
+            assert forked.wait(60)
+        ring(fd, value)
+
+    def read() -> None:
+        while not rings.is_set():
+            disk.read_into(memoryview(bytearray(4096)), 0)
+
+    reader = threading.Thread(target=read)
+    disks = disks_of(target.core)
+    disk = disks.disks["lun0"]
+    monkeypatch.setattr(os, "eventfd_write", slow)
+    reader.start()
+    assert rings.wait(60)
+    child = os.fork()
+    if not child:
+        signal.alarm(10)
+        try:
+            disks.close()
+            os._exit(0)
+        finally:
+            os._exit(1)
+    _, status = os.waitpid(child, 0)
+    forked.set()
+    reader.join(60)
+    disks.close()
+    assert status == 0
+
+
 def test_opening_is_interrupted() -> None:
     """Nothing is left running."""
     cancelled = threading.Event()
