@@ -534,3 +534,32 @@ def test_nobody_keeps_the_state_of_a_thread() -> None:
         for node in ast.walk(ast.parse(source.read_text())):
             if isinstance(node, ast.Attribute):
                 assert not node.attr.startswith(("PyGILState_", "PyThreadState_")), source
+
+
+# What belongs to the thread of one loop. (Providers may be shared: the target's commands come from
+# threads, and the two ends of a pair in memory from any.)
+ONE_THREAD = ("initiator", "disk", "nbd.client", "nbd.server", "nbd.transmission", "gateway")
+# Threads of their own: what they share is theirs.
+FACES = {"disk.blocking", "disk.disk_thread", "disk.asyncio"}
+
+
+@pytest.mark.parametrize("path", modules(), ids=name_of)
+def test_what_belongs_to_one_thread_has_no_lock(path: Path) -> None:
+    name = name_of(path)
+    if not any(f"{name}.".startswith(f"{room}.") for room in ONE_THREAD) or name in FACES:
+        return
+    assert list(locks(path.read_text())) == []
+
+
+def locks(source: str) -> Iterator[str]:
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Call):
+            made = node.func
+            called = made.attr if isinstance(made, ast.Attribute) else getattr(made, "id", "")
+            if called in ("Lock", "RLock", "Condition", "Semaphore", "BoundedSemaphore"):
+                yield called
+
+
+def test_locks_are_found() -> None:
+    assert list(locks("import threading\nmine = threading.Lock()")) == ["Lock"]
+    assert list(locks("from threading import RLock\nmine = RLock()")) == ["RLock"]

@@ -54,9 +54,6 @@ class RangeLock:
     def quiet(self, first: int, last: int, waiter: Waiter) -> bool:
         """Whether all writes of these blocks that were claimed before ``lock`` have ended. False:
         some are under way; ``waiter`` as in ``claim``."""
-        # Register the waiter first: a write that ends meanwhile frees its slot, then calls
-        # ``changed``.
-        self._waiters.append(waiter)
         for slot in self._tasks:
             if (
                 slot.last >= first
@@ -65,8 +62,8 @@ class RangeLock:
                 and slot.lun == self._lun
             ):
                 waiter.pending += 1
+                self._waiters.append(waiter)
                 return False
-        self._waiters.remove(waiter)
         return True
 
     def unlock(self, first: int, last: int) -> None:

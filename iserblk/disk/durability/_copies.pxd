@@ -12,7 +12,6 @@ cdef Py_ssize_t _RECORD
 cdef class Copies:
     cdef public Py_ssize_t size
     cdef Py_ssize_t _block
-    cdef object _lock
     cdef object _next_chunk
     cdef object _chunk
     cdef object _data

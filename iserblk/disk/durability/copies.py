@@ -14,7 +14,6 @@ the garbage collector.
 from __future__ import annotations
 
 import mmap
-import threading
 from collections.abc import Callable, Iterator
 
 from iserblk.initiator.session.slots import NO_BYTES, TaskSlot
@@ -86,9 +85,6 @@ class Copies:
     """Copies of written data, for blocks of ``block`` bytes. Fills one chunk after another, and
     calls ``next_chunk`` for each. A chunk that it gets stays empty when the next one cannot be had.
 
-    It is also a lock. ``keep`` takes it itself; everything else must run inside ``with copies:``,
-    and ``next_chunk`` is called under it.
-
     ``size``: bytes that are kept. A caller that drops copies, or keeps something elsewhere,
     corrects it.
     """
@@ -96,7 +92,6 @@ class Copies:
     def __init__(self, block: int, next_chunk: Callable[[], Chunk]) -> None:
         self.size = 0
         self._block = block
-        self._lock = threading.Lock()
         self._next_chunk = next_chunk
         self._chunk: Chunk | None = None
         # Those of that chunk; without a chunk, those of a full one.
@@ -105,34 +100,27 @@ class Copies:
         self._used = 0
         self._at = CHUNK
 
-    def __enter__(self) -> None:
-        self._lock.acquire()
-
-    def __exit__(self, *_: object) -> None:
-        self._lock.release()
-
     def keep(self, change: Change) -> None:
         """Copy the data of ``change``, whose WRITE has succeeded, with its ``sequence`` and the
         slot's ``first``; then clear the change. Call it before the slot, or the buffer, is given
         back. Raises as ``copy``: the change is cleared, too, and not kept; so the write must not be
         acknowledged."""
-        with self._lock:
-            data = change.data
-            length = len(data)
-            # First: an interrupt may leave too much counted, but nothing that is not. What does not
-            # count is not dropped by a flush, and would be sent again over what is durable.
-            self.size += length
-            try:
-                if length <= CHUNK - self._at:  # nearly always
-                    self._append(change.sequence, change.slot.first, data, length)
-                else:
-                    self.copy(change.sequence, change.slot.first, data)
-            except (MemoryError, OSError):
-                self.size -= length
-                raise
-            finally:
-                change.sequence = 0
-                change.data = NO_BYTES
+        data = change.data
+        length = len(data)
+        # First: an interrupt may leave too much counted, but nothing that is not. What does not
+        # count is not dropped by a flush, and would be sent again over what is durable.
+        self.size += length
+        try:
+            if length <= CHUNK - self._at:  # nearly always
+                self._append(change.sequence, change.slot.first, data, length)
+            else:
+                self.copy(change.sequence, change.slot.first, data)
+        except (MemoryError, OSError):
+            self.size -= length
+            raise
+        finally:
+            change.sequence = 0
+            change.data = NO_BYTES
 
     def _append(self, sequence: int, first: int, data: memoryview, length: int) -> None:
         at = self._at

@@ -85,8 +85,7 @@ def _size(entry: Entry) -> int:
 
 
 class Journal:
-    """The journal of one LUN, for the changes that the slots ``tasks`` make. Thread-safe; waits for
-    nothing but its own short lock.
+    """The journal of one LUN, for the changes that the slots ``tasks`` make.
 
     ``limit``: bytes of copies, including what is in flight, above which a write must flush first.
     What is in flight counts for at most half of the limit: else with a small limit each write would
@@ -105,7 +104,7 @@ class Journal:
         self.numbers = count(1)
         self._block = block
         self.changes = [Change(slot) for slot in tasks]
-        self.copies = Copies(block, self._next_chunk)  # and the lock of the journal
+        self.copies = Copies(block, self._next_chunk)
         self.keep = self.copies.keep
         self._batch = _Batch()
         self._closed: list[_Batch] = []  # a flush of these is under way, or has failed
@@ -161,15 +160,14 @@ class Journal:
         if good and copy and not change.command_block:
             self.keep(change)
             return 0
-        with self.copies:
-            entry = _entry(change)
-            change.sequence = 0
-            change.data = NO_BYTES
-            change.command_block = b""
-            if not good:
-                return 0
-            self._batch.others[entry.sequence] = entry
-            self.copies.size += _size(entry)
+        entry = _entry(change)
+        change.sequence = 0
+        change.data = NO_BYTES
+        change.command_block = b""
+        if not good:
+            return 0
+        self._batch.others[entry.sequence] = entry
+        self.copies.size += _size(entry)
         return entry.sequence
 
     def take_over(self, slot: TaskSlot, buffer: bytearray) -> bytearray | None:
@@ -178,55 +176,52 @@ class Journal:
         and nothing was done: the command has failed, or there is nothing to keep, or no memory."""
         change = self.changes[slot.index]
         size = len(buffer)
-        with self.copies:
-            if not change.sequence or change.command_block or not _good(change):
+        if not change.sequence or change.command_block or not _good(change):
+            return None
+        free = self._spare_buffers.get(size)
+        if free:
+            other = free.pop()
+            self._spared -= size
+        else:
+            del self._spare[: -(-size // CHUNK)]
+            try:
+                other = bytearray(size)
+            except MemoryError:
                 return None
-            free = self._spare_buffers.get(size)
-            if free:
-                other = free.pop()
-                self._spared -= size
-            else:
-                del self._spare[: -(-size // CHUNK)]
-                try:
-                    other = bytearray(size)
-                except MemoryError:
-                    return None
-            self.copies.size += len(change.data)
-            self._batch.buffers.append((_entry(change), buffer))
-            change.sequence = 0
-            change.data = NO_BYTES
-            return other
+        self.copies.size += len(change.data)
+        self._batch.buffers.append((_entry(change), buffer))
+        change.sequence = 0
+        change.data = NO_BYTES
+        return other
 
     def settle(self, sequences: Iterable[int]) -> None:
         """Copy what is left of these changes: the caller is about to get back their buffer. Raises
         MemoryError or OSError where there is no memory for that; ``forget`` is to follow."""
-        with self.copies:
-            for sequence in sequences:
-                for batch in (*self._closed, self._batch):
-                    entry = batch.others.get(sequence)
-                    if entry is None or entry.data is None or entry.command_block:
-                        continue
-                    if batch is self._batch:
-                        self.copies.copy(sequence, entry.first, entry.data)
-                        del batch.others[sequence]
-                    else:  # its chunks are closed
-                        batch.others[sequence] = _owned(entry)
+        for sequence in sequences:
+            for batch in (*self._closed, self._batch):
+                entry = batch.others.get(sequence)
+                if entry is None or entry.data is None or entry.command_block:
+                    continue
+                if batch is self._batch:
+                    self.copies.copy(sequence, entry.first, entry.data)
+                    del batch.others[sequence]
+                else:  # its chunks are closed
+                    batch.others[sequence] = _owned(entry)
 
     def forget(self, sequences: Iterable[int]) -> None:
         """Drop these changes, because their operation has failed; in place of ``settle``, or where
         that has failed."""
-        with self.copies:
-            for sequence in sequences:
-                for batch in (*self._closed, self._batch):
-                    entry = batch.others.pop(sequence, None)
-                    if entry is not None:
-                        size = _size(entry)
-                        self.copies.size -= size
-                        if batch is not self._batch:
-                            batch.size -= size
+        for sequence in sequences:
+            for batch in (*self._closed, self._batch):
+                entry = batch.others.pop(sequence, None)
+                if entry is not None:
+                    size = _size(entry)
+                    self.copies.size -= size
+                    if batch is not self._batch:
+                        batch.size -= size
 
     def _next_chunk(self) -> Chunk:
-        """A chunk to fill, of the present batch. Called under the lock."""
+        """A chunk to fill, of the present batch."""
         if self._spare:
             chunk = self._spare.pop()
         else:
@@ -252,36 +247,33 @@ class Journal:
     def begin_flush(self) -> Batches:
         """Close the present batch: a flush of all that has ended so far is about to begin. Returns
         what it covers, for ``flushed`` when it succeeds, else for ``not_flushed``."""
-        with self.copies:
-            size = self.size - sum(batch.size for batch in self._closed)
-            if size:
-                self.copies.close()
-                self._batch.size = size
-                self._closed.append(self._batch)
-                self._batch = _Batch()
-            for batch in self._closed:
-                batch.flushes += 1
-            self._merge()
-            return list(self._closed)
+        size = self.size - sum(batch.size for batch in self._closed)
+        if size:
+            self.copies.close()
+            self._batch.size = size
+            self._closed.append(self._batch)
+            self._batch = _Batch()
+        for batch in self._closed:
+            batch.flushes += 1
+        self._merge()
+        return list(self._closed)
 
     def flushed(self, batches: Batches) -> None:
         """Drop these batches: they are on stable storage."""
-        with self.copies:
-            for batch in batches:
-                if batch in self._closed:
-                    self._closed.remove(batch)
-                    self.copies.size -= batch.size
-                    self._spare_chunks(batch.chunks)
-                    for _, buffer in batch.buffers:
-                        self._keep_buffer(buffer)
+        for batch in batches:
+            if batch in self._closed:
+                self._closed.remove(batch)
+                self.copies.size -= batch.size
+                self._spare_chunks(batch.chunks)
+                for _, buffer in batch.buffers:
+                    self._keep_buffer(buffer)
 
     def not_flushed(self, batches: Batches) -> None:
         """Keep these batches: the flush has failed."""
-        with self.copies:
-            for batch in batches:
-                if batch in self._closed:  # else it was flushed, or merged into another batch
-                    batch.flushes -= 1
-            self._merge()
+        for batch in batches:
+            if batch in self._closed:  # else it was flushed, or merged into another batch
+                batch.flushes -= 1
+        self._merge()
 
     def _merge(self) -> None:
         """Merge closed batches that the same flushes cover. Such batches exist only where a flush
@@ -340,18 +332,16 @@ class Journal:
         """Ask to be the caller that flushes. True: flush, then call ``end_flush``. False: another
         caller flushes; ``waiter.pending`` was raised by one, and ``waiter`` is told when that flush
         ends."""
-        with self.copies:
-            if self._flushing:
-                waiter.pending += 1
-                self._waiters.append(waiter)
-                return False
-            self._flushing = True
-            return True
+        if self._flushing:
+            waiter.pending += 1
+            self._waiters.append(waiter)
+            return False
+        self._flushing = True
+        return True
 
     def end_flush(self) -> None:
-        with self.copies:
-            self._flushing = False
-            waiters, self._waiters = self._waiters, []
+        self._flushing = False
+        waiters, self._waiters = self._waiters, []
         for waiter in waiters:
             waiter.task_done()
 
@@ -363,29 +353,27 @@ class Journal:
         Left out are changes that are queued or in flight, which will be sent anyway, and changes
         that have failed. The connection that they were sent on must have ended.
         """
-        with self.copies:
-            self._replays += 1
-            self.copies.close()
-            # Changes whose command has ended, but whose caller has not called ``ended`` yet. The
-            # caller may do so at any time and then change the buffer: hence the copy.
-            found = [
-                _owned(_entry(change))
-                for change in self._running()
-                if change.slot.state < QUEUED and _good(change)
-            ]
-            for batch in (*self._closed, self._batch):
-                found += map(_owned, batch.others.values())
-                found += [entry for entry, _ in batch.buffers]
-                for chunk in batch.chunks:
-                    for sequence, first, data in chunk.entries():
-                        last = first + len(data) // self._block - 1
-                        found.append(Entry(sequence, first, last, data))
+        self._replays += 1
+        self.copies.close()
+        # Changes whose command has ended, but whose caller has not called ``ended`` yet. The
+        # caller may do so at any time and then change the buffer: hence the copy.
+        found = [
+            _owned(_entry(change))
+            for change in self._running()
+            if change.slot.state < QUEUED and _good(change)
+        ]
+        for batch in (*self._closed, self._batch):
+            found += map(_owned, batch.others.values())
+            found += [entry for entry, _ in batch.buffers]
+            for chunk in batch.chunks:
+                for sequence, first, data in chunk.entries():
+                    last = first + len(data) // self._block - 1
+                    found.append(Entry(sequence, first, last, data))
         found.sort(key=lambda entry: entry[:2])
         return found
 
     def end_replay(self) -> None:
-        with self.copies:
-            self._replays -= 1
+        self._replays -= 1
 
 
 def _entry(change: Change) -> Entry:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import struct
-import threading
 from collections.abc import Callable
 
 import pytest
 
 from iserblk.disk.durability import copies, journal
-from iserblk.disk.durability.copies import CHUNK, Change, Chunk
+from iserblk.disk.durability.copies import CHUNK
 from iserblk.disk.durability.journal import SMALL, Journal
 from iserblk.initiator.session.slots import NO_BYTES, SENT, TAKEN, TaskSlot
 
@@ -170,113 +168,3 @@ def test_a_buffer_that_is_gone_leaves_everything_in_order(make: Make) -> None:
         (2, b"2" * BLOCK),
     ]
     assert journal.size == 2 * BLOCK
-
-
-@pytest.mark.usefixtures("make")
-def test_one_at_a_time() -> None:
-    """One thread at a time has the copies, by ``with`` or by ``keep``; the others wait."""
-    changes = [copies.Change(TaskSlot(index)) for index in range(3)]
-    for index, change in enumerate(changes):
-        change.sequence = index + 1
-        change.data = memoryview(bytes([index]) * BLOCK)
-    inside, go_on = threading.Event(), threading.Event()
-    chunk = copies.Chunk(BLOCK)
-
-    def next_chunk() -> copies.Chunk:
-        inside.set()
-        assert go_on.wait(10)
-        return chunk
-
-    subject = journal.Copies(BLOCK, next_chunk)  # type: ignore[attr-defined]
-    sizes = []
-
-    def hold() -> None:
-        with subject:
-            sizes.append(subject.size)
-
-    threads = [threading.Thread(target=subject.keep, args=(changes[0],), daemon=True)]
-    threads[0].start()
-    assert inside.wait(10)
-    threads += [threading.Thread(target=subject.keep, args=(changes[1],), daemon=True)]
-    threads += [threading.Thread(target=hold, daemon=True)]
-    for thread in threads[1:]:
-        thread.start()
-        thread.join(0.1)
-        assert thread.is_alive()
-    assert changes[1].sequence and not sizes
-    go_on.set()
-    for thread in threads:
-        thread.join(10)
-    assert subject.size == 2 * BLOCK and sizes[0] in (BLOCK, 2 * BLOCK)
-    with subject:
-        thread = threading.Thread(target=subject.keep, args=(changes[2],), daemon=True)
-        thread.start()
-        thread.join(0.1)
-        assert thread.is_alive() and changes[2].sequence
-    thread.join(10)
-    with subject:
-        subject.close()
-    assert [data[0] for _, _, data in chunk.entries()] == [0, 1, 2]
-    assert subject.size == 3 * BLOCK
-
-
-def test_threads_that_keep_while_others_flush_and_replay(make: Make) -> None:
-    """Each copy holds the number of its change; nothing is lost, and nothing torn."""
-    journal, slots = make(8 * CHUNK)
-    stop = threading.Event()
-    kept: list[list[int]] = [[] for _ in range(4)]
-
-    def write(index: int) -> None:
-        slot, change = slots[index], journal.changes[index]
-        buffer = bytearray(BLOCK)
-        while not stop.is_set() and len(kept[index]) < 20_000:
-            number = next(journal.numbers)
-            buffer[:] = struct.pack("<Q", number) * (BLOCK // 8)
-            slot.first = slot.last = number
-            change.data = memoryview(buffer)
-            change.sequence = number
-            journal.keep(change)
-            kept[index].append(number)
-
-    threads = [threading.Thread(target=write, args=(index,)) for index in range(4)]
-    seen: set[int] = set()
-    for thread in threads:
-        thread.start()
-    try:
-        for _ in range(60):
-            batches = journal.begin_flush()
-            for entry in journal.begin_replay():
-                assert bytes(entry.data or b"") == struct.pack("<Q", entry.first) * (BLOCK // 8)
-                assert entry.first == entry.last == entry.sequence
-                seen.add(entry.sequence)
-            journal.end_replay()
-            journal.flushed(batches)  # had been looked at, as they were closed before
-    finally:
-        stop.set()
-        for thread in threads:
-            thread.join()
-    left = journal.begin_replay()
-    assert seen | {entry.sequence for entry in left} == {n for each in kept for n in each}
-    assert journal.size == len(left) * BLOCK
-
-
-class _Interrupted(list[int]):
-    """The index of a chunk, at which the user interrupts the program."""
-
-    def __setitem__(self, at: object, number: object) -> None:
-        raise KeyboardInterrupt
-
-
-def test_what_an_interrupt_leaves_counts() -> None:
-    """So a flush drops it. Else a write with FUA would find nothing that is kept, and a replay
-    would put older data over it. (The compiled form is not interrupted.)"""
-    chunks = [Chunk(BLOCK), Chunk(BLOCK)]
-    chunks[1].index = _Interrupted()  # type: ignore[assignment]
-    given = iter(chunks)
-    form = copies.Copies(BLOCK, lambda: next(given))
-    change = Change(TaskSlot(0))
-    change.sequence, change.data = 1, memoryview(bytes(CHUNK + BLOCK))
-    with pytest.raises(KeyboardInterrupt):
-        form.keep(change)
-    assert chunks[0].used and form.size == CHUNK + BLOCK
-    assert not change.sequence

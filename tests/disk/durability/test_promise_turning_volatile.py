@@ -3,8 +3,6 @@ loss and its repair. Commands are executed and answered by hand."""
 
 from __future__ import annotations
 
-import threading
-
 import pytest
 
 from iserblk.disk.durability.copies import CHUNK
@@ -377,55 +375,3 @@ def status(play: Play, slot: TaskSlot, deallocated: bool) -> None:
     assert slot.data is not None
     slot.data[: len(answer)] = answer
     play.session.end(slot)
-
-
-# --- waiting for a lock ---
-
-
-def test_an_unlock_is_heard_whenever_it_comes() -> None:
-    """Another thread unlocks while a write that found the range locked is about to wait. The write
-    must not read and write ``pending`` then: that could undo the other thread's count."""
-
-    class Guarded:
-        """A waiter that no thread but the unlocking one may change while it is registered."""
-
-        def __init__(self) -> None:
-            self.count = 0
-            self.registered = False
-            self.touched = False
-
-        @property
-        def pending(self) -> int:
-            return self.count
-
-        @pending.setter
-        def pending(self, value: int) -> None:
-            if self.registered and threading.current_thread() is not unlocking:
-                self.touched = True
-            self.registered = self.registered or value > 0
-            self.count = value
-
-        def task_done(self) -> None:
-            self.pending -= 1
-            self.registered = False
-
-    play = Play(wce=True)
-    waiters: list[Guarded] = []
-
-    def new_waiter() -> Guarded:
-        waiters.append(Guarded())
-        return waiters[-1]
-
-    play.session.new_waiter = new_waiter  # type: ignore[assignment]
-    holder = CountingWaiter()
-    assert play.core.ranges.lock(0, 0, holder)
-    write = play.core.write(memoryview(bytes(BLOCK)), 0)
-    waiting = next(write)
-    unlocking = threading.Thread(target=play.core.ranges.unlock, args=(0, 0))
-    unlocking.start()
-    unlocking.join()
-    assert not isinstance(waiting, float) and not waiting.pending
-    assert not any(waiter.touched for waiter in waiters)
-    next(write)
-    play.execute(play.session.flight[0])
-    assert ended(write)
