@@ -72,7 +72,7 @@ class Readers:
             lowlevel=SimpleNamespace(
                 wait_readable=self.wait_readable,
                 notify_closing=self.notify_closing,
-                current_task=lambda: strands.running,
+                current_task=lambda: strands.here().running,
                 current_trio_token=trio.lowlevel.current_trio_token,
             ),
         )
@@ -119,8 +119,9 @@ class Readers:
                     self._parked.popleft().wake()  # this strand looks for the next request
                 return
             self._watch.want(readable=True, writable=False)
-            assert strands.running is not None
-            self._parked.append(strands.running)
+            running = strands.here().running
+            assert running is not None
+            self._parked.append(running)
             await park()
 
     def _come(self) -> None:
@@ -130,7 +131,8 @@ class Readers:
                 self._watch.want(readable=False, writable=False)
             return
         self._at_once = 0
-        strands.held = True
+        resumer = strands.here()
+        resumer.held = True
         self._parked.popleft().wake()
-        strands.held = False
-        strands.run()
+        resumer.held = False
+        resumer.run()

@@ -117,19 +117,23 @@ class _Face:
         self._thread.send(future.request)
         return future
 
-    def tell(self, disk: AsyncLun, losses: int) -> None:
-        """The client of ``disk`` was told of ``losses``. Requests that are begun later find it
-        so."""
+    async def tell(self, disk: AsyncLun, losses: int) -> None:
+        """The client of ``disk`` was told of ``losses``. Requests that are begun later find it so.
+        Goes on when it is cancelled: the caller is about to raise the error that tells."""
 
         async def told() -> None:
             disk.client.told(losses)
 
-        request = HandedRequest(self._thread, disk, nothing)
-        request.operation = told
+        future = self.future(disk)
+        future.request.operation = told
         try:
-            self._thread.send(request)
+            self.begin(future)
         except ConnectionLost:  # nothing else uses the client any more
             disk.client.told(losses)
+            return
+        while not future.done():
+            with suppress(asyncio.CancelledError):
+                await asyncio.wait([future])
 
     def _is_running(self) -> bool:
         try:
@@ -220,7 +224,7 @@ class AsyncioDisk:
             await self._request(partial(self._disk.flush, self._disk.client))
         except IserblkError as error:
             # Not before: a task that is cancelled instead has heard of no loss.
-            self._face.tell(self._disk, error.losses)
+            await self._face.tell(self._disk, error.losses)
             raise
 
     async def trim(

@@ -5,12 +5,13 @@ requests runs each as a strand. Code that waits for anything but commands of the
 ``elsewhere``: into a trio task.
 
 A strand may await only ``park`` and functions that are built on it. A function of trio would act on
-the task that happens to resume the strand; so awaiting one ends the strand with an error. Threads:
-only the thread that runs trio may use this module.
+the task that happens to resume the strand; so awaiting one ends the strand with an error. Each
+thread that runs a loop has strands of its own.
 """
 
 from __future__ import annotations
 
+import threading
 import types
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Generator
@@ -25,13 +26,60 @@ from iserblk.loop.nap import Nap
 
 T = TypeVar("T")
 
-running: Strand | None = None
-"""The strand that is being resumed now; None outside of strands."""
-held = False
-"""True while the code that set it is about to call ``run``: woken strands wait for that call."""
 
-_ready: deque[Strand] = deque()
-_enough = False
+class Resumer:
+    """The strands of one thread. ``running``: the one that is being resumed now; None outside of
+    strands. ``held``: True while the code that set it is about to call ``run``: woken strands wait
+    for that call."""
+
+    def __init__(self) -> None:
+        self.running: Strand | None = None
+        self.held = False
+        self.ready: deque[Strand] = deque()
+        self.enough = False
+
+    def run(self) -> int:
+        """Resume all woken strands, also those that are woken during this call.
+
+        Returns how many were resumed; or 0 when a strand called ``pause``, as it is then the turn
+        of trio tasks. Never raises: the context manager of its group raises the error of a
+        strand."""
+        self.enough = False
+        count = 0
+        ready = self.ready
+        try:
+            while ready and not self.enough:
+                count += 1
+                strand = self.running = ready.popleft()
+                try:
+                    trap = strand.coroutine.send(None)
+                except StopIteration:
+                    strand.group.ended(strand, None)
+                except BaseException as error:
+                    strand.group.ended(strand, error)
+                else:
+                    if trap is not None:
+                        strand.group.ended(strand, _misused(strand, trap))
+        finally:
+            self.running = None
+        if not ready:
+            return count
+        for group in {strand.group for strand in ready}:
+            group.rouse()
+        return 0
+
+
+class _Threads(threading.local):
+    def __init__(self) -> None:
+        self.resumer = Resumer()
+
+
+_threads = _Threads()
+
+
+def here() -> Resumer:
+    """The strands of the calling thread."""
+    return _threads.resumer
 
 
 class Strand:
@@ -63,8 +111,9 @@ class Strand:
         """Resume the strand soon. It must be parked, or park before other code runs."""
         if self.group.closing or self.stopping:
             return
-        _ready.append(self)
-        if not held and running is None:
+        resumer = self.group.here
+        resumer.ready.append(self)
+        if not resumer.held and resumer.running is None:
             self.group.rouse()
 
 
@@ -76,16 +125,16 @@ def park() -> Generator[None, None, None]:
 
 async def pause() -> None:
     """Let trio tasks run, then go on with the running strand."""
-    global _enough  # noqa: PLW0603
-    assert running is not None
-    _enough = True
-    _ready.append(running)
+    resumer = here()
+    assert resumer.running is not None
+    resumer.enough = True
+    resumer.ready.append(resumer.running)
     await park()
 
 
 async def elsewhere(function: Callable[..., Awaitable[T]], *arguments: object) -> T:
     """Await ``function(*arguments)``; inside a strand, in a separate trio task."""
-    strand = running
+    strand = here().running
     if strand is None:
         return await function(*arguments)
     result: list[Outcome[T]] = []
@@ -103,36 +152,6 @@ async def elsewhere(function: Callable[..., Awaitable[T]], *arguments: object) -
     return value
 
 
-def run() -> int:
-    """Resume all woken strands, also those that are woken during this call.
-
-    Returns how many were resumed; or 0 when a strand called ``pause``, as it is then the turn of
-    trio tasks. Never raises: the context manager of its group raises the error of a strand."""
-    global running, _enough  # noqa: PLW0603
-    _enough = False
-    count = 0
-    try:
-        while _ready and not _enough:
-            count += 1
-            strand = running = _ready.popleft()
-            try:
-                trap = strand.coroutine.send(None)
-            except StopIteration:
-                strand.group.ended(strand, None)
-            except BaseException as error:
-                strand.group.ended(strand, error)
-            else:
-                if trap is not None:
-                    strand.group.ended(strand, _misused(strand, trap))
-    finally:
-        running = None
-    if not _ready:
-        return count
-    for group in {strand.group for strand in _ready}:
-        group.rouse()
-    return 0
-
-
 def _misused(strand: Strand, trap: object) -> BaseException:
     try:
         strand.coroutine.close()
@@ -146,6 +165,7 @@ class Strands:
 
     def __init__(self, nursery: trio.Nursery) -> None:
         self.nursery = nursery
+        self.here = here()
         self.closing = False
         self._alive: set[Strand] = set()
         self._error: BaseException | None = None
@@ -169,14 +189,14 @@ class Strands:
         return strand
 
     def rouse(self) -> None:
-        """Have the loop call ``run`` of this module in its next turn."""
+        """Have the loop resume woken strands in its next turn."""
         if not self._roused:
             self._roused = True
             self._loop.call_soon(self._resume)
 
     def _resume(self) -> None:
         self._roused = False
-        run()
+        self.here.run()
 
     def ended(self, strand: Strand, error: BaseException | None) -> None:
         """Note that a strand has returned (None) or raised ``error``."""
@@ -205,8 +225,9 @@ class Strands:
         if strand not in self._alive or self.closing:
             return False
         strand.stopping = True
-        if strand in _ready:
-            _ready.remove(strand)
+        ready = self.here.ready
+        if strand in ready:
+            ready.remove(strand)
         self._alive.remove(strand)  # ``close`` leaves it alone
         with trio.CancelScope(shield=True):
             await _end(strand)
@@ -219,8 +240,9 @@ class Strands:
         Each is closed as soon as its own buffers are no longer used, without waiting for the other
         strands: their commands may wait for something that this strand holds."""
         self.closing = True
-        for strand in [each for each in _ready if each.group is self]:
-            _ready.remove(strand)
+        ready = self.here.ready
+        for strand in [each for each in ready if each.group is self]:
+            ready.remove(strand)
         with trio.CancelScope(shield=True):
             async with trio.open_nursery() as nursery:
                 for strand in self._alive:

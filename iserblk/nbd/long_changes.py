@@ -31,7 +31,7 @@ class LongChanges:
     async def let_end(self, offset: int, length: int) -> None:
         """In a strand: wait while one of them changes a part of this range."""
         while self.concern(offset, length):
-            strand = strands.running
+            strand = strands.here().running
             assert strand is not None
             self._waiting.append(strand)
             try:

@@ -12,6 +12,7 @@ import pytest
 from iserblk import open_disks
 from tests.cli.commands import bad, good_json, iserblk, serving
 from tests.support import logs
+from tests.support.cores import session_of
 from tests.support.target import IQN
 from tests.support.until import until_blocking
 
@@ -79,9 +80,9 @@ def test_a_session_of_another_user_ends(tmp_path: Path) -> None:
         os.kill(server.process.pid, signal.SIGHUP)
         until_blocking(lambda: "the configuration was read again" in log.read_text())
         until_blocking(lambda: f"{A} may not log in as 'bob'" in log.read_text())  # it tried again
-        assert a.core.session.suspended  # type: ignore[attr-defined]
+        assert session_of(a).suspended
         b.read_into(memoryview(bytearray(512)), 0)
-        assert b.core.session.reconnects == 0  # type: ignore[attr-defined]
+        assert session_of(b).reconnects == 0
         assert f"{A}: session ended: it may not be logged in as 'bob'" in log.read_text()
 
 

@@ -23,6 +23,7 @@ from iserblk.cli.main import cli
 from iserblk.errors import IserblkError
 from iserblk.target.config import TargetConfig
 from tests.cli.commands import COMMAND, Server, bad, environment, good_json, iserblk, serving
+from tests.support.cores import session_of
 from tests.support.target import IQN, ROOT, running_target
 from tests.support.until import until_blocking
 
@@ -121,7 +122,7 @@ def test_changes_under_a_session(
         assert "LUNs gone: [1]; new: [7]" in target.log
         assert target.seen(A, scheme=scheme) == [(0, MIB), (7, MIB)]
         disk.write(memoryview(b"b" * 512), 512)
-        session = disk.core.session  # type: ignore[attr-defined]
+        session = session_of(disk)
         assert session.reconnects == 0
         assert caplog.text.count("it is the same LUN") == 1
         target.change(changed.replace(OLD, NEW))

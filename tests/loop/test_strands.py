@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 import trio
 import trio.testing
@@ -19,8 +21,9 @@ class Turns(trio.abc.Instrument):
 
 
 def me() -> Strand:
-    assert strands.running is not None
-    return strands.running
+    running = strands.here().running
+    assert running is not None
+    return running
 
 
 async def test_they_wait_for_each_other_without_a_turn_of_the_loop() -> None:
@@ -44,7 +47,7 @@ async def test_they_wait_for_each_other_without_a_turn_of_the_loop() -> None:
         trio.lowlevel.remove_instrument(turns)
         assert said == ["a", "b"] * 100
         assert turns.count < 10
-        assert strands.running is None
+        assert strands.here().running is None
         parked.pop().wake()
 
 
@@ -78,6 +81,40 @@ async def test_pausing_lets_tasks_run() -> None:
             for _ in range(20):
                 await trio.lowlevel.checkpoint()
             stop = True
+
+
+async def test_each_thread_has_its_own() -> None:
+    """A strand of another thread runs while this thread looks, wakes its own strand, and resumes
+    it."""
+    inside, may_end = threading.Event(), threading.Event()
+    woken: list[str] = []
+
+    async def other() -> None:
+        async def waits() -> None:
+            inside.set()
+            may_end.wait(20)
+            woken.append("other")
+
+        async with open_strands() as group:
+            group.start_soon(waits)
+
+    async def mine() -> None:
+        await park()
+        woken.append("mine")
+
+    thread = threading.Thread(target=trio.run, args=(other,))
+    async with open_strands() as group:
+        strand = group.start_soon(mine)
+        await trio.testing.wait_all_tasks_blocked()
+        thread.start()
+        assert inside.wait(20)
+        assert strands.here().running is None
+        strand.wake()
+        await group.finish()
+        assert woken == ["mine"]
+        may_end.set()
+    thread.join(20)
+    assert woken == ["mine", "other"]
 
 
 async def test_one_strand_is_stopped() -> None:
@@ -269,7 +306,7 @@ async def test_closed_only_when_the_target_has_let_go() -> None:
             scope.cancel()
     assert sorted(events) == ["abandoning", "closed", "closed", "let go"]
     assert events[-2:] == ["let go", "closed"]
-    strands.run()
+    strands.here().run()
     assert "resumed" not in events
 
 
@@ -289,11 +326,11 @@ async def test_a_strand_that_waits_for_its_turn_is_closed_as_well() -> None:
         async with open_strands() as group:
             group.start_soon(wait)
             await trio.testing.wait_all_tasks_blocked()
-            strands.held = True
+            strands.here().held = True
             parked.wake()
             scope.cancel()
-    strands.held = False
-    assert strands.run() == 0
+    strands.here().held = False
+    assert strands.here().run() == 0
     assert not resumed
 
 
@@ -311,12 +348,12 @@ async def test_whoever_holds_them_runs_them() -> None:
         group.start_soon(wait)
         await trio.testing.wait_all_tasks_blocked()
         assert parked is not None
-        strands.held = True
+        strands.here().held = True
         parked.wake()
-        strands.held = False
+        strands.here().held = False
         await trio.testing.wait_all_tasks_blocked()
         assert not resumed
-        assert strands.run() == 1
+        assert strands.here().run() == 1
         assert resumed
 
 
@@ -331,6 +368,6 @@ async def test_a_pause_ends_the_run() -> None:
     async with open_strands() as group:
         group.start_soon(work)
         while not turns or turns[-1] == 0:
-            turns.append(strands.run())
+            turns.append(strands.here().run())
             assert len(turns) < 10
     assert turns == [0, 0, 0, 1]

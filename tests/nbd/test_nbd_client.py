@@ -15,8 +15,9 @@ import trio.testing
 from iserblk.disk.seam import FlushClient, LossCount
 from iserblk.errors import CommandTimeout, IserblkError, NotSupported
 from iserblk.initiator.session.slots import TaskSlot, Waiter
+from iserblk.loop import strands
 from iserblk.loop.here import loop_here
-from iserblk.loop.strands import elsewhere, open_strands, run
+from iserblk.loop.strands import elsewhere, open_strands
 from iserblk.nbd import messages as nbd
 from iserblk.nbd.buffers import CLIENT_BYTES, HEADROOM, Memory
 from iserblk.nbd.client import MANY, Client
@@ -770,7 +771,7 @@ async def test_cancelled_it_leaves_the_socket_alone() -> None:
             os.dup2(mine.fileno(), number)
             other.send(b"not for the client")
             disk.end()
-            run()
+            strands.here().run()
             os.close(number)
             assert mine.recv(100) == b"not for the client"
             with pytest.raises(BlockingIOError):

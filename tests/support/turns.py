@@ -75,7 +75,7 @@ class Answering:
 
     async def settle(self) -> None:
         """Until nothing can go on without another answer."""
-        strands.run()
+        strands.here().run()
         await trio.testing.wait_all_tasks_blocked()
         self.session.queue.flush()
 

@@ -95,6 +95,7 @@ class TrioDriver:
         self._tick_due = math.inf
         self._ended = trio.Event()  # the pump found the session's end
         self._loop = loop_here()
+        self._strands = strands.here()
         self._watch: Watch | None = None
         self._full = False  # the socket takes no more: output waits
         self._gathering = False  # ``_gather`` is to be called
@@ -240,13 +241,13 @@ class TrioDriver:
         """Returns how many commands have ended, and how many strands were resumed. ``_send_batch``
         is to follow."""
         session, queue = self.session, self.session.queue
-        queue.corked = strands.held = self._batch = True
+        queue.corked = self._strands.held = self._batch = True
         count = 0
         try:
             count = session.progress(now)
         finally:
-            queue.corked = strands.held = False
-            resumed = strands.run()
+            queue.corked = self._strands.held = False
+            resumed = self._strands.run()
         self._answered += count
         self._came = count
         return count, resumed
@@ -283,7 +284,7 @@ class TrioDriver:
     def new_waiter(self) -> TrioWaiter:
         """A waiter for this task; in a strand, with its owner. Raises as ``check_here``."""
         self.check_here()
-        strand = strands.running
+        strand = self._strands.running
         return TrioWaiter() if strand is None else TrioWaiter(strand.owner)
 
     def blocked(self) -> None:
@@ -395,7 +396,7 @@ class TrioDriver:
 
         In a strand: when the strand is closed meanwhile, its commands are aborted before that.
         """
-        strand = strands.running
+        strand = self._strands.running
         if strand is not None:
             if waiter.pending:
                 waiter.strand = strand
