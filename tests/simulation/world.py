@@ -264,6 +264,7 @@ class World:
         self._next_death = operations
         self._fault_is_due = trio.Event()
         self._over = trio.Event()
+        self._reconnects = 0
 
     def play(self) -> Result:
         """Raises Wrong, Stuck, and what the product raises where it must not."""
@@ -296,6 +297,7 @@ class World:
     async def _life(self) -> None:
         """Of one client with its journal, from the opening of the disk to its death."""
         self._over = trio.Event()
+        self._reconnects = 0
         self._target.troubles.forget()
         async with AsyncExitStack() as stack:
             scheme, places = self.settings.scheme, PLACES[: self.settings.portals]
@@ -371,11 +373,19 @@ class World:
         else:
             await self._change(disk, kind, at, count)
 
+    def _look(self, disk: TrioDisk) -> None:
+        """Whether the disk has been connected again: only then it takes changes for lost."""
+        reconnects = disk.driver.session.reconnects
+        if reconnects != self._reconnects:
+            self._reconnects = reconnects
+            self._disturbed()
+
     async def _read(self, disk: TrioDisk, at: int, count: int) -> None:
         size = self.settings.granule
         buffer = bytearray(count * size)
         read = self.history.begin_read(at, self.loop.now())
         await disk.read_into(memoryview(buffer), at * size)
+        self._look(disk)
         self.history.end_read(read, bytes(buffer), self.loop.now())
 
     async def _change(self, disk: TrioDisk, kind: str, at: int, count: int) -> None:
@@ -400,6 +410,7 @@ class World:
                 raise
             self.trace("a change fails: %s", error)
             done = False
+        self._look(disk)
         self.history.end_change(change, self.loop.now(), done, kind == FUA)
 
     async def _flush(self, disk: TrioDisk) -> None:
@@ -409,6 +420,7 @@ class World:
         except IserblkError as error:
             if not error.losses and not self._has_failed(error):
                 raise
+            self._look(disk)
             self.trace("a flush tells of a loss")
             failed = self._has_failed(error)
             self.history.end_flush_with_loss(begun, self.loop.now(), failed)

@@ -1146,17 +1146,16 @@ class DiskCore:
     def _wholly(
         self, change: Callable[[], Operation[None]], is_one: Callable[[], bool]
     ) -> Operation[None]:
-        """Carry out a change, and once more where a loss was heard of meanwhile: it may have been
+        """Carry out a change, and again where a loss was heard of meanwhile: it may have been
         that of commands of the change that had ended. A flush may tell of that loss before the
         change ends; a later one would succeed, and nobody would take the change for lost.
         ``is_one``: whether the change was a single command, which has succeeded behind the loss."""
         losses = self.durability.losses
-        for _ in range(2):
+        while True:
             before = losses.count
             yield from change()
             if losses.count == before or is_one():
                 return
-        losses.add()  # the next flush tells of it
 
     def _is_one_command(self, offset: int, length: int) -> bool:
         """Of a write that has ended: a LUN that has refused its length takes less from then on."""

@@ -532,7 +532,7 @@ def test_a_change_of_several_commands_is_repeated_behind_a_loss(bench: Bench, ze
     assert not bench.flush_fails()
 
 
-def test_a_change_that_meets_a_loss_each_time_is_told(bench: Bench) -> None:
+def test_a_change_that_meets_a_loss_again_is_repeated_again(bench: Bench) -> None:
     change = bench.begin(_several(bench, False))
     _lose_behind_the_first(bench, change)
     assert bench.flush_fails()
@@ -542,6 +542,7 @@ def test_a_change_that_meets_a_loss_each_time_is_told(bench: Bench) -> None:
         next(change)  # until it has begun again, with its first command
     _lose_behind_the_first(bench, change, 3.0)
     bench.end(change)
+    assert [each.operation for each in bench.peer.heard].count(WRITE) == 3 * 3
     assert bench.flush_fails()
     assert not bench.flush_fails()
 
