@@ -58,7 +58,8 @@ class Losses:
         return client
 
     def _known(self) -> int:
-        return self._told if self._left is None else min(self._told, self._left)
+        left = self._left  # read once: another thread may ask whether a flush is wanted
+        return self._told if left is None else min(self._told, left)
 
     def tell(self, client: Client, count: int) -> None:
         """See ``FlushClient.told``."""

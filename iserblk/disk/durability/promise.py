@@ -364,7 +364,7 @@ class Durability:
         """Whether something is not on stable storage. ``but``: the command that brought the report,
         and was not executed. ``resuming``: commands that have not ended do not count: they will be
         sent."""
-        changing = self._ranges.changing(but, ended_only=resuming)  # before ``_dirty``: see there
+        changing = self._ranges.changing(but, ended_only=resuming)  # first: see ``_dirty``
         return changing or self._dirty or self._flushing > 0
 
     def _lose_cache(self, what: str, level: int = logging.WARNING, *, compare: bool = True) -> bool:

@@ -560,7 +560,7 @@ class DiskCore:
         self._take_limit()
 
     def _take_limit(self) -> None:
-        """With ``_telling``."""
+        """Behind each change of ``info``, or of what pauses changes."""
         self.max_transfer = self.info.max_transfer
         self._most_written = 0 if self._paused else self.max_transfer
 

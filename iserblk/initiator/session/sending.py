@@ -92,7 +92,7 @@ class SendQueue:
         """``slots``: their memory is that of ``connection``; the last CONTROL_SLOTS are for control
         PDUs."""
         self.connection = connection
-        # One list for good, for the same reason as ``Life``'s absence.
+        # One list for good: see ``Life``'s absence.
         self.connections: Final[list[Connection]] = [connection]
         self.descriptors: Descriptors | None = None
         self.slots = slots
@@ -915,7 +915,7 @@ class SendQueue:
         self._open = 0
 
     def put_back(self) -> None:
-        """when the connection is closed: queue again what was in flight and can be
+        """When the connection is closed: queue again what was in flight and can be
         sent again, by CmdSN, in front of what was never sent. May be repeated after an
         interrupt."""
         self._open = 0  # an interrupt may have come before ``hold``
@@ -963,7 +963,7 @@ class SendQueue:
             before.lost = True
 
     def reopen(self, fresh: SendQueue) -> int:
-        """after ``take_connection``: commands are sent from now on. Returns how
+        """After ``take_connection``: commands are sent from now on. Returns how
         many of the waiting commands are sent once more."""
         again = len(self._again)
         self._again.clear()
@@ -971,7 +971,7 @@ class SendQueue:
         return again
 
     def close(self) -> list[Waiter]:
-        """when the session ends: nothing is sent any more. Returns the waiters for
+        """When the session ends: nothing is sent any more. Returns the waiters for
         a slot, for ``end_all``."""
         self._open = 0
         self.waiting.clear()
