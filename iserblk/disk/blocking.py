@@ -321,18 +321,19 @@ class ThreadDiskSet:
         try:
             thread.start()
             self._opened.wait()
-        except BaseException:  # interrupted
+            if self._error is not None:
+                thread.join()
+                error, self._error = self._error, None
+                raise error
+            self.ending = thread.ending.by(thread.call)
+            places = self._places
+            self._disks = {name: ThreadDisk(disk, places) for name, disk in thread.disks.items()}
+            self.disks: dict[str, BlockingLun] = {**self._disks}
+            self.default = next(iter(self.disks))
+            atexit.register(self._exit)
+        except BaseException:  # interrupted, or what opening has raised
             thread.close()
             raise
-        if self._error is not None:
-            thread.join()
-            error, self._error = self._error, None
-            raise error
-        self.ending = thread.ending.by(thread.call)
-        self._disks = {name: ThreadDisk(disk, self._places) for name, disk in thread.disks.items()}
-        self.disks: dict[str, BlockingLun] = {**self._disks}
-        self.default = next(iter(self.disks))
-        atexit.register(self._exit)
 
     def _over(self, error: BaseException | None) -> None:
         self._error = error
