@@ -521,6 +521,46 @@ def test_a_request_is_taken_back_in_each_state(target: Target, length: int) -> N
         thread.send(request)
 
 
+def test_a_request_that_is_taken_back_at_once_is_not_sent(target: Target) -> None:
+    """The loop finds the request and the letter together."""
+    gate, done = threading.Event(), threading.Event()
+    with thread_disk(target.core) as disk:
+        thread = disk.places.thread
+        thread.call(lambda: gate.wait(20))
+        request = HandedRequest(thread, disk.disk, lambda: None)
+        request.kind, request.buffer = READ, memoryview(bytearray(4096))
+        thread.send(request)
+        thread.take_back(HandedRequest(thread, disk.disk, done.set), request)
+        gate.set()
+        assert done.wait(60) and isinstance(request.error, IserblkError)
+    assert not any(heard.opcode == bhs.SCSI_COMMAND for heard in target.heard)
+
+
+def test_a_request_that_is_taken_back_is_not_tried_again(target: Target) -> None:
+    """The target answers BUSY while the command is being aborted."""
+    asked, done = threading.Event(), threading.Event()
+    commands: list[Heard] = []
+    target.manages = False
+
+    def act(heard: Heard) -> None:
+        if heard.opcode == bhs.TASK_MANAGEMENT_REQUEST:
+            target.peer.respond(commands[0], status=8)
+            target.peer.complete(heard)
+        else:
+            commands.append(heard)
+            asked.set()
+
+    target.act = act
+    with thread_disk(target.core) as disk:
+        thread = disk.places.thread
+        request = HandedRequest(thread, disk.disk, lambda: None)
+        request.kind, request.buffer = READ, memoryview(bytearray(4096))
+        thread.send(request)
+        assert asked.wait(60)
+        thread.take_back(HandedRequest(thread, disk.disk, done.set), request)
+        assert done.wait(60) and len(commands) == 1
+
+
 def test_behind_a_fork(target: Target) -> None:
     with thread_disk(target.core) as disk:
         disk.read_into(memoryview(bytearray(4096)), 0)
