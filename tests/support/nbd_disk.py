@@ -286,10 +286,11 @@ class NbdDisk:
     async def flush(self, client: FlushClient | None = None) -> None:
         """Of whichever connection: each is a client."""
         connection, failed = self._any(), self._failed
+        repeats = connection.heard < failed  # each flush that is under way then tells of the loss
         try:
             await connection.ask(conversation.FLUSH)
         except NbdError as error:
-            error.may_repeat = connection.heard < failed
+            error.may_repeat = repeats
             alone = self._failed == failed
             self._failed += 1
             if error.tells_of_loss:
