@@ -34,7 +34,7 @@ def script(
         capture_output=True,
         text=True,
         check=False,
-        env={**os.environ, **changes},
+        env={**os.environ, "ISERBLK_SET_UP": "", **changes},
     )
 
 
@@ -72,6 +72,15 @@ def test_setting_up_again_does_nothing_and_says_nothing() -> None:
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
+def test_a_script_of_the_tests_sets_nothing_up(tmp_path: Path) -> None:
+    """What others run is not compiled meanwhile."""
+    (tmp_path / "scripts").mkdir()
+    shutil.copy(ROOT / "scripts/setup", tmp_path / "scripts")
+    done = script("setup", start=tmp_path, ISERBLK_SET_UP="yes")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    assert [each.name for each in tmp_path.rglob("*")] == ["scripts", "setup"]
+
+
 def checkout_to_set_up(top: Path, wheels: Path) -> None:
     """A checkout that needs one Python package, which is in ``wheels``."""
     for folder in ("scripts", "iserblk/cli", "fuse_mount", "nbd_plugin"):
@@ -105,6 +114,7 @@ def test_two_set_ups_at_once(tmp_path: Path) -> None:
         (fakes / name).chmod(0o755)
     env = {
         **os.environ,
+        "ISERBLK_SET_UP": "",
         "PATH": f"{fakes}:{os.environ['PATH']}",
         "PIP_NO_INDEX": "1",
         "PIP_FIND_LINKS": str(wheels),
