@@ -19,6 +19,7 @@ OURS = {
     "bootlib",
     "docslib",
     "figureslib",
+    "fuzzlib",
     "kubeletlib",
     "lablib",
     "manlib",
@@ -31,6 +32,7 @@ OURS = {
 # Debian's packages: scripts/setup installs those that no index of Python packages has; the build of
 # the Debian package has packaging.
 DEBIAN = {"pyverbs", "nbd", "nbdkit", "packaging"}
+ON_DEMAND = {"atheris"}  # scripts/fuzz installs it, into a place of its own
 FOR_TYPES = {"_typeshed"}  # no module at all: type checkers know it
 # Where a package has another name than the module that is imported.
 IMPORTED_AS = {
@@ -63,7 +65,7 @@ def imported(path: Path) -> set[str]:
             found |= {alias.name.partition(".")[0] for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
             found.add(node.module.partition(".")[0])
-    return found - set(sys.stdlib_module_names) - OURS - DEBIAN - FOR_TYPES
+    return found - set(sys.stdlib_module_names) - OURS - DEBIAN - ON_DEMAND - FOR_TYPES
 
 
 @pytest.mark.parametrize("place", ["iserblk", "fuse_mount", "nbd_plugin"])

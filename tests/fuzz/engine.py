@@ -18,7 +18,7 @@ from iserblk.errors import RemoteProtocolError
 REPLAY = "ISERBLK_FUZZ"
 MOST_BYTES = 4096
 _STEP = 0x9E3779B97F4A7C15
-_EDGES = (0, 1, 2, 3, 4, 7, 8, 0x7F, 0x80, 0xFF, 0x7FFF, 0x8000, 0xFFFF, 0x7FFFFFFF, 0x80000000,
+EDGES = (0, 1, 2, 3, 4, 7, 8, 0x7F, 0x80, 0xFF, 0x7FFF, 0x8000, 0xFFFF, 0x7FFFFFFF, 0x80000000,
           0xFFFFFFFE, 0xFFFFFFFF, 1 << 40, (1 << 63) - 1, 1 << 63, (1 << 64) - 1)  # fmt: skip
 
 Mutate = Callable[[bytes], bytes]
@@ -62,7 +62,7 @@ class Case:
             data[at] = int(chance.random() * 256)
         elif kind == 3:  # a number at the edge of what a field holds
             width = chance.choice((1, 2, 3, 4, 8))
-            value = chance.choice(_EDGES) & ((1 << 8 * width) - 1)
+            value = chance.choice(EDGES) & ((1 << 8 * width) - 1)
             data[at : at + width] = value.to_bytes(width, "big")
         elif kind == 4:
             del data[at:]

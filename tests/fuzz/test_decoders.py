@@ -19,28 +19,10 @@ from types import FrameType
 
 import pytest
 
-from tests.fuzz import (
-    engine,
-    rows_files,
-    rows_iscsi,
-    rows_nbd,
-    rows_recovery,
-    rows_scsi,
-    rows_services,
-    rows_stack,
-)
+from tests.fuzz import engine
 from tests.fuzz.engine import Row
+from tests.fuzz.table import ALL, ROWS
 
-ALL = (
-    *rows_scsi.ROWS,
-    *rows_iscsi.ROWS,
-    *rows_stack.ROWS,
-    *rows_recovery.ROWS,
-    *rows_services.ROWS,
-    *rows_nbd.ROWS,
-    *rows_files.ROWS,
-)
-ROWS = {row.name: row for row in ALL}
 FEW = 4000
 MILLION = 1_000_000
 PARTS = 4  # of a million, for each processor: they do not take equally long

@@ -19,6 +19,7 @@ from tests.support.target import ROOT
 SCRIPTS = (
     *("setup", "test", "demo", "distros", "release", "deb", "image", "sanitize", "manpages"),
     "docs",
+    "fuzz",
     "mutations",
     "outage",
     "pins",
