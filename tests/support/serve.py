@@ -3,7 +3,8 @@
 LOGIN_TIMEOUT_S in the environment: how long a peer may take for its login; ISER_HEADER: bytes of
 the iSER header; LOGOUT_S: how long initiators may take to log out, when SIGTERM has come; PROFILE:
 the module of tests/support/profiles whose habits it has; SERIAL: what the serial numbers of its
-LUNs begin with.
+LUNs begin with; RECORD: the journal of tests/crash/recording, in which the one LUN's store records
+what is done to it, and a fault.
 
 Prints ``ready URL``, and after each SIGUSR1 one line of JSON: descriptors, threads, and the live
 objects that every connection has. SIGTERM ends it in order.
@@ -21,15 +22,17 @@ from importlib import import_module
 import trio
 
 from iserblk.target import attending, server
-from iserblk.target.lunspec import open_lun, parse_lun_spec
-from iserblk.target.scsi.device import DeviceServer
+from iserblk.target.lunspec import LunSpec, open_lun, parse_lun_spec
+from iserblk.target.scsi.device import DeviceServer, LogicalUnit
+from iserblk.target.store.lunfile import open_file
+from tests.crash.recording import recorded
 from tests.support.census import census
 from tests.support.target_here import serve
 
 
 async def _main(listen: str, iqn: str, specs: list[str]) -> None:
     serial = os.environ.get("SERIAL", "test")
-    units = [open_lun(parse_lun_spec(spec), f"{serial}-{i}") for i, spec in enumerate(specs)]
+    units = [_unit(parse_lun_spec(spec), f"{serial}-{i}") for i, spec in enumerate(specs)]
     try:
         async with trio.open_nursery() as nursery:
             await nursery.start(_watch, nursery.cancel_scope)
@@ -48,6 +51,14 @@ async def _main(listen: str, iqn: str, specs: list[str]) -> None:
     finally:
         for unit in units:
             unit.close()
+
+
+def _unit(spec: LunSpec, serial: str) -> LogicalUnit:
+    record = os.environ.get("RECORD")
+    if record is None:
+        return open_lun(spec, serial)
+    store = recorded(open_file(spec.path, size=spec.size, block=spec.block), record)
+    return LogicalUnit(store, serial=serial, block=spec.block, write_cache=True)
 
 
 def _device(profile: str | None) -> server.MakeDevice:
