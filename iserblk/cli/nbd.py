@@ -7,8 +7,10 @@ import os
 import socket
 import ssl
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
+from typing import NamedTuple
 
 import click
 
@@ -20,11 +22,11 @@ from iserblk.disk.writers import is_shared, note_use
 from iserblk.errors import BadArgument
 from iserblk.metrics.address import default_option, words
 from iserblk.metrics.records import Recorded
-from iserblk.named.resolving import resolve
+from iserblk.named.resolving import Resolved, resolve
 from iserblk.nbd import nbdkit, tls
 from iserblk.nbd.handshake import Tls
 from iserblk.nbd.listening import handed_over, listen_handed_over, listen_tcp, listen_unix
-from iserblk.nbd.serving import serve
+from iserblk.nbd.serving import Terms, serve
 
 _NAME = "iserblk-nbd"  # in syslog
 _REQUESTS = 32  # of one client of nbdkit, by default
@@ -107,73 +109,103 @@ def command(
     if not by_nbdkit and (filters or threads is not None):
         name = "--filter" if filters else "--threads"
         raise BadArgument(f"{name} is for nbdkit: add --nbdkit")
-    mode = Tls(tls_mode)
-    if mode is Tls.OFF and (tls_certificates or tls_verify_peer or tls_psk):
-        raise BadArgument("--tls-… without --tls: add --tls require, or --tls on")
-    if mode is not Tls.OFF and (tls_certificates is None) == (tls_psk is None):
-        raise BadArgument("--tls: give either --tls-certificates DIR or --tls-psk FILE")
+    security = _Tls(Tls(tls_mode), tls_certificates, tls_verify_peer, tls_psk)
+    security.check()
     if background and handed_over():
         raise BadArgument("--background: systemd hands its sockets to what it starts: leave it out")
     with Ground(_NAME, background, pidfile).serving() as ready:
         if by_nbdkit:
+            words = ["--threads", str(threads or _REQUESTS)]
+            words += [f"--filter={name}" for name in filters] + security.words()
             resolved = resolve(urls, given)
-            read_only |= resolved.read_only
-            words = [
-                "--threads",
-                str(threads or _REQUESTS),
-                *(f"--filter={name}" for name in filters),
-            ]
-            words += ["--read-only"] if read_only else []
-            words += ["--tls", mode.value] if mode is not Tls.OFF else []
-            words += [f"--tls-certificates={tls_certificates}"] if tls_certificates else []
-            words += [f"--tls-psk={tls_psk}"] if tls_psk else []
-            words += ["--tls-verify-peer"] if tls_verify_peer else []
             nbdkit.check(resolved.urls, given, filters)
             with _listening(path, listen, by_nbdkit) as (sockets, uri):
-                place = _place(sockets[0])
-                served = {**default_option(place), **given}
-                with Recorded("nbd", place):
-                    status = nbdkit.serve(
-                        sockets[0],
-                        resolved.urls,
-                        served,
-                        words,
-                        lambda: ready(uri),
-                        logs=background,
-                    )
-            tell_systemd("STOPPING=1")
+                exports = _Exports(resolved, given, read_only, sockets[0])
+                status = exports.by_nbdkit(sockets[0], words, lambda: ready(uri), background)
         else:
-            context = _context(mode, tls_certificates, tls_verify_peer, tls_psk)
+            context = security.context()
+            resolved = resolve(urls, given)
             with _listening(path, listen) as (sockets, uri):
-                resolved = resolve(urls, given)
-                read_only |= resolved.read_only
-                place = _place(sockets[0])
-                served = {**default_option(place), **given}
-                shared = is_shared(resolved.urls, served)
-                with Recorded("nbd", place) as recorded:
-                    number = serve(
-                        resolved.urls,
-                        served,
-                        sockets,
-                        lambda: ready(uri),
-                        lambda: tell_systemd("STOPPING=1"),
-                        read_only=read_only,
-                        tls=mode,
-                        context=context,
-                        opened=partial(note_use, recorded, writes=not read_only, shared=shared),
-                    )
-                status = 128 + number
+                exports = _Exports(resolved, given, read_only, sockets[0])
+                terms = Terms(tls=security.mode, context=context)
+                status = exports.serve(sockets, terms, lambda: ready(uri))
     sys.exit(status)
 
 
-def _context(
-    mode: Tls, certificates: str | None, verify_peer: bool, psk: str | None
-) -> ssl.SSLContext | None:
-    if mode is Tls.OFF:
-        return None
-    if psk is not None:
-        return tls.by_keys(psk)
-    return tls.by_certificates(certificates or "", verify_peer)
+class _Exports:
+    """What is served. ``sock``: the first socket, by which metrics and records name the server."""
+
+    def __init__(
+        self, resolved: Resolved, given: Mapping[str, str], read_only: bool, sock: socket.socket
+    ) -> None:
+        self._urls = resolved.urls
+        self._read_only = read_only or resolved.read_only
+        self._place = _place(sock)
+        self._options = {**default_option(self._place), **given}
+
+    def by_nbdkit(
+        self, sock: socket.socket, given: list[str], ready: Callable[[], None], logs: bool
+    ) -> int:
+        """Returns nbdkit's exit status."""
+        read_only = ["--read-only"] if self._read_only else []
+        with Recorded("nbd", self._place):
+            status = nbdkit.serve(
+                sock, self._urls, self._options, given + read_only, ready, logs=logs
+            )
+        tell_systemd("STOPPING=1")
+        return status
+
+    def serve(
+        self, sockets: Sequence[socket.socket], terms: Terms, ready: Callable[[], None]
+    ) -> int:
+        """Returns the exit status."""
+        writes = not self._read_only
+        shared = is_shared(self._urls, self._options)
+        with Recorded("nbd", self._place) as recorded:
+            opened = partial(note_use, recorded, writes=writes, shared=shared)
+            terms = replace(terms, read_only=self._read_only, opened=opened)
+            number = serve(
+                self._urls,
+                self._options,
+                sockets,
+                ready,
+                lambda: tell_systemd("STOPPING=1"),
+                terms,
+            )
+        return 128 + number
+
+
+class _Tls(NamedTuple):
+    """The options of TLS."""
+
+    mode: Tls
+    certificates: str | None
+    verify_peer: bool
+    psk: str | None
+
+    def check(self) -> None:
+        """Raises BadArgument."""
+        if self.mode is Tls.OFF and (self.certificates or self.verify_peer or self.psk):
+            raise BadArgument("--tls-… without --tls: add --tls require, or --tls on")
+        if self.mode is not Tls.OFF and (self.certificates is None) == (self.psk is None):
+            raise BadArgument("--tls: give either --tls-certificates DIR or --tls-psk FILE")
+
+    def words(self) -> list[str]:
+        """Of nbdkit's command line."""
+        if self.mode is Tls.OFF:
+            return []
+        given = ["--tls", self.mode.value]
+        given += [f"--tls-certificates={self.certificates}"] if self.certificates else []
+        given += [f"--tls-psk={self.psk}"] if self.psk else []
+        return given + (["--tls-verify-peer"] if self.verify_peer else [])
+
+    def context(self) -> ssl.SSLContext | None:
+        """Of our own server."""
+        if self.mode is Tls.OFF:
+            return None
+        if self.psk is not None:
+            return tls.by_keys(self.psk)
+        return tls.by_certificates(self.certificates or "", self.verify_peer)
 
 
 @contextlib.contextmanager

@@ -7,12 +7,13 @@ import logging
 import socket
 import ssl
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
 
 import trio
 
-from iserblk.disk.aio import open_disks
+from iserblk.disk.aio import TrioDiskSet, open_disks
 from iserblk.disk.ending import (
     LONGEST_S,
     EndOfUse,
@@ -76,155 +77,216 @@ class Succession(Protocol):
         ...
 
 
+@dataclass(frozen=True, kw_only=True)
+class Terms:
+    """How a server serves. ``tls``, ``context``: see ``NbdServer``.
+
+    ``until_unused``: end when the last client has gone. ``resized`` is called, in another thread,
+    with the name of an export and its new size in bytes; the target is asked for the size every ten
+    seconds. ``succession``: of a server with one LUN, without TLS; once a successor has the
+    clients, this server has no clients any more. ``patient``: see ``Export``. ``wished``: whether
+    what uses the LUNs is about to end; called in another thread, every few seconds while requests
+    wait. ``forced``: called at the first signal; True: nothing is waited for, nor flushed.
+    ``opened`` is called with the LUNs before clients are served.
+    """
+
+    read_only: bool = False
+    tls: Tls = Tls.OFF
+    context: ssl.SSLContext | None = None
+    until_unused: bool = False
+    resized: Callable[[str, int], None] | None = None
+    succession: Succession | None = None
+    patient: bool = True
+    wished: Callable[[], bool] | None = None
+    forced: Callable[[], bool] = lambda: False
+    opened: Callable[[Sequence[LunInfo]], None] | None = None
+
+
 def serve(
     urls: Sequence[str],
     options: Mapping[str, str],
     sockets: Sequence[socket.socket],
     ready: Callable[[], None],
     stopping: Callable[[], None],
-    *,
-    read_only: bool = False,
-    tls: Tls = Tls.OFF,
-    context: ssl.SSLContext | None = None,
-    until_unused: bool = False,
-    resized: Callable[[str, int], None] | None = None,
-    succession: Succession | None = None,
-    patient: bool = True,
-    wished: Callable[[], bool] | None = None,
-    forced: Callable[[], bool] = lambda: False,
-    opened: Callable[[Sequence[LunInfo]], None] | None = None,
+    terms: Terms | None = None,
 ) -> int:
-    """Serve the LUNs of ``urls`` at the listening ``sockets`` until SIGTERM, SIGINT or SIGHUP; with
-    ``until_unused`` also until the last client has gone. Then what was received is answered, and
-    everything is flushed; a signal of an impatient user (module ``endings``) ends that. How long a
-    target is waited for then: see ``iserblk.disk.ending``. Returns the number of the first signal,
-    or 0.
+    """Serve the LUNs of ``urls`` at the listening ``sockets`` until SIGTERM, SIGINT or SIGHUP, or
+    the end of ``terms``. Then what was received is answered, and everything is flushed; a signal of
+    an impatient user (module ``endings``) ends that. How long a target is waited for then: see
+    ``iserblk.disk.ending``. Returns the number of the first signal, or 0.
 
     ``ready`` is called once clients can connect, ``stopping`` at the first signal, both in the trio
-    loop. ``resized`` is called, in another thread, with the name of an export and its new size in
-    bytes; the target is asked for the size every ten seconds. ``succession``: of a server with one
-    LUN, without TLS; once a successor has the clients, this one has no clients any more.
-    ``patient``: see ``Export``. ``wished``: whether what uses the LUNs is about to end; called in
-    another thread, every few seconds while requests wait. ``forced``: called at the first signal;
-    True: nothing is waited for, nor flushed. ``opened`` is called with the LUNs before clients are
-    served. Raises IserblkError when the LUNs cannot be opened, and NotFlushed when the last flush
+    loop. Raises IserblkError when the LUNs cannot be opened, and NotFlushed when the last flush
     failed.
     """
     allow_descriptors()
-    busy_poll_us = max(each.options.busy_poll_us for each in settle(urls, options))
-    failed: list[str] = []
-    unflushed: list[int | None] = []  # one element
-
-    async def body(heard: UntilTold) -> int:
-        served: Mapping[str, DirectDisk] = {}
-        ending = EndOfUse()
-        stop = trio.Event()
-        is_ready = False
-
-        async def end_on_signals() -> None:
-            await heard.begun()
-            stopping()
-            if is_ready:
-                ending.ask()
-                if forced():
-                    ending.give_up()
-                stop.set()
-                with trio.move_on_after(LONGEST_S):
-                    await heard.lost_patience()
-                if heard.endings.impatient:
-                    log.error("told twice to end: not waiting for the target")
-                else:
-                    log.error("not done within %g s: not waiting for the target", LONGEST_S)
-                failed[:] = [not_flushed(*each) for each in served.items() if each[1].dirty]
-                unflushed[:] = [all_unflushed(served.values())]
-            nursery.cancel_scope.cancel()
-
-        async def end_when_unused(server: NbdServer) -> None:
-            await server.wait_unused()
-            stop.set()
-
-        async def watch_sizes(exports: Mapping[str, Export]) -> None:
-            assert resized is not None
-            known = {name: export.size for name, export in exports.items()}
-            while True:
-                await sleep(_SIZES_S)
-                for name, export in exports.items():
-                    with contextlib.suppress(IserblkError):  # a lost target is asked again
-                        await export.disk.refresh()
-                    if export.size != known[name]:
-                        known[name] = export.size
-                        await trio.to_thread.run_sync(resized, name, export.size)
-
-        def ask(wanted: bool) -> None:
-            if not stop.is_set():
-                ending.ask(wanted)
-
-        async def flush(name: str, disk: DirectDisk) -> None:
-            try:
-                await disk.flush(disk.new_client())
-            except WritesLost as error:
-                failed.append(f"{name}: data is lost, and a client has not heard of it: {error}")
-            except IserblkError as error:
-                failed.append(last_flush_failed(name, disk, error))
-
-        if heard.first:
-            return heard.first
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(end_on_signals)
-            taken = await _take(succession, before_opening=True)
-            beside = taken is None  # the predecessor has the place of the metrics
-            async with open_disks(urls, options, metrics_later=beside) as disks:
-                served, ending = disks.disks, disks.ending
-                if opened is not None:
-                    opened([disk.info for disk in served.values()])
-                exports = {
-                    name: Export(name, disk, read_only, patient=patient)
-                    for name, disk in served.items()
-                }
-                server = NbdServer(exports, disks.default, busy_poll_us, tls, context)
-                if taken is None:
-                    taken = await _take(succession, before_opening=False)
-                client = _OnlyClient(succession, exports[disks.default]) if succession else None
-                async with server.serving(sockets, taken or ()):
-                    if until_unused:
-                        nursery.start_soon(end_when_unused, server)
-                    if resized is not None:
-                        nursery.start_soon(watch_sizes, exports)
-                    if wished is not None:
-                        nursery.start_soon(watch, ending.waits, wished, ask)
-                    is_ready = True
-                    ready()
-                    async with trio.open_nursery() as offering:
-                        if succession is not None:
-                            metrics = disks.serve_metrics if beside else None
-                            export = exports[disks.default]
-                            offering.start_soon(_offer, succession, server, export, metrics)
-                        await stop.wait()
-                        ending.ask()
-                        offering.cancel_scope.cancel()
-                if client is not None:
-                    client.ended()
-                with trio.move_on_after(LONGEST_S) as limit:
-                    async with trio.open_nursery() as flushes:  # targets that are away: all at once
-                        for name, disk in served.items():
-                            if disk.dirty:  # one without a write cache is sent nothing
-                                flushes.start_soon(flush, name, disk)
-                if limit.cancelled_caught:
-                    failed[:] = [not_flushed(*each) for each in served.items() if each[1].dirty]
-                unflushed[:] = [all_unflushed(served.values())]
-                if client is not None and not failed:
-                    client.is_flushed()
-            nursery.cancel_scope.cancel()
-        return heard.first
-
     try:
         with until_told() as heard:
-            told = guest.run(partial(body, heard))
+            life = _Life(urls, options, ready, stopping, terms or Terms(), heard)
+            told = guest.run(partial(life.run, sockets))
     except BaseExceptionGroup as group:
         raise first_error(group) from None
-    if failed:
-        raise NotFlushed("; ".join(failed), *unflushed)
+    if life.failed:
+        raise NotFlushed("; ".join(life.failed), *life.unflushed)
     return told
+
+
+class _Life:
+    """One server, from the first login to the last flush. ``failed``: what was not flushed, in
+    words; ``unflushed``: the bytes of that, one element."""
+
+    def __init__(
+        self,
+        urls: Sequence[str],
+        options: Mapping[str, str],
+        ready: Callable[[], None],
+        stopping: Callable[[], None],
+        terms: Terms,
+        heard: UntilTold,
+    ) -> None:
+        self.failed: list[str] = []
+        self.unflushed: list[int | None] = []
+        self._urls = urls
+        self._options = options
+        self._busy_poll_us = max(each.options.busy_poll_us for each in settle(urls, options))
+        self._ready = ready
+        self._stopping = stopping
+        self._terms = terms
+        self._heard = heard
+        self._served: Mapping[str, DirectDisk] = {}
+        self._exports: Mapping[str, Export] = {}
+        self._ending = EndOfUse()
+        self._stop = trio.Event()
+        self._is_ready = False
+
+    async def run(self, sockets: Sequence[socket.socket]) -> int:
+        if self._heard.first:
+            return self._heard.first
+        succession = self._terms.succession
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._end_on_signals, nursery.cancel_scope)
+            taken = await _take(succession, before_opening=True)
+            beside = taken is None  # the predecessor has the place of the metrics
+            async with open_disks(self._urls, self._options, metrics_later=beside) as disks:
+                server, export = self._open(disks)
+                if taken is None:
+                    taken = await _take(succession, before_opening=False)
+                client = _OnlyClient(succession, export) if succession else None
+                metrics = disks.serve_metrics if beside else None
+                async with server.serving(sockets, taken or ()):
+                    await self._serve(server, export, metrics, nursery)
+                if client is not None:
+                    client.ended()
+                await self._flush()
+                if client is not None and not self.failed:
+                    client.is_flushed()
+            nursery.cancel_scope.cancel()
+        return self._heard.first
+
+    def _open(self, disks: TrioDiskSet) -> tuple[NbdServer, Export]:
+        """A server of these disks, and its default export."""
+        terms = self._terms
+        self._served, self._ending = disks.disks, disks.ending
+        if terms.opened is not None:
+            terms.opened([disk.info for disk in self._served.values()])
+        exports = {
+            name: Export(name, disk, terms.read_only, patient=terms.patient)
+            for name, disk in self._served.items()
+        }
+        self._exports = exports
+        server = NbdServer(exports, disks.default, self._busy_poll_us, terms.tls, terms.context)
+        return server, exports[disks.default]
+
+    async def _serve(
+        self,
+        server: NbdServer,
+        export: Export,
+        metrics: Callable[[], None] | None,
+        nursery: trio.Nursery,
+    ) -> None:
+        """Until the server is to end. ``export``: what a successor takes over. ``metrics``: see
+        ``_offer``."""
+        terms = self._terms
+        if terms.until_unused:
+            nursery.start_soon(self._end_when_unused, server)
+        if terms.resized is not None:
+            nursery.start_soon(self._watch_sizes, terms.resized)
+        if terms.wished is not None:
+            nursery.start_soon(watch, self._ending.waits, terms.wished, self._ask)
+        self._is_ready = True
+        self._ready()
+        async with trio.open_nursery() as offering:
+            if terms.succession is not None:
+                offering.start_soon(_offer, terms.succession, server, export, metrics)
+            await self._stop.wait()
+            self._ending.ask()
+            offering.cancel_scope.cancel()
+
+    # -- what ends it -----------------------------------------------------------------------------
+
+    async def _end_on_signals(self, everything: trio.CancelScope) -> None:
+        heard = self._heard
+        await heard.begun()
+        self._stopping()
+        if self._is_ready:
+            self._ending.ask()
+            if self._terms.forced():
+                self._ending.give_up()
+            self._stop.set()
+            with trio.move_on_after(LONGEST_S):
+                await heard.lost_patience()
+            if heard.endings.impatient:
+                log.error("told twice to end: not waiting for the target")
+            else:
+                log.error("not done within %g s: not waiting for the target", LONGEST_S)
+            self._give_up()
+            self._count_unflushed()
+        everything.cancel()
+
+    async def _end_when_unused(self, server: NbdServer) -> None:
+        await server.wait_unused()
+        self._stop.set()
+
+    def _ask(self, wanted: bool) -> None:
+        if not self._stop.is_set():
+            self._ending.ask(wanted)
+
+    async def _watch_sizes(self, resized: Callable[[str, int], None]) -> None:
+        known = {name: export.size for name, export in self._exports.items()}
+        while True:
+            await sleep(_SIZES_S)
+            for name, export in self._exports.items():
+                with contextlib.suppress(IserblkError):  # a lost target is asked again
+                    await export.disk.refresh()
+                if export.size != known[name]:
+                    known[name] = export.size
+                    await trio.to_thread.run_sync(resized, name, export.size)
+
+    # -- the last flush ---------------------------------------------------------------------------
+
+    async def _flush(self) -> None:
+        with trio.move_on_after(LONGEST_S) as limit:
+            async with trio.open_nursery() as flushes:  # targets that are away: all at once
+                for name, disk in self._served.items():
+                    if disk.dirty:  # one without a write cache is sent nothing
+                        flushes.start_soon(self._flush_one, name, disk)
+        if limit.cancelled_caught:
+            self._give_up()
+        self._count_unflushed()
+
+    async def _flush_one(self, name: str, disk: DirectDisk) -> None:
+        try:
+            await disk.flush(disk.new_client())
+        except WritesLost as error:
+            self.failed.append(f"{name}: data is lost, and a client has not heard of it: {error}")
+        except IserblkError as error:
+            self.failed.append(last_flush_failed(name, disk, error))
+
+    def _give_up(self) -> None:
+        self.failed[:] = [not_flushed(*each) for each in self._served.items() if each[1].dirty]
+
+    def _count_unflushed(self) -> None:
+        self.unflushed[:] = [all_unflushed(self._served.values())]
 
 
 class _OnlyClient:

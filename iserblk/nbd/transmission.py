@@ -260,20 +260,13 @@ class Transmission:
 
     def _parse(self, found: list[Request]) -> None:
         self.held = self.starved = False
-        large = self._large
-        if large is not None:
-            if self._filled < large.length:
-                return
-            self._large = None
-            self.open += 1
-            found.append(large)
+        if self._large is not None and not self._end_large(found):
+            return
         if self._to_pass_over:
             self._pass_over()
         if self.paused:
             return
         unpack, size, magic, data = self._unpack, self._size, self._magic, self._intake.data
-        extended = self._extended
-        most_flags = self._flags
         while not self.ended and self._end - self._start >= size:
             fields: nbd.RequestFields = unpack(data, self._start)
             got, flags, command, cookie, offset, length = fields
@@ -283,7 +276,7 @@ class Transmission:
             # that forgets the flag does not forget the data.
             payload = length if command == nbd.WRITE else 0
             behind = 0  # bytes behind the header that go with it
-            if extended and flags & nbd.FLAG_PAYLOAD_LEN:
+            if self._extended and flags & nbd.FLAG_PAYLOAD_LEN:
                 flags &= ~nbd.FLAG_PAYLOAD_LEN
                 payload = length
                 if command == nbd.BLOCK_STATUS and length <= _MOST_STATUS_PAYLOAD:
@@ -297,7 +290,7 @@ class Transmission:
                     command = _NO_DATA
             if payload > nbd.MOST_PAYLOAD:
                 raise RemoteProtocolError("NBD", f"a request with {payload} bytes of data")
-            allowed = most_flags.get(command)
+            allowed = self._flags.get(command)
             if allowed is None or flags & ~allowed:
                 if command == nbd.DISC:  # whatever its flags are, it has no answer
                     self.ended = True
@@ -307,11 +300,8 @@ class Transmission:
                 continue
             if command == nbd.READ:
                 if length > nbd.MOST_PAYLOAD:
-                    if not self._may_refuse():
+                    if not self._refuse_long_read(cookie, offset):
                         break
-                    error = nbd.EOVERFLOW if self.negotiated.structured else nbd.EINVAL
-                    self._start += size
-                    self._answer_error(cookie, offset, error, f"at most {nbd.MOST_PAYLOAD} bytes")
                     continue
                 cost = LEAST if length <= LEAST else size_of(length)
                 if not self._fits(cost):
@@ -329,33 +319,14 @@ class Transmission:
                     self.open += 1
                     self._used += cost
                 else:
-                    buffer = self._memory.buffer(cost)  # it may fail: first
-                    request = self._take(command, flags, cookie, offset, length, cost)
-                    request.buffer = buffer
-                    request.data = memoryview(buffer)[HEADROOM : HEADROOM + length]
-                    request.reply = memoryview(buffer)[self._reply_at : HEADROOM + length]
+                    request = self._first_read(flags, cookie, offset, length, cost)
                 self._start += size
                 self._expect_large = False
-            elif command == nbd.WRITE and length <= SMALL:
-                if not self._fits(0):
-                    break
-                begin = self._start + size
-                if self._end - begin < length:
-                    break  # the rest of its data comes next
-                request = self._take(command, flags, cookie, offset, length, 0)
-                self._intake.users += 1
-                request.intake = self._intake
-                request.data = self._intake.view[begin : begin + length]
-                self._start = begin + length
-                self._expect_large = False
             elif command == nbd.WRITE:
-                cost = size_of(length)
-                if not self._fits(cost):
-                    break
-                buffer = self._memory.buffer(cost)
-                request = self._take(command, flags, cookie, offset, length, cost)
-                if not self._begin_large(request, buffer):
-                    break
+                written = self._begin_write(flags, cookie, offset, length)
+                if written is None:
+                    break  # there is no room, or the rest of its data comes next
+                request = written
             elif command == nbd.DISC:
                 self.ended = True
                 break
@@ -366,6 +337,54 @@ class Transmission:
                 self._start += size + behind
                 request = self._take(command, flags, cookie, offset, length, cost)
             found.append(request)
+
+    def _end_large(self, found: list[Request]) -> bool:
+        """Whether all data of the large WRITE has come."""
+        large = self._large
+        if large is None or self._filled < large.length:
+            return False
+        self._large = None
+        self.open += 1
+        found.append(large)
+        return True
+
+    def _refuse_long_read(self, cookie: int, offset: int) -> bool:
+        """False: there is no room for an answer."""
+        if not self._may_refuse():
+            return False
+        error = nbd.EOVERFLOW if self.negotiated.structured else nbd.EINVAL
+        self._start += self._size
+        self._answer_error(cookie, offset, error, f"at most {nbd.MOST_PAYLOAD} bytes")
+        return True
+
+    def _first_read(self, flags: int, cookie: int, offset: int, length: int, cost: int) -> Request:
+        """A READ of a length of which no earlier READ has left its memory."""
+        buffer = self._memory.buffer(cost)  # it may fail: first
+        request = self._take(nbd.READ, flags, cookie, offset, length, cost)
+        request.buffer = buffer
+        request.data = memoryview(buffer)[HEADROOM : HEADROOM + length]
+        request.reply = memoryview(buffer)[self._reply_at : HEADROOM + length]
+        return request
+
+    def _begin_write(self, flags: int, cookie: int, offset: int, length: int) -> Request | None:
+        """Begin a WRITE whose header has come. None: it, or the rest of its data, comes later."""
+        if length > SMALL:
+            cost = size_of(length)
+            if not self._fits(cost):
+                return None
+            buffer = self._memory.buffer(cost)
+            request = self._take(nbd.WRITE, flags, cookie, offset, length, cost)
+            return request if self._begin_large(request, buffer) else None
+        begin = self._start + self._size
+        if not self._fits(0) or self._end - begin < length:
+            return None
+        request = self._take(nbd.WRITE, flags, cookie, offset, length, 0)
+        self._intake.users += 1
+        request.intake = self._intake
+        request.data = self._intake.view[begin : begin + length]
+        self._start = begin + length
+        self._expect_large = False
+        return request
 
     @property
     def midway(self) -> bool:

@@ -24,7 +24,7 @@ from iserblk.nbd import serving
 from iserblk.nbd.client import PausedConnection
 from iserblk.nbd.listening import listen_unix
 from iserblk.nbd.server import NbdServer
-from iserblk.nbd.serving import serve
+from iserblk.nbd.serving import Terms, serve
 from tests.nbd.serving import fake
 from tests.support import logs
 from tests.support.fake_disk import AsyncFake, AsyncSet, open_async
@@ -85,7 +85,9 @@ def test_until_the_last_client_has_gone(target: TargetProcess, tmp_path: Path) -
         client.start()
 
     with listen_unix(str(tmp_path / "socket")) as (sockets, _):
-        number = serve([f"{target.url}/0"], {}, sockets, ready, watcher.stopping, until_unused=True)
+        number = serve(
+            [f"{target.url}/0"], {}, sockets, ready, watcher.stopping, Terms(until_unused=True)
+        )
     client.join()
     assert (number, watcher.told) == (0, ["ready"])
 
@@ -188,8 +190,7 @@ def test_while_the_end_is_wished_for_requests_do_not_wait(
                 sockets,
                 client.start,
                 lambda: None,
-                wished=wished,
-                forced=lambda: True,
+                Terms(wished=wished, forced=lambda: True),
             )
         client.join()
     assert replies == [0, nbd.EIO, nbd.EIO] and wishes
@@ -335,7 +336,8 @@ def serve_heir(
     watcher = Watcher()
     urls = ["iser://127.0.0.1/iqn.2026-11.example:a/0"]
     try:
-        serve(urls, {}, [], watcher.ready, watcher.stopping, until_unused=True, succession=heir)
+        terms = Terms(until_unused=True, succession=heir)
+        serve(urls, {}, [], watcher.ready, watcher.stopping, terms)
     except IserblkError as error:
         heir.error = str(error)
     return heir

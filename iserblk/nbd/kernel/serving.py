@@ -39,7 +39,7 @@ from iserblk.nbd.kernel.state import Home
 from iserblk.nbd.kernel.succession import Giver, Taker, listening_for_successors
 from iserblk.nbd.listening import listen_unix
 from iserblk.nbd.server import NbdServer
-from iserblk.nbd.serving import serve
+from iserblk.nbd.serving import Terms, serve
 
 log = logging.getLogger(__name__)
 
@@ -155,12 +155,7 @@ def _serve(home: Home, how: str, report: _Report, words: Sequence[str]) -> None:
         recorded = stack.enter_context(Recorded("attach", str(home.device.path)))
         shared = is_shared(urls, options)
         try:
-            serve(
-                urls,
-                options,
-                sockets,
-                ready,
-                lambda: None,
+            terms = Terms(
                 until_unused=True,
                 resized=resized,
                 succession=succession,
@@ -169,6 +164,7 @@ def _serve(home: Home, how: str, report: _Report, words: Sequence[str]) -> None:
                 forced=lambda: home.wish.by_force,
                 opened=partial(note_use, recorded, shared=shared),
             )
+            serve(urls, options, sockets, ready, lambda: None, terms)
         except IserblkError as error:
             if succession.taken:
                 raise NoHandOver(str(error)) from None
