@@ -8,8 +8,6 @@ free, everything has been flushed, and the server has logged out of the target.
 from __future__ import annotations
 
 import contextlib
-import ctypes
-import enum
 import errno
 import fcntl
 import json
@@ -18,11 +16,10 @@ import os
 import shutil
 import signal
 import subprocess
-import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from fuse_mount.errors import (
     BY_STATUS,
@@ -32,54 +29,40 @@ from fuse_mount.errors import (
     SystemProblem,
     UsageError,
 )
-from fuse_mount.holders import holder, unescape
-from fuse_mount.options import MountOptions, parse_options
+from fuse_mount.holders import holder
+from fuse_mount.mounted import (
+    FILE_SYSTEM,
+    How,
+    is_mounted,
+    is_ours,
+    source_at,
+    unmount_command,
+)
+from fuse_mount.options import parse_options
 from iserblk.background import READY, Child, Parent, fork, where_log_is
 from iserblk.disk.wish import Wish
 from iserblk.errors import BadArgument, IserblkError, NotSupported
 from iserblk.installation import HERE, no_pyfuse3
-from iserblk.limited_log import limited_lines, tell_left_out
 from iserblk.loop.blocking import sleep
 from iserblk.loop.clock import monotonic
-from iserblk.metrics.address import default_option, make_room, socket_of, unit_directory
 from iserblk.metrics.address import directory as own_directory
+from iserblk.metrics.address import make_room, socket_of, unit_directory
 from iserblk.metrics.places import directories
 from iserblk.metrics.records import Recorded, running
 from iserblk.named.resolving import resolve
-from iserblk.options import LASTING
-from iserblk.url import is_url, parse_url
+from iserblk.url import is_url
 
 if TYPE_CHECKING:
-    from iserblk.loop.until_told import UntilTold
+    pass
 
 log = logging.getLogger(__name__)
-
-_SUBTYPE = "iserblk"
-_FILE_SYSTEM = f"fuse.{_SUBTYPE}"  # as /proc/mounts has it
-
-# Requests that pyfuse3 works on at a time. Idle workers cost nothing measurable (1 to 40 tried).
-# With as many workers as the usual queue depth, no worker is started and ended per request.
-_MIN_TASKS = 32
-_MAX_TASKS = 128
-# The kernel's default is at most 12 asynchronous requests at a time. fio 4k randread at depth 32 on
-# a fake disk: 25 K IOPS with 12, 36 K with 64.
-_MAX_BACKGROUND = 64
-
-# pyfuse3 logs each answer that the kernel refuses. With ENOENT (fuse(4)) no program waits for the
-# answer any more: the request was interrupted, or its file system was unmounted.
-_REFUSED = "fuse_reply_* failed"
 
 _UNMOUNT_TIMEOUT_S = 120.0
 # When unmounting looks for other mounts of the file system: a server mostly ends before that.
 _FIRST_LOOK_S = 0.2
 _LOOK_S = 1.0
 _OTHER_S = 2.0  # how long an unmount waits for what another one has open
-_MNT_DETACH = 2  # umount2(2)
 LOG_NAME = "iserblk-mount"  # of a server in the background, in syslog
-# How long a server that is told to end waits until files are closed: the kernel reports this only
-# after close(2), or the umount(8) of a loop mount, has returned.
-CLOSED_S = 2.0
-_TELL_S = 60.0  # between two looks at what was left out of the log
 
 
 def mount_foreground(
@@ -109,17 +92,19 @@ def mount_foreground(
         settled = parse_options([*resolved.words, *options])
     mountpoint = whole_path(mountpoint)
     _check_system()
-    from iserblk.loop import guest  # noqa: PLC0415 - after the check: trio may be missing
+    # After the check: trio and pyfuse3 may be missing.
+    from fuse_mount.serving import Mount  # noqa: PLC0415
+    from iserblk.loop import guest  # noqa: PLC0415
     from iserblk.loop.until_told import until_told  # noqa: PLC0415
 
+    place = own_directory() or unit_directory()
+    wish = _wish(mountpoint, place) if place is not None else None
     with _locked(mountpoint):
         number = 0
         try:
             with until_told() as told, Recorded("mount", mountpoint) as recorded:
-                serve = partial(
-                    _serve, resolved.urls, source, mountpoint, settled, ready, told, recorded
-                )
-                number = guest.run(serve)
+                mount = Mount(resolved.urls, mountpoint, settled, told, recorded, wish)
+                number = guest.run(partial(mount.run, source, ready))
         except Exception as error:
             raise _for_mount(mountpoint, error) from None
     if number:
@@ -147,15 +132,6 @@ def mount_background(urls: Sequence[str], mountpoint: str, options: Sequence[str
     raise BY_STATUS[answer["status"]](answer["error"])
 
 
-class How(enum.Enum):
-    """How ``unmount`` unmounts; the words are umount(8)'s."""
-
-    FLUSHED = ""
-    FORCE = "--force"  # not flushed before, and requests under way fail
-    AT_ONCE = "at once"  # both, and the server gives its targets up, whatever uses the files
-    LAZY = "--lazy"  # when nothing uses the files any more; nothing is waited for
-
-
 def unmount(mountpoint: str, how: How = How.FLUSHED, waits: bool = False) -> None:
     """Unmount, and wait until the server has flushed, logged out and ended. ``waits``: also where
     the file system is mounted elsewhere, which is logged then; else it is an error at once.
@@ -169,10 +145,10 @@ def unmount(mountpoint: str, how: How = How.FLUSHED, waits: bool = False) -> Non
     """
     mountpoint = whole_path(mountpoint)
     kind, number = is_mounted(mountpoint)
-    if kind != _FILE_SYSTEM:
+    if kind != FILE_SYSTEM:
         _forget(mountpoint)
         raise UsageError(f"{mountpoint}: no LUNs are mounted there{_still_served(mountpoint)}")
-    source = _source_at(mountpoint)
+    source = source_at(mountpoint)
     wishes = [_wish(mountpoint, where) for where in directories()]
     try:
         for wish in wishes:
@@ -216,7 +192,7 @@ def _unmount_now(mountpoint: str, how: How, wishes: Sequence[Wish]) -> None:
     deadline = monotonic() + _OTHER_S
     while True:
         ended = subprocess.run(
-            _unmount_command(mountpoint, how), stderr=subprocess.PIPE, text=True, check=False
+            unmount_command(mountpoint, how), stderr=subprocess.PIPE, text=True, check=False
         )
         if not ended.returncode or not is_ours(mountpoint):  # else the server, or that one, has
             return
@@ -271,7 +247,7 @@ def _wait_for_server(mountpoint: str, number: int, waits: bool) -> int | None:
             now = monotonic()
             if now > look and not told:
                 look = now + _LOOK_S
-                found = holder(_FILE_SYSTEM, f"0:{number}")
+                found = holder(FILE_SYSTEM, f"0:{number}")
                 if found is not None:
                     text = f"{mountpoint}: unmounted here, but its server goes on: "
                     text += found.words(mountpoint)
@@ -336,225 +312,6 @@ def whole_path(mountpoint: str) -> str:
 # --- serving -----------------------------------------------------------------------------------
 
 
-async def _serve(
-    urls: list[str],
-    source: str,
-    mountpoint: str,
-    options: MountOptions,
-    ready: Callable[[], None],
-    told: UntilTold,
-    recorded: Recorded,
-) -> int:
-    """Mount and serve. Returns the number of a signal that came before ``ready``, or 0. ``source``:
-    the first URL, or what names it, as it was given."""
-    # These need packages that _check_system has checked.
-    import pyfuse3  # noqa: PLC0415
-    import trio  # noqa: PLC0415
-
-    from fuse_mount.operations import LunFiles  # noqa: PLC0415
-    from fuse_mount.readers import Readers  # noqa: PLC0415
-    from iserblk.disk.aio import open_disks  # noqa: PLC0415
-    from iserblk.disk.ending import LONGEST_S, EndOfUse  # noqa: PLC0415
-    from iserblk.disk.writers import is_shared, note_use  # noqa: PLC0415
-    from iserblk.loop.stopping import is_stopping, mount_unit, own_unit, watch  # noqa: PLC0415
-
-    early = 0
-    mounted = closed = False
-    ending, failed, in_use = EndOfUse(), list[str](), list[str]()
-    unflushed: int | None = None
-    place = own_directory() or unit_directory()
-    wish = _wish(mountpoint, place) if place is not None else None
-    if wish is not None:
-        wish.forget()  # of a server that was killed
-
-    def wished() -> bool:
-        mine = {own_unit(), mount_unit(mountpoint)}
-        return (wish is not None and wish.made) or is_stopping(mine)
-
-    def ask(wanted: bool) -> None:
-        if not told.first:
-            ending.ask(wanted)
-
-    async def end_on_signals() -> None:
-        nonlocal early, unflushed
-        number = await told.begun()
-        if mounted:
-            ending.ask()
-            by_force = wish is not None and wish.by_force
-            if by_force:
-                ending.give_up()
-            if not closed:
-                with trio.move_on_after(0 if by_force else CLOSED_S):
-                    await files.all_closed()
-            if not closed:  # nor has the kernel's connection ended meanwhile (umount --force)
-                in_use[:] = files.written_to
-                pyfuse3.terminate()
-            with trio.move_on_after(LONGEST_S):
-                await told.lost_patience()
-            why = "told twice to end" if told.endings.impatient else f"not done in {LONGEST_S:g} s"
-            log.error("%s: %s: not waiting for the target", mountpoint, why)
-            failed[:], unflushed = files.not_flushed(), files.unflushed
-        else:
-            early = number
-        nursery.cancel_scope.cancel()
-
-    logging.getLogger("pyfuse3").addFilter(is_of_use)
-    if told.first:
-        return told.first
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(end_on_signals)
-        served = default_option(mountpoint) | LASTING | options.disk
-        async with open_disks(urls, served) as disks:
-            note_use(
-                recorded,
-                [disk.info for disk in disks.disks.values()],
-                writes=not options.read_only,
-                shared=is_shared(urls, served),
-            )
-            ending = disks.ending
-            files = LunFiles(disks.disks, options, ending)
-            pyfuse3.trio = Readers().namespace()  # type: ignore[attr-defined]
-            _mount(files, mountpoint, _source(source), options)
-            _, number = is_mounted(mountpoint)
-            try:
-                _raise_background_limit(number)
-                mounted = True
-                ready()
-                with limited_lines():  # behind ``ready``, which says where the log is
-                    nursery.start_soon(_tell_left_out)
-                    async with trio.open_nursery() as watching:
-                        watching.start_soon(watch, ending.waits, wished, ask)
-                        await pyfuse3.main(_MIN_TASKS, _MAX_TASKS)
-                        watching.cancel_scope.cancel()
-                    if not told.first:
-                        _detach_dead(mountpoint, number)
-                    ending.ask()
-                    with trio.move_on_after(LONGEST_S) as limit:
-                        failed += await files.flush_all()
-                    if limit.cancelled_caught:
-                        failed += files.not_flushed()
-                    unflushed = files.unflushed
-            finally:
-                closed = True
-                pyfuse3.close(unmount=True)
-                _detach_dead(mountpoint, number)
-        nursery.cancel_scope.cancel()
-    if failed and wish is not None:
-        wish.leave(unflushed)
-    if in_use:
-        failed.append(
-            f"{', '.join(in_use)} was open for writing: what its users have not written to it yet"
-            " fails (a loop mount loses what it had in memory): close and unmount first"
-        )
-    if failed:
-        raise DataAtRisk(f"{mountpoint}: data may be lost: {'; '.join(failed)}", unflushed)
-    return early
-
-
-async def _tell_left_out() -> None:
-    """See ``iserblk.limited_log``."""
-    from iserblk.loop import tasks  # noqa: PLC0415 - see ``_serve``
-
-    while True:
-        await tasks.sleep(_TELL_S)
-        tell_left_out()
-
-
-def is_of_use(record: logging.LogRecord) -> bool:
-    """A filter for what pyfuse3 logs."""
-    said = record.getMessage()
-    return _REFUSED not in said or not said.endswith(os.strerror(errno.ENOENT))
-
-
-def _source(url: str) -> str:
-    """The source for the mount table: the URL or name as given, as mount(8) compares it with the
-    line of fstab to see what is mounted; but without user info and options if it has any."""
-    if not is_url(url):
-        return url
-    parsed = parse_url(url)
-    return parsed.redacted() if parsed.user or parsed.options else url
-
-
-def _mount(files: Any, mountpoint: str, url: str, options: MountOptions) -> None:
-    """Mount. Raises MountFailed with the last line that libfuse or fusermount3 wrote to stderr."""
-    import pyfuse3  # noqa: PLC0415
-
-    name = url.replace("\\", "\\\\").replace(",", "\\,")
-    words = {"default_permissions", f"subtype={_SUBTYPE}", f"fsname={name}"}
-    words |= {"ro"} if options.read_only else set()
-    words |= {"allow_other"} if options.allow_other else set()
-    with tempfile.TemporaryFile() as said:
-        stderr = os.dup(2)
-        os.dup2(said.fileno(), 2)
-        try:
-            pyfuse3.init(files, mountpoint, words)
-        except RuntimeError as error:
-            said.seek(0)
-            lines = said.read().decode(errors="replace").splitlines()
-            raise MountFailed(f"{mountpoint}: {lines[-1] if lines else error}") from None
-        finally:
-            os.dup2(stderr, 2)
-            os.close(stderr)
-
-
-def _detach_dead(mountpoint: str, number: int) -> None:
-    """Unmount what this server does not serve any more: the file system at ``mountpoint`` with
-    minor device ``number``, where it is still there. umount(8) with -f has the kernel end the
-    connection, and then refuses to unmount files in use; libfuse leaves such a mount alone. An
-    error is only logged."""
-    if is_mounted(mountpoint) != (_FILE_SYSTEM, number):
-        return
-    log.warning(
-        "%s: the kernel has ended the connection while files were in use (umount -f does so):"
-        " unmounted; requests to open files fail",
-        mountpoint,
-    )
-    try:
-        if os.geteuid() == 0:
-            _system_call("umount2", os.fsencode(mountpoint), _MNT_DETACH)
-        else:
-            subprocess.run(_unmount_command(mountpoint, How.LAZY), check=False)
-    except OSError as error:
-        log.error("%s: it stays mounted, and is dead: %s", mountpoint, error)
-
-
-def _raise_background_limit(number: int) -> None:
-    """Raise the kernel's limit of 12 asynchronous requests. An error is only logged.
-
-    The limit can be set only in fusectl. If the machine has not mounted that (containers), mount it
-    for a moment at a temporary directory. ``number``: the minor device number of the mount, which
-    is the name of the connection's directory. (stat(2) would tell it, too, but this server would
-    have to answer.)
-    """
-    name = f"{number}/max_background"
-    try:
-        if os.path.isdir(f"/sys/fs/fuse/connections/{number}"):
-            _write_limit(f"/sys/fs/fuse/connections/{name}")
-            return
-        with tempfile.TemporaryDirectory(prefix="iserblk-fusectl.") as directory:
-            _system_call("mount", b"fusectl", directory.encode(), b"fusectl", 0, None)
-            try:
-                _write_limit(f"{directory}/{name}")
-            finally:
-                _system_call("umount2", directory.encode(), 0)
-    except OSError as error:
-        log.debug("max_background stays at the kernel's default: %s", error)
-
-
-def _write_limit(path: str) -> None:
-    with open(path, "w", encoding="ascii") as file:
-        file.write(str(_MAX_BACKGROUND))
-
-
-def _system_call(name: str, *arguments: bytes | int | None) -> None:
-    """Call a function of libc that returns 0, or sets errno. Raises OSError. (The program mount(8)
-    would look at every mount, and wait for ours.)"""
-    library = ctypes.CDLL(None, use_errno=True)
-    if getattr(library, name)(*arguments):
-        number = ctypes.get_errno()
-        raise OSError(number, f"{name}: {os.strerror(number)}")
-
-
 # --- before mounting ---------------------------------------------------------------------------
 
 
@@ -575,7 +332,7 @@ def _check_system() -> None:
 def _locked(mountpoint: str) -> Iterator[None]:
     """Check that the directory can be a mount point, and hold its lock. Raises UsageError."""
     kind, _ = is_mounted(mountpoint)
-    if kind == _FILE_SYSTEM:
+    if kind == FILE_SYSTEM:
         raise UsageError(
             f"{mountpoint}: LUNs are mounted there already; unmount them first (iserblk umount)"
         )
@@ -609,35 +366,6 @@ def _try_lock(directory: int, kind: int) -> bool:
     return True
 
 
-def is_mounted(mountpoint: str) -> tuple[str, int]:
-    """Type and minor device number of the topmost file system mounted exactly at ``mountpoint``, or
-    ("", 0). Reads /proc/self/mountinfo, and so waits for no file system."""
-    found = ("", 0)
-    with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as file:
-        for line in file:
-            before, _, after = line.partition(" - ")
-            _, _, device, _, place, *_ = before.split(" ")
-            if unescape(place) == mountpoint:
-                found = (after.split(" ")[0], int(device.partition(":")[2]))
-    return found
-
-
-def _source_at(mountpoint: str) -> str:
-    """The source of what is mounted there: a URL without secrets, or a name."""
-    found = ""
-    with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as file:
-        for line in file:
-            before, _, after = line.partition(" - ")
-            if unescape(before.split(" ")[4]) == mountpoint:
-                found = unescape(after.split(" ")[1])
-    return found
-
-
-def is_ours(mountpoint: str) -> bool:
-    """Whether LUNs are mounted there, by a server that may be dead. Waits for no file system."""
-    return is_mounted(mountpoint)[0] == _FILE_SYSTEM
-
-
 # --- unmounting --------------------------------------------------------------------------------
 
 
@@ -648,19 +376,6 @@ def _fsync(mountpoint: str) -> None:
         os.fsync(directory)
     finally:
         os.close(directory)
-
-
-def _unmount_command(mountpoint: str, how: How) -> list[str]:
-    if os.geteuid() != 0:
-        return [
-            "fusermount3",
-            "-u",
-            *(["-z"] if how in (How.LAZY, How.AT_ONCE) else []),
-            mountpoint,
-        ]
-    # Without its helper, which may be what called us.
-    words = [How.FORCE.value, How.LAZY.value] if how is How.AT_ONCE else [how.value]
-    return ["umount", "--internal-only", *filter(None, words), mountpoint]
 
 
 # --- errors and the background -----------------------------------------------------------------

@@ -17,7 +17,8 @@ from typing import NoReturn
 
 from fuse_mount.errors import UsageError
 from fuse_mount.helper import exit_status
-from fuse_mount.mount import How, unmount
+from fuse_mount.mount import unmount
+from fuse_mount.mounted import How
 
 SHORT_OPTIONS = "flnrvN:t:"  # those that umount(8) gives its helpers
 

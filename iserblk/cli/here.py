@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
-from fuse_mount.mount import is_ours
+from fuse_mount.mounted import is_ours
 from iserblk.cli.states import BAD, KILLED, RUNNING, SERVING, SILENT, WRONG, lun_state
 from iserblk.errors import (
     BadArgument,

@@ -5,7 +5,8 @@ from __future__ import annotations
 import click
 
 from fuse_mount.errors import UsageError
-from fuse_mount.mount import How, unmount, whole_path
+from fuse_mount.mount import unmount, whole_path
+from fuse_mount.mounted import How
 from iserblk.cli.command import UsageStatus
 from iserblk.cli.here import places_of
 from iserblk.cli.mount import own_place

@@ -7,10 +7,11 @@ long a server that is told to end waits for files to be closed."""
 
 from __future__ import annotations
 
+import importlib
 import os
 import sys
 
-from fuse_mount import mount, umount_helper
+from fuse_mount import umount_helper
 from fuse_mount.__main__ import main
 from fuse_mount.errors import MountError
 from fuse_mount.mount import mount_background, unmount
@@ -19,8 +20,12 @@ from tests.support import fake_disk
 
 if __name__ == "__main__":
     fake_disk.install()
+    # The process that forks may have imported it for another command, with the real disks.
+    sys.modules.pop("fuse_mount.serving", None)
+    serving = importlib.import_module("fuse_mount.serving")
+
     vars(writers)["running"] = list  # the fake LUNs of all tests have the same names
-    mount.CLOSED_S = float(os.environ.get("FAKE_CLOSED_S", mount.CLOSED_S))
+    vars(serving)["CLOSED_S"] = float(os.environ.get("FAKE_CLOSED_S", serving.CLOSED_S))
     if user := int(os.environ.get("FAKE_USER", "0")):
         os.setgroups([])
         os.setgid(user)

@@ -22,7 +22,7 @@ from typing import Any
 
 import pytest
 
-from fuse_mount import mount
+from fuse_mount import mount, mounted
 from fuse_mount.errors import DataAtRisk, MountFailed, UsageError
 from iserblk.disk.wish import Wish
 from iserblk.limited_log import BURST
@@ -94,7 +94,7 @@ def mounts(tmp_path: Path) -> Iterator[Mounts]:
         if server.poll() is None:
             server.terminate()
         server.communicate(timeout=60)
-    left = mount.is_mounted(str(made.place))
+    left = mounted.is_mounted(str(made.place))
     if left != ("", 0):
         subprocess.run(["umount", "--lazy", made.place], check=False)
     assert left == ("", 0)
@@ -115,7 +115,7 @@ def test_what_is_there(mounts: Mounts) -> None:
     with pytest.raises(OSError) as caught:
         second.open("r+b")
     assert caught.value.errno == errno.EROFS
-    assert mount.is_mounted(str(mounts.place))[0] == "fuse.iserblk"
+    assert mounted.is_mounted(str(mounts.place))[0] == "fuse.iserblk"
 
 
 def test_data_and_fsync(mounts: Mounts) -> None:
@@ -449,7 +449,7 @@ def test_umount_by_force_of_what_is_in_use_leaves_no_dead_mount(mounts: Mounts, 
     assert status == 0
     assert said.rstrip().endswith("unmounted; requests to open files fail")
     assert mounts.log()[-2:] == ["lun0 flush", "close"]
-    assert mount.is_mounted(str(mounts.place)) == ("", 0)
+    assert mounted.is_mounted(str(mounts.place)) == ("", 0)
     again = mounts.start()
     again.terminate()
     assert ended(again) == (0, "")
@@ -499,9 +499,11 @@ def test_what_was_only_read_is_not_flushed(mounts: Mounts) -> None:
 )
 def test_an_answer_that_nobody_waits_for_is_not_logged(said: tuple[str, ...], of_use: bool) -> None:
     """A file is closed while the file system is unmounted."""
+    from fuse_mount.serving import is_of_use  # noqa: PLC0415 (pyfuse3 may be missing)
+
     words, *values = said
     record = logging.LogRecord("pyfuse3", logging.ERROR, "", 0, words, tuple(values), None)
-    assert mount.is_of_use(record) is of_use
+    assert is_of_use(record) is of_use
 
 
 def test_a_failed_last_flush_is_said(mounts: Mounts) -> None:
@@ -621,7 +623,7 @@ def test_unmounts_at_once_are_both_told_of_a_loss(mounts: Mounts) -> None:
     with pytest.raises(MountFailed, match="flush failed"):
         mount.unmount(str(mounts.place))
     with pytest.raises(DataAtRisk, match="its last flush has failed"):
-        mount.unmount(str(mounts.place), mount.How.FORCE)
+        mount.unmount(str(mounts.place), mounted.How.FORCE)
     assert other.left is not None
     other.withdraw()
     with pytest.raises(UsageError, match="no LUNs are mounted there"):
@@ -661,7 +663,7 @@ def test_by_force_nothing_is_waited_for(mounts: Mounts, target: TargetProcess) -
         target.pause()
         try:
             with pytest.raises(DataAtRisk, match="it was not flushed: 4096 bytes written to "):
-                mount.unmount(str(mounts.place), mount.How.AT_ONCE)
+                mount.unmount(str(mounts.place), mounted.How.AT_ONCE)
             status, said = ended(real.server)
         finally:
             target.resume()
@@ -814,7 +816,7 @@ def test_root_unmounts_what_another_user_has_mounted(
         done = mounts.run("--umount-helper", str(mounts.place))
         assert (done.returncode, done.stderr) == (0, "")
         assert mounts.log()[-1] == "close"
-        assert mount.is_mounted(str(mounts.place)) == ("", 0)
+        assert mounted.is_mounted(str(mounts.place)) == ("", 0)
 
 
 def test_unmounting_nothing(mounts: Mounts) -> None:

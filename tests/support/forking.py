@@ -176,7 +176,7 @@ def _forking_process() -> socket.socket:
 # --- the process that forks --------------------------------------------------------------------
 
 
-_FUSE = ["fuse_mount.mount", "fuse_mount.operations", "fuse_mount.readers", "iserblk.disk.aio"]
+_FUSE = ["fuse_mount.mount", "fuse_mount.serving"]
 _ATTACH = ["iserblk.cli.main", "iserblk.cli.attach", "iserblk.cli.detach"]
 # What is behind a module that is run, and need not be imported more than once.
 _BEHIND = {
