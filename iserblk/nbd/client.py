@@ -92,6 +92,46 @@ class PausedConnection(NamedTuple):
     unparsed: bytes
 
 
+def _bytes_in(sock: socket.socket, which: int) -> int:
+    """A number of bytes in the socket, by ioctl(2)."""
+    count = array("i", [0])
+    with contextlib.suppress(OSError, ValueError):  # it may be closed
+        fcntl.ioctl(sock, which, count)
+    return count[0]
+
+
+class _Hearing:
+    """Whether a client has received what it was told of losses. ``client``: as the LUN knows it.
+    ``unsure``: it was told of a loss, and may not have received that yet. ``reset``: the connection
+    broke: perhaps the client has not read everything."""
+
+    def __init__(self, sock: socket.socket, client: FlushClient) -> None:
+        self.client = client
+        self.unsure = False
+        self.reset = False
+        self._sock = sock
+
+    def told(self, losses: int) -> None:
+        """The answer is in the socket."""
+        self.client.told(losses)
+        self.unsure = True
+
+    def look(self) -> None:
+        """A TCP socket keeps what the other end has not acknowledged, a Unix socket what it has not
+        read. An end that was closed before it had read everything has left an error behind, and a
+        Unix socket keeps nothing then."""
+        if self.unsure and not self.reset and not _bytes_in(self._sock, termios.TIOCOUTQ):
+            # (The error is told once: to whom it comes is noted here.)
+            self.reset = self._sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) != 0
+            self.unsure = self.reset
+
+    def end(self) -> None:
+        """The connection is over."""
+        self.look()
+        if self.unsure:
+            self.client.unheard()
+
+
 class Client:
     """One connection. ``group``: of its strands. ``name``: for ``logs``, which all clients of a
     server share. ``sock``: the caller closes it when ``serve`` has returned."""
@@ -109,7 +149,6 @@ class Client:
         self._logs = logs or ClientLogs(log)
         self.name = name
         self._sock = sock
-        self._fd = sock.fileno()
         self._wire = wire(sock, end_of_record=False)
         self._stream: Stream = PlainStream(self._wire)
         self._group = group
@@ -130,8 +169,6 @@ class Client:
         self._stopped = False
         self._cut_short = False  # what is long ends early: the client is gone, or the server ends
         self._closing = False  # the group of the strands is
-        self._unsure = False  # it was told of a loss, and may not have received that yet
-        self._reset = False  # the connection broke: perhaps the client has not read everything
         self._handed_over = False  # the connection is another process's
         self._still: trio.Event | None = None  # while it is paused: nothing is under way
 
@@ -194,9 +231,9 @@ class Client:
         stream = TlsStream(self._wire, context)
         while not stream.shake_hands():
             if not stream.flush():
-                await until_writable(self._fd)
+                await until_writable(self._sock)
             else:
-                await until_readable(self._fd)
+                await until_readable(self._sock)
         self._stream = stream
 
     async def _send_all(self, data: bytes) -> None:
@@ -204,7 +241,7 @@ class Client:
         while rest or not self._stream.flush():
             count = self._stream.send([rest], len(rest)) if rest else WOULD_BLOCK
             if count == WOULD_BLOCK:
-                await until_writable(self._fd)
+                await until_writable(self._sock)
             else:
                 rest = rest[count:]
 
@@ -213,7 +250,7 @@ class Client:
             count = self._stream.receive([buffer])
             if count != WOULD_BLOCK:
                 return count
-            await until_readable(self._fd)
+            await until_readable(self._sock)
 
     # -- transmission -----------------------------------------------------------------------------
 
@@ -227,7 +264,7 @@ class Client:
         the commands."""
         self._export = export
         self._disk: DirectDisk = export.disk
-        self._flush_client: FlushClient = export.new_client()
+        self._hearing = _Hearing(self._sock, export.new_client())
         self._transmission = transmission
         self._strand = self._group.start_soon(self._on_answers, name=self.name)
         self._strand.abandon = self._abandon
@@ -253,10 +290,8 @@ class Client:
         transmission.close()
 
     def _end_flushes(self) -> None:
-        self._look_whether_heard()
-        if self._unsure:
-            self._flush_client.unheard()
-        self._export.client_ended(self._flush_client)
+        self._hearing.end()
+        self._export.client_ended(self._hearing.client)
 
     def stop(self) -> None:
         """Receive nothing more: ``serve`` ends when what is open is answered. Requests that are in
@@ -273,14 +308,7 @@ class Client:
 
     def _left_in_socket(self) -> int:
         """Bytes that have come and were not received."""
-        return self._count(termios.FIONREAD)
-
-    def _count(self, which: int) -> int:
-        """A number of bytes in the socket."""
-        count = array("i", [0])
-        with contextlib.suppress(OSError):
-            fcntl.ioctl(self._fd, which, count)
-        return count[0]
+        return _bytes_in(self._sock, termios.FIONREAD)
 
     def _drop_unreceived(self) -> None:
         """Closing a TCP socket in which something waits resets the connection: replies that have
@@ -299,7 +327,7 @@ class Client:
     def give_way(self, starved: bool) -> None:
         """Called from time to time. ``starved``: others wait for memory. A client that has much of
         it, and hardly moves, is given up then."""
-        self._look_whether_heard()
+        self._hearing.look()
         if self._transmission.hoards() and starved:
             self._logs.conduct.warning(
                 "%s: let go: others need the memory that it keeps waiting", self.name
@@ -360,7 +388,7 @@ class Client:
     def hand_over(self) -> None:
         """After ``pause``: another process has the connection now. ``serve`` ends, and does nothing
         that the client could notice."""
-        self._unsure = False  # what is in the socket stays in it
+        self._hearing.unsure = False  # what is in the socket stays in it
         self._handed_over = True
         self._ended.set()
 
@@ -370,7 +398,7 @@ class Client:
     async def _run(self) -> None:
         """Have the loop do the turns, until all is over."""
         try:
-            self._watch = self._loop.watch(self._fd, self._come)
+            self._watch = self._loop.watch(self._sock.fileno(), self._come)
         except OSError as error:
             self._logs.conduct.warning("%s: cannot be waited for: %s", self.name, error.strerror)
             return
@@ -439,19 +467,9 @@ class Client:
 
     def told(self, losses: int) -> None:
         """Implements Answered. The answer is in the socket, where its client reads it, as a rule;
-        ``_end_flushes`` looks whether it has."""
+        ``_Hearing`` looks whether it has."""
         if self._stream.flush():  # TLS may keep a part
-            self._flush_client.told(losses)
-            self._unsure = True
-
-    def _look_whether_heard(self) -> None:
-        """A TCP socket keeps what the other end has not acknowledged, a Unix socket what it has not
-        read. An end that was closed before it had read everything has left an error behind, and a
-        Unix socket keeps nothing then."""
-        if self._unsure and not self._reset and not self._count(termios.TIOCOUTQ):
-            # (The error is told once: to whom it comes is noted here.)
-            self._reset = self._sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) != 0
-            self._unsure = self._reset
+            self._hearing.told(losses)
 
     def _wake(self) -> None:
         """The strand takes a turn soon."""
@@ -492,7 +510,7 @@ class Client:
         except OSError as error:
             if error.errno not in _GONE:
                 self._logs.conduct.warning("%s: %s", self.name, error.strerror or error)
-            self._reset = True
+            self._hearing.reset = True
             self._lose()
         except Exception:  # a bug; it ends this client only
             log.exception("%s: internal error", self.name)
@@ -512,7 +530,7 @@ class Client:
         """As ``_lose``, without telling the client."""
         self._over = self._cut_short = True
         self._blocked = False
-        self._look_whether_heard()  # before the socket has its own end to send
+        self._hearing.look()  # before the socket has its own end to send
         self._transmission.discard()
         if self._still is not None:  # nothing may follow that would look
             self._look_whether_still(self._still)
@@ -675,8 +693,8 @@ class Client:
             case nbd.WRITE:
                 await disk.write(request.data, offset, fua, deadline)
             case nbd.FLUSH:
-                self._look_whether_heard()
-                await disk.flush(self._flush_client)
+                self._hearing.look()
+                await disk.flush(self._hearing.client)
             case nbd.TRIM:
                 await disk.trim(offset, length, fua)
             case nbd.WRITE_ZEROES:
@@ -724,7 +742,7 @@ class Client:
 
     def _is_gone(self) -> bool:
         """The client takes nothing either: it has closed its end. (TCP tells of that later.)"""
-        return hung_up(self._fd)
+        return hung_up(self._sock.fileno())
 
     async def _abandon(self, _waiter: object) -> None:
         """The strands are being closed. Abort the commands, and wait until they have ended: before

@@ -133,6 +133,37 @@ class Request:
 _NOTHING: Final = memoryview(b"")
 
 
+class _Refused:
+    """A request that is refused, and answered when all its data has come. ``to_come``: bytes of
+    that."""
+
+    def __init__(self, to_come: int, cookie: int, offset: int, error: int, text: str) -> None:
+        self.to_come = to_come
+        self.cookie = cookie
+        self.offset = offset
+        self.error = error
+        self.text = text
+
+
+class _Progress:
+    """``moved``: bytes that have moved from and to the client."""
+
+    def __init__(self) -> None:
+        self.moved = 0
+        self._before = 0  # at the last call of ``is_slow``
+        self._slow = 0  # calls in a row
+
+    def is_slow(self, could_move: bool) -> bool:
+        """Between the last two calls, and before, less than LEAST_MOVED has moved, though more
+        could."""
+        moved, self._before = self.moved - self._before, self.moved
+        if moved < LEAST_MOVED and could_move:
+            self._slow += 1  # the first time its turn may have come a moment ago
+        else:
+            self._slow = 0
+        return self._slow > 1
+
+
 class Transmission:
     """Of one connection. ``owner`` hears of its requests.
 
@@ -162,8 +193,7 @@ class Transmission:
         self._leaving: deque[Request | None] = deque()  # whose memory the buffers of ``out`` are
         self._refusals = 0  # answers in ``out`` that belong to no request
         self._lost = False  # nothing is sent any more
-        self._moved = self._moved_before = 0  # bytes, now and at the last call of ``hoards``
-        self._slow = 0  # calls in a row
+        self._progress = _Progress()
         self._extended = negotiated.extended
         header = nbd.EXTENDED_REQUEST if self._extended else nbd.REQUEST
         self._unpack = header.unpack_from
@@ -186,8 +216,7 @@ class Transmission:
         self._end = 0
         self._large: Request | None = None  # a WRITE whose data is being received
         self._filled = 0  # bytes of it
-        self._to_pass_over = 0  # bytes of the data of a WRITE that is to be refused
-        self._refusal = (0, 0, 0, "")  # the answer to it: cookie, offset, error, text
+        self._refused: _Refused | None = None  # the rest of its data is to come
         self._expect_large = False
         self._intake.view[: len(first)] = first
         self._end = len(first)
@@ -236,7 +265,7 @@ class Transmission:
         """So many bytes are in the buffers, at least one. Returns the requests that are complete,
         with the memory that they need; refused ones have been answered. Raises RemoteProtocolError:
         what came with the breach is dropped, and nothing more is received."""
-        self._moved += count
+        self._progress.moved += count
         large = self._large
         if large is not None:
             into = min(count, large.length - self._filled)
@@ -262,8 +291,8 @@ class Transmission:
         self.held = self.starved = False
         if self._large is not None and not self._end_large(found):
             return
-        if self._to_pass_over:
-            self._pass_over()
+        if self._refused is not None:
+            self._pass_over(self._refused)
         if self.paused:
             return
         unpack, size, magic, data = self._unpack, self._size, self._magic, self._intake.data
@@ -389,7 +418,7 @@ class Transmission:
     @property
     def midway(self) -> bool:
         """The data of a WRITE is on its way into memory of its own, or is being passed over."""
-        return self._large is not None or self._to_pass_over > 0
+        return self._large is not None or self._refused is not None
 
     def unparsed(self) -> bytes:
         """What has been received of requests that have not begun: at most INTAKE bytes, as
@@ -474,17 +503,16 @@ class Transmission:
         self._start += self._size
         # Not before the data has come: clients (libnbd) look for the request of an answer only
         # among those that they have sent whole.
-        self._refusal = cookie, offset, error, text
-        self._to_pass_over = payload
-        self._pass_over()
+        self._pass_over(_Refused(payload, cookie, offset, error, text))
         return True
 
-    def _pass_over(self) -> None:
-        count = min(self._to_pass_over, self._end - self._start)
+    def _pass_over(self, refused: _Refused) -> None:
+        count = min(refused.to_come, self._end - self._start)
         self._start += count
-        self._to_pass_over -= count
-        if not self._to_pass_over:
-            self._answer_error(*self._refusal)
+        refused.to_come -= count
+        self._refused = refused if refused.to_come else None
+        if not refused.to_come:
+            self._answer_error(refused.cookie, refused.offset, refused.error, refused.text)
 
     def _status_length(self, begin: int, count: int) -> int:
         """The length that a BLOCK_STATUS with data asks for: it names the contexts that it wants.
@@ -600,7 +628,7 @@ class Transmission:
 
     def sent(self, count: int) -> None:
         """So many bytes of ``out`` have left."""
-        self._moved += count
+        self._progress.moved += count
         self.out_size -= count
         leaving = self._leaving
         if not self.out_size:
@@ -627,19 +655,14 @@ class Transmission:
     @property
     def has_begun(self) -> bool:
         """The client has sent something since the handshake."""
-        return self._moved > 0 or self._end > 0
+        return self._progress.moved > 0 or self._end > 0
 
     def hoards(self) -> bool:
         """Between the last two calls, and before, less than LEAST_MOVED has moved, though it was
         the client's turn: it owes the rest of a write, or does not take replies. And it has more
         memory than it is guaranteed."""
-        moved, self._moved_before = self._moved - self._moved_before, self._moved
         its_turn = self._large is not None or self.out_size > 0
-        if moved < LEAST_MOVED and its_turn and self._used > self._memory.guaranteed:
-            self._slow += 1  # the first time its turn may have come a moment ago
-        else:
-            self._slow = 0
-        return self._slow > 1
+        return self._progress.is_slow(its_turn and self._used > self._memory.guaranteed)
 
     def discard(self) -> None:
         """Nothing more is sent, and nothing received: the connection is over. What is open ends as
