@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import json
-import logging
 import mmap
 import os
 import shutil
@@ -487,23 +486,6 @@ def test_what_was_only_read_is_not_flushed(mounts: Mounts) -> None:
     subprocess.run(["fusermount3", "-u", mounts.place], check=True)
     assert ended(server) == (0, "")
     assert "lun0 flush" not in mounts.log()
-
-
-@pytest.mark.parametrize(
-    ("said", "of_use"),
-    [
-        (("fuse_release(): fuse_reply_* failed with %s", "No such file or directory"), False),
-        (("fuse_release(): fuse_reply_* failed with %s", "Invalid argument"), True),
-        (("No such file or directory",), True),
-    ],
-)
-def test_an_answer_that_nobody_waits_for_is_not_logged(said: tuple[str, ...], of_use: bool) -> None:
-    """A file is closed while the file system is unmounted."""
-    from fuse_mount.serving import is_of_use  # noqa: PLC0415 (pyfuse3 may be missing)
-
-    words, *values = said
-    record = logging.LogRecord("pyfuse3", logging.ERROR, "", 0, words, tuple(values), None)
-    assert is_of_use(record) is of_use
 
 
 def test_a_failed_last_flush_is_said(mounts: Mounts) -> None:
