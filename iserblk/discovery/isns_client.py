@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 
 CONNECT_TIMEOUT_S = 10.0
 ANSWER_TIMEOUT_S = 30.0  # for all answers together
-FAREWELL_S = 2.0
+DEREGISTER_S = 2.0
 
 
 async def ask_isns(url: Url, options: Options) -> Told:
@@ -74,7 +74,7 @@ async def _look(server: IsnsConnection, initiator: str, wanted: str) -> Told:
     finally:
         if entity:
             with (
-                trio.CancelScope(deadline=task_time() + FAREWELL_S, shield=True),
+                trio.CancelScope(deadline=task_time() + DEREGISTER_S, shield=True),
                 contextlib.suppress(IserblkError),
             ):
                 await server.ask(isns.DEV_DEREG, isns.deregistration(initiator, entity))

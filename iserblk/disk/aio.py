@@ -16,7 +16,7 @@ from iserblk.disk.multipath.addresses import settle
 from iserblk.disk.multipath.discovering import discover_ways
 from iserblk.disk.multipath.failback import PathsReconnector
 from iserblk.disk.multipath.recognising import join_same_luns
-from iserblk.disk.opening import find_disks, name_disks, open_session, part, reconnector
+from iserblk.disk.opening import find_disks, log_out, name_disks, open_session, reconnector
 from iserblk.disk.seam import AsyncLun, CommandResult, Extent, FlushClient, LossCount, LunInfo
 from iserblk.initiator.drivers.tasks import TrioDriver
 from iserblk.initiator.reconnecting import Reconnector
@@ -224,7 +224,7 @@ async def open_disks(
                 for each in reconnectors:
                     each.stop()
                 for driver in drivers:
-                    await part(driver)
+                    await log_out(driver)
             nursery.cancel_scope.cancel()
     if error is not None:
         raise error

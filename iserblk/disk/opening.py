@@ -44,7 +44,7 @@ from iserblk.scsi import luns
 
 log = logging.getLogger(__name__)
 
-FAREWELL_S = 10.0  # for giving back what was reserved, before the logout
+GIVE_BACK_S = 10.0  # for giving back what was reserved, before the logout
 
 
 async def open_session(address: Address) -> TrioDriver:
@@ -219,11 +219,11 @@ def give_up(session: Session) -> None:
 
 
 @uninterrupted
-async def part(driver: TrioDriver) -> None:
+async def log_out(driver: TrioDriver) -> None:
     """Give back what was reserved, log out, and end the session."""
     give_up(driver.session)
-    with move_on_after(FAREWELL_S):  # io-timeout may have no end
-        await driver.run_operation(driver.session.listeners.farewell())
+    with move_on_after(GIVE_BACK_S):  # io-timeout may have no end
+        await driver.run_operation(driver.session.listeners.before_logout())
     await driver.log_out()
 
 

@@ -138,8 +138,8 @@ class Reconnector:
             self._settling.cancel()
             if not self._session.reinstating:
                 self._reinstating.cancel()
-        elif self._session.leave_asked:
-            self._adding.cancel()  # and so does leaving in time
+        elif self._session.logout_asked:
+            self._adding.cancel()  # and so does logging out in time
             self._sleeping.cancel()
 
     def stop(self) -> None:
@@ -169,8 +169,8 @@ class Reconnector:
             while not self._stopped:
                 if self._wanted:
                     await self._regain()
-                elif self._session.leave_asked:
-                    await self._leave()
+                elif self._session.logout_asked:
+                    await self._log_out()
                 elif self._session.missing and self._session.more is not None:
                     await self._add(self._session.more)
                 else:
@@ -265,29 +265,29 @@ class Reconnector:
             return LocalProtocolError(repr(error))
         return ConnectTimeout(f"{session.portal}: given up")
 
-    async def _leave(self) -> None:
-        """Leave as the target has asked: when all is flushed, or half of the time has passed."""
+    async def _log_out(self) -> None:
+        """Log out as the target has asked: when all is flushed, or half of the time has passed."""
         session = self._session
-        asked = session.leave_asked
+        asked = session.logout_asked
         patience = max(0.0, asked - monotonic()) / 2
 
-        def leave() -> None:
-            if session.leave_asked == asked:  # else the connection was lost meanwhile
-                session.leave(AS_ASKED, patience)
+        def log_out() -> None:
+            if session.logout_asked == asked:  # else the connection was lost meanwhile
+                session.log_out(AS_ASKED, patience)
 
         try:
             if self._settle is not None and patience:
                 with trio.CancelScope() as self._settling:
-                    await self._settle(patience, leave)
+                    await self._settle(patience, log_out)
         except IserblkError as error:
-            log.info("%s: leaving unflushed: %s", session.portal, error)
-        leave()
-        session.leave_asked = 0.0
+            log.info("%s: logging out unflushed: %s", session.portal, error)
+        log_out()
+        session.logout_asked = 0.0
         self._driver.kick()
 
     async def _add(self, more: Callable[[Session], Awaitable[Connection]]) -> None:
         """Make attempts to add a connection, until there are enough or all are lost, or the target
-        wants the session to leave."""
+        wants the session to be logged out."""
         session = self._session
         pause = FIRST_PAUSE_S
         told: set[str] = set()
@@ -296,7 +296,7 @@ class Reconnector:
             self._add_pause = min(2 * self._add_pause, MOST_PAUSE_S)
         else:
             self._add_pause = FIRST_PAUSE_S
-        while session.missing and not self._stopped and not session.leave_asked:
+        while session.missing and not self._stopped and not session.logout_asked:
             missing = session.missing
             try:
                 with trio.CancelScope() as self._adding:
@@ -313,7 +313,7 @@ class Reconnector:
                     log.warning("%s: one connection less: %s", session.portal, text)
             except Exception:  # a bug, which must not stop that lost connections are regained
                 log.exception("%s: cannot add a connection", session.portal)
-            if session.missing and not session.leave_asked:
+            if session.missing and not session.logout_asked:
                 await self._sleep(pause, pause)
             pause = min(2 * pause, MOST_PAUSE_S)
 

@@ -688,7 +688,7 @@ async def serve(
         async with trio.open_nursery() as nursery:
             life = trio.CancelScope(shield=True)
             sessions = await nursery.start(_run_sessions, life)
-            nursery.start_soon(_say_goodbye, server, opened, logout_s, life)
+            nursery.start_soon(_log_all_out, server, opened, logout_s, life)
             nursery.start_soon(_tell_left_out)
             opened.start(nursery, sessions)
             if read is not None and lun_list is not None and hangups is not None:
@@ -712,7 +712,7 @@ async def _run_sessions(life: trio.CancelScope, task_status: trio.TaskStatus[tri
             await trio.sleep_forever()
 
 
-async def _say_goodbye(
+async def _log_all_out(
     server: TargetServer, opened: OpenPortals, logout_s: int, life: trio.CancelScope
 ) -> None:
     """When the target is cancelled, give initiators time to log out, then end ``life``."""

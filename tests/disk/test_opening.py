@@ -88,7 +88,7 @@ async def test_an_odd_lun_that_was_reserved_is_given_back(
 
         def watch(self, *_: object) -> None: ...
 
-        def farewell(self) -> Operation[None]:
+        def before_logout(self) -> Operation[None]:
             yield from self.release(None, self.lun)
 
     monkeypatch.setattr(opening, "Reservation", Reservation)
@@ -97,7 +97,7 @@ async def test_an_odd_lun_that_was_reserved_is_given_back(
     assert numbers(await found(session, reserve="exclusive")) == [0]
     zero, one = luns.encode(0), luns.encode(1)
     assert done == [("acquire", zero), ("acquire", one), ("release", one)]
-    finish(session.listeners.farewell())
+    finish(session.listeners.before_logout())
     assert done[3:] == [("release", zero)]
 
 

@@ -103,7 +103,7 @@ class Bench:
 
     def ask_to_leave(self) -> None:
         """The target asks for a logout within 4 s; something is unflushed."""
-        self.session.leave_asked = trio.current_time() + 4.0
+        self.session.logout_asked = trio.current_time() + 4.0
         assert self.driver.reconnect is not None
         self.driver.reconnect()
 
@@ -782,15 +782,15 @@ async def test_session_leaves_when_all_is_flushed(autojump_clock: MockClock) -> 
     async def settle(seconds: float, leave: Callable[[], None]) -> None:
         given.append(seconds)
         await trio.sleep(1)
-        assert bench.session.parting is None
+        assert bench.session.logout is None
         leave()
-        assert bench.session.parting is not None
+        assert bench.session.logout is not None
 
     bench.settle = settle
     async with bench.running():
         bench.ask_to_leave()
         await trio.sleep(2)
-        assert given == [2.0] and not bench.session.leave_asked
+        assert given == [2.0] and not bench.session.logout_asked
 
 
 async def test_session_leaves_unflushed_where_the_flush_fails(autojump_clock: MockClock) -> None:
@@ -803,7 +803,7 @@ async def test_session_leaves_unflushed_where_the_flush_fails(autojump_clock: Mo
     async with bench.running():
         bench.ask_to_leave()
         await trio.sleep(1)
-        assert bench.session.parting is not None
+        assert bench.session.logout is not None
 
 
 async def test_connection_that_is_lost_during_the_flush(autojump_clock: MockClock) -> None:
@@ -823,7 +823,7 @@ async def test_connection_that_is_lost_during_the_flush(autojump_clock: MockCloc
         await trio.sleep(1)
         assert bench.session.reconnects == 1
         late[0]()  # a thread may get there late
-        assert bench.session.parting is None
+        assert bench.session.logout is None
 
 
 @pytest.mark.parametrize("hangs", [False, True])
@@ -844,5 +844,5 @@ async def test_leaving_comes_before_a_missing_connection(
         await trio.sleep(100.3)
         bench.ask_to_leave()
         await trio.testing.wait_all_tasks_blocked()
-        assert bench.session.parting is not None
+        assert bench.session.logout is not None
         bench.session.wanted = 1

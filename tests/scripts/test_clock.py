@@ -108,5 +108,5 @@ def test_a_new_module_is_found(clock_script: ModuleType, tmp_path: Path) -> None
 
 def test_those_of_this_project(clock_script: ModuleType) -> None:
     found = clock_script.test_modules()
-    for name in ("test_reconnecting", "session/test_departure", "session/test_deadlines"):
+    for name in ("test_reconnecting", "session/test_logout_connection", "session/test_deadlines"):
         assert f"tests/initiator/{name}.py" in found

@@ -491,7 +491,7 @@ class _Resuming:
         """Implements LunListener; it has one connection."""
         return False
 
-    def farewell(self) -> Operation[None]:
+    def before_logout(self) -> Operation[None]:
         yield from ()
 
 
@@ -754,7 +754,7 @@ class DiskCore:
         """Implements LunListener."""
         return self.durability.unflushed
 
-    def farewell(self) -> Operation[None]:
+    def before_logout(self) -> Operation[None]:
         """Implements LunListener."""
         yield from ()
 

@@ -244,7 +244,7 @@ class Reservation(LunListener):
             )
             session.disconnect()
 
-    def farewell(self) -> Operation[None]:
+    def before_logout(self) -> Operation[None]:
         """Implements LunListener: gives the LUN back."""
         if self._acquired is not None:
             yield from self.release(*self._acquired)

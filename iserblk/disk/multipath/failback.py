@@ -71,7 +71,7 @@ class FailBack:
         with self._scope:
             while True:
                 await sleep(LOOK_S)
-                if self._session.parting is not None:
+                if self._session.logout is not None:
                     self._driver.kick()  # the logout has a time limit; perhaps no PDU comes
                 if not self._connected:
                     continue
@@ -85,7 +85,7 @@ class FailBack:
     @property
     def _connected(self) -> bool:
         session = self._session
-        return session.suspended is None and session.error is None and session.parting is None
+        return session.suspended is None and session.error is None and session.logout is None
 
     async def _try(self, way: Way[Address]) -> None:
         ways = self._paths.ways

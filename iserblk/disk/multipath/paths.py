@@ -202,7 +202,7 @@ class Paths(LunListener):
         the next ``progress``. ``patience``: seconds, see ``Session.leave``. False: not possible
         now."""
         self._wanted = way
-        if session.leave(f"to go on by {way.name}", patience):
+        if session.log_out(f"to go on by {way.name}", patience):
             return True
         self._wanted = None
         return False

@@ -23,7 +23,7 @@ import trio
 from iserblk.errors import ConnectionLost, LocalProtocolError
 from iserblk.initiator.session.deadlines import Ladder
 from iserblk.initiator.session.driving import LOGOUT_S, STALLED_S, TICK_S
-from iserblk.initiator.session.logout import PARTING_S, fill_logout
+from iserblk.initiator.session.logout import CLOSE_S, fill_logout
 from iserblk.initiator.session.session import Session
 from iserblk.initiator.session.slots import QUEUED, Operation, Waiter
 from iserblk.loop import strands
@@ -456,7 +456,7 @@ class TrioDriver:
             with trio.move_on_after(LOGOUT_S):
                 await waiter.wait()
             if not waiter.pending and session.error is None:
-                with trio.move_on_after(PARTING_S):
+                with trio.move_on_after(CLOSE_S):
                     await self._ended.wait()
         session.fail(ConnectionLost(f"{session.portal}: logged out"))
 

@@ -30,7 +30,7 @@ class Connection:
     the difference is in flight. ``bytes_begun``: of the former, where the session may have several
     connections; for statistics. ``lost``: it is over, and its datamover terminated.
     ``lent``: slots have memory that they did not have at first.
-    ``leaving``: no more commands are sent here, as the target has asked for its logout.
+    ``logging_out``: no more commands are sent here, as the target has asked for its logout.
     ``control_cmd_sns``: then, the CmdSNs of control PDUs that were not answered. ``early``: PDUs
     that came before the session had it. ``time2wait``, ``time2retain``: seconds, of the login; or
     what the target has announced with the end of this connection.
@@ -50,8 +50,8 @@ class Connection:
         "exp_stat_sn",
         "immediate_limit",
         "last_heard",
-        "leaving",
         "lent",
+        "logging_out",
         "lost",
         "memory",
         "parameters",
@@ -100,7 +100,7 @@ class Connection:
         self.ended = 0
         self.last_heard = monotonic()
         self.lost = False
-        self.leaving = False
+        self.logging_out = False
         self.control_cmd_sns: list[int] = []
         self.early: list[bytes] = []
         self.unsent_pongs = 0  # answers to pings since the wire was last seen free

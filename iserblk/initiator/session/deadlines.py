@@ -185,8 +185,8 @@ class Ladder:
         else:
             self._tell_of_waiting()
         session.recover(now)
-        if session.parting is not None:
-            session.parting.tick(now)
+        if session.logout is not None:
+            session.logout.tick(now)
         if session.silence.since:
             self._notice_answers(now)
         if session.suspended is None:

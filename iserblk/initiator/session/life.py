@@ -16,7 +16,7 @@ class State(StrEnum):
 
     FREE = "free"  # the login is not over (S4)
     LOGGED_IN = "logged in"  # full feature phase (S5)
-    LEAVING = "leaving"  # nothing new is sent; commands end, then the logout follows (S6, S7)
+    LOGGING_OUT = "logging out"  # nothing new is sent; commands end, then the request (S6, S7)
     REINSTATING = "reinstating"  # no connection is left; tasks wait at the target for another (S8)
     CLEANING_UP = "cleaning up"  # the connection is lost; its tasks are being put back (S8)
     SUSPENDED = "suspended"  # no connection; commands wait for the next one
@@ -25,7 +25,7 @@ class State(StrEnum):
 
 class Event(StrEnum):
     LOGIN = "login"  # the final Login Response
-    LEAVE = "leave"  # the target asks for a logout, or the driver's owner does
+    LOG_OUT = "log out"  # the target asks for a logout, or the driver's owner does
     LAST = "last connection lost"  # at ErrorRecoveryLevel 2: it is to be reinstated
     REINSTATE = "reinstate"  # a connection has logged in to the session that the target has kept
     LOSS = "loss"  # the connection is over, and is to be replaced
@@ -36,9 +36,9 @@ class Event(StrEnum):
 
 TABLE: dict[tuple[State, Event], State] = {
     (State.FREE, Event.LOGIN): State.LOGGED_IN,
-    (State.LOGGED_IN, Event.LEAVE): State.LEAVING,
+    (State.LOGGED_IN, Event.LOG_OUT): State.LOGGING_OUT,
     (State.LOGGED_IN, Event.LOSS): State.CLEANING_UP,
-    (State.LEAVING, Event.LOSS): State.CLEANING_UP,
+    (State.LOGGING_OUT, Event.LOSS): State.CLEANING_UP,
     (State.LOGGED_IN, Event.LAST): State.REINSTATING,
     (State.REINSTATING, Event.REINSTATE): State.LOGGED_IN,
     (State.REINSTATING, Event.LOSS): State.CLEANING_UP,
@@ -46,7 +46,7 @@ TABLE: dict[tuple[State, Event], State] = {
     (State.SUSPENDED, Event.ADOPT): State.LOGGED_IN,
     (State.FREE, Event.FAIL): State.ENDED,
     (State.LOGGED_IN, Event.FAIL): State.ENDED,
-    (State.LEAVING, Event.FAIL): State.ENDED,
+    (State.LOGGING_OUT, Event.FAIL): State.ENDED,
     (State.REINSTATING, Event.FAIL): State.ENDED,
     (State.CLEANING_UP, Event.FAIL): State.ENDED,
     (State.SUSPENDED, Event.FAIL): State.ENDED,
@@ -81,7 +81,7 @@ class Life:
     @property
     def connected(self) -> bool:
         state = self.state
-        return state is State.LOGGED_IN or state is State.LEAVING
+        return state is State.LOGGED_IN or state is State.LOGGING_OUT
 
     @property
     def absent(self) -> bool:

@@ -41,7 +41,7 @@ class LunListener(Protocol):
         target that nobody hears might hide a loss. Runs where ``Session.progress`` does."""
         return False
 
-    def farewell(self) -> Operation[None]:
+    def before_logout(self) -> Operation[None]:
         """The operation that the driver runs before it logs out. Raises nothing."""
         yield from ()
 
@@ -96,8 +96,8 @@ class LunListeners:
         """Whether that is so of any LUN."""
         return any(self.unflushed(lun) for lun in list(self._of))
 
-    def farewell(self) -> Operation[None]:
+    def before_logout(self) -> Operation[None]:
         """Run what the listeners of all LUNs want done before the logout."""
         for listeners in self._of.values():
             for listener in listeners:
-                yield from listener.farewell()
+                yield from listener.before_logout()

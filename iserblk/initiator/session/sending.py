@@ -432,7 +432,7 @@ class SendQueue:
         """The connection for a command that moves ``length`` bytes, of several."""
         left = self._chosen_takes - length
         chosen = self._chosen
-        if left < 0 or chosen.leaving or chosen.lost:
+        if left < 0 or chosen.logging_out or chosen.lost:
             chosen = self._chosen = self._least_busy()
             left = TOGETHER - length
         self._chosen_takes = left
@@ -447,7 +447,7 @@ class SendQueue:
         """The connection that has the fewest commands in flight."""
         best = self.connection
         for connection in self.connections:
-            if connection.in_flight < best.in_flight and not connection.leaving:
+            if connection.in_flight < best.in_flight and not connection.logging_out:
                 best = connection
         return best
 
@@ -457,18 +457,18 @@ class SendQueue:
             return
         first = self.connections[0]
         for connection in self.connections:
-            if not connection.leaving:
+            if not connection.logging_out:
                 first = connection
                 break
         self.connection = first
         self.portal = first.portal
 
-    def depart(self, connection: Connection) -> bool:
+    def begin_logout(self, connection: Connection) -> bool:
         """Send no more commands on ``connection``. False, and nothing has changed: none would be
         left for them."""
-        if not any(each is not connection and not each.leaving for each in self.connections):
+        if not any(each is not connection and not each.logging_out for each in self.connections):
             return False
-        connection.leaving = True
+        connection.logging_out = True
         self._choose_first()
         return True
 

@@ -39,7 +39,6 @@ from iserblk.errors import (
     without_frames,
 )
 from iserblk.initiator.session.connection import Connection
-from iserblk.initiator.session.departure import Departure
 from iserblk.initiator.session.descriptors import Descriptors
 from iserblk.initiator.session.driving import SessionDriver, Undriven
 from iserblk.initiator.session.ending import Ending
@@ -49,6 +48,7 @@ from iserblk.initiator.session.logout import (
     ANSWER_S,
     DRAIN_S,
     MOST_WAIT_S,
+    ConnectionLogout,
     LogoutWaiter,
     fill_logout,
 )
@@ -71,7 +71,7 @@ STALLS: Final = 16  # times in which the process did not run, that are remembere
 MOST_TOLD: Final = 1024  # kinds of sense data that the log has, and that are remembered
 
 
-class Parting:
+class SessionLogout:
     """A logout from a connection, after which the session goes on with another. Commands in flight
     may end, new ones wait for the next connection. Implements Waiter for the Logout Response."""
 
@@ -201,9 +201,9 @@ class Answers:
             if opcode == bhs.NOP_IN and session.loses_pdus:
                 queue.plug_gap(slot)
             queue.end_control(slot)
-            parting = session.parting
-            if opcode == bhs.LOGOUT_RESPONSE and slot.waiter is parting and parting is not None:
-                session.parted(pdu.LogoutResponse.unpack_from(message, at), parting)
+            logout = session.logout
+            if opcode == bhs.LOGOUT_RESPONSE and slot.waiter is logout and logout is not None:
+                session.logout_answered(pdu.LogoutResponse.unpack_from(message, at), logout)
 
 
 class Session:
@@ -228,10 +228,10 @@ class Session:
 
     ``ending``: whether its end was asked for, and so how long a target that is away is waited for.
 
-    ``leave_asked``: until when the target wants the session to leave (monotonic seconds), while
+    ``logout_asked``: until when the target wants the session to leave (monotonic seconds), while
     what is unflushed is flushed first; else 0.
 
-    ``parting``: the logout, while it is LEAVING. ``suspended_at``: when the last connection was
+    ``logout``: the logout, while it is LOGGING_OUT. ``suspended_at``: when the last connection was
     lost. ``reconnect_at``: the target wants no login before that, it has said. ``reinstate_at``:
     what was lost without a word must not be logged out before that, explicitly or by a login that
     reinstates the session. ``left_nothing``: the lost connection ended in order, with no task at
@@ -275,12 +275,12 @@ class Session:
         self.reassigned = 0
         self.losses = Losses()
         self._recoveries: list[Recovery] = []
-        self._departures: list[Departure] = []
+        self._connection_logouts: list[ConnectionLogout] = []
         self.perhaps_ended: list[tuple[TaskSlot, int]] = []
         self._joined: deque[Connection] = deque()  # offered
         self.busy_poll_us = 0
-        self.leave_asked = 0.0
-        self.parting: Parting | None = None
+        self.logout_asked = 0.0
+        self.logout: SessionLogout | None = None
         self.suspended_at = 0.0
         # When the process went on after it had not run for a while, and for how long: of late.
         self._stalls: deque[tuple[float, float]] = deque(maxlen=STALLS)
@@ -470,8 +470,8 @@ class Session:
             connection.last_heard = now
         elif self.queue.waiting.entries:
             self.queue.send_waiting()  # no answer, but perhaps memory that is free again
-        if self.parting is not None:
-            self.parting.tick(now)
+        if self.logout is not None:
+            self.logout.tick(now)
         return count
 
     def _again(self) -> None:
@@ -499,8 +499,8 @@ class Session:
         if not count and queue.waiting.entries:
             queue.send_waiting()
         self.recover(now)
-        if self.parting is not None:
-            self.parting.tick(now)
+        if self.logout is not None:
+            self.logout.tick(now)
         return count
 
     def stalled(self, seconds: float, now: float) -> None:
@@ -511,10 +511,10 @@ class Session:
             connection.last_heard = min(now, connection.last_heard + seconds)
         for recovery in self._recoveries:
             recovery.stalled(seconds)
-        for departure in self._departures:
-            departure.stalled(seconds)
-        if self.parting is not None:
-            self.parting.stalled(seconds)
+        for each in self._connection_logouts:
+            each.stalled(seconds)
+        if self.logout is not None:
+            self.logout.stalled(seconds)
         self.ending.stalled(seconds)
 
     def extended(self, deadline: float) -> float:
@@ -623,12 +623,14 @@ class Session:
     def _log_out_one(self, connection: Connection, patience: float) -> None:
         """The target asks for a logout of ``connection``, within ``patience`` seconds: log it out.
         Where no connection would be left, the session is logged out, and goes on with another."""
-        if connection.leaving:
+        if connection.logging_out:
             return
-        if self.queue.descriptors is None or not self.queue.depart(connection):
-            self._leave_settled(patience)
+        if self.queue.descriptors is None or not self.queue.begin_logout(connection):
+            self._log_out_settled(patience)
         else:
-            self._departures.append(Departure(self.queue, connection, monotonic() + patience))
+            self._connection_logouts.append(
+                ConnectionLogout(self.queue, connection, monotonic() + patience)
+            )
 
     def rejected(self, message: memoryview, at: int, connection: Connection) -> None:
         """Handle a Reject, which carries the header of the rejected PDU: end that task (section
@@ -653,7 +655,7 @@ class Session:
                 slot, CommandRejected(f"{self.portal}: target rejected a command: {words}")
             )
 
-    def parted(self, message: pdu.LogoutResponse, parting: Parting) -> None:
+    def logout_answered(self, message: pdu.LogoutResponse, logout: SessionLogout) -> None:
         """The Logout Response has come, to a logout that the target or we wanted: end the
         connection."""
         if message.response == pdu.LOGOUT_CID_NOT_FOUND:  # its Time2Wait means nothing (11.15.3)
@@ -662,7 +664,7 @@ class Session:
             self._stay_away(message.time2wait)
         self.left_nothing = not message.response and not self.queue.sent
         self._over = True
-        raise ConnectionLost(f"{self.portal}: logged out, {parting.why}")
+        raise ConnectionLost(f"{self.portal}: logged out, {logout.why}")
 
     def _stay_away(self, time2wait: float) -> None:
         """The target wants no login for ``time2wait`` seconds."""
@@ -732,7 +734,7 @@ class Session:
         if connection not in queue.connections:
             return
         last = len(queue.connections) == 1
-        closed = self._departed(connection)
+        closed = self._was_logged_out(connection)
         if self._over or (last and (closed or not self._may_reinstate(connection, now))):
             self._lose(error)
             return
@@ -765,19 +767,19 @@ class Session:
         self._end_one(connection)
         if closed:
             recovery.closed()
-        if not last and all(each.leaving for each in queue.connections):
-            self._leave_settled(DRAIN_S)
+        if not last and all(each.logging_out for each in queue.connections):
+            self._log_out_settled(DRAIN_S)
         if queue.driver.reconnect is not None:
             queue.driver.reconnect()
 
-    def _departed(self, connection: Connection) -> bool:
+    def _was_logged_out(self, connection: Connection) -> bool:
         """``connection`` is over; whether it was logged out in order, as the target had asked."""
-        for departure in self._departures:
-            if departure.connection is connection:
-                self._departures.remove(departure)
-                if departure.closed:
+        for each in self._connection_logouts:
+            if each.connection is connection:
+                self._connection_logouts.remove(each)
+                if each.closed:
                     connection.time2wait = 0  # nothing is left to be recovered
-                return departure.closed
+                return each.closed
         return False
 
     def _may_reinstate(self, connection: Connection, now: float) -> bool:
@@ -788,7 +790,7 @@ class Session:
             and connection.time2wait <= PATIENCE_S
             and self.more is not None
             and self.can_reconnect
-            and not (self._spent or self.logging_out or self.parting is not None)
+            and not (self._spent or self.logging_out or self.logout is not None)
             and not self._any_late(now)
         )
 
@@ -851,13 +853,13 @@ class Session:
         if self.reinstating:
             self._give_up_reinstating(now)
             return
-        for departure in self._departures.copy():
-            if self.logging_out or departure not in self._departures:
+        for each in self._connection_logouts.copy():
+            if self.logging_out or each not in self._connection_logouts:
                 break  # the session comes first
-            departure.tick(now)
-            if departure.closed:
+            each.tick(now)
+            if each.closed:
                 error = ConnectionLost(AS_ASKED)
-                self._lose_one(departure.connection, error, now)
+                self._lose_one(each.connection, error, now)
         for recovery in self._recoveries.copy():
             if recovery not in self._recoveries:
                 return  # all connections are lost
@@ -914,10 +916,10 @@ class Session:
         self._terminate()
         self.queue.put_back()
         self._recoveries.clear()
-        self._departures.clear()
+        self._connection_logouts.clear()
         self._over = self.logging_out = False
-        self.parting = None
-        self.leave_asked = 0.0
+        self.logout = None
+        self.logout_asked = 0.0
         self.queue.end_sent(self._unwanted)
         if self.error is not None:
             return
@@ -964,25 +966,25 @@ class Session:
         error.logged = True
         return error
 
-    def _leave_settled(self, patience: float) -> None:
-        """Leave, as the target had asked, within ``patience`` seconds. Where something is
+    def _log_out_settled(self, patience: float) -> None:
+        """Log out, as the target had asked, within ``patience`` seconds. Where something is
         unflushed, the reconnector has it flushed first."""
         reconnect = self.queue.driver.reconnect
         if reconnect is not None and self.listeners.any_unflushed():
-            self.leave_asked = monotonic() + patience
+            self.logout_asked = monotonic() + patience
             reconnect()
         else:
-            self.leave(AS_ASKED, patience)
+            self.log_out(AS_ASKED, patience)
 
-    def leave(self, why: str, patience: float) -> bool:
+    def log_out(self, why: str, patience: float) -> bool:
         """Log out when what is in flight has ended, or after ``patience`` seconds;
         then the driver's ``reconnect`` is called. It begins with the next ``progress``. False:
         there is no connection, the driver cannot reconnect, or a logout is under way already."""
         if self.life.state is not State.LOGGED_IN or self.queue.driver.reconnect is None:
             return False
-        self.life.enter(Event.LEAVE)
-        self.leave_asked = 0.0
-        self.parting = Parting(self, monotonic() + patience, why)
+        self.life.enter(Event.LOG_OUT)
+        self.logout_asked = 0.0
+        self.logout = SessionLogout(self, monotonic() + patience, why)
         self.queue.hold()
         return True
 

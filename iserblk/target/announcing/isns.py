@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 PERIOD_S = 300
 LEAST_PERIOD_S = 10  # whatever a server says
 ANSWER_S = 20.0
-FAREWELL_S = 2.0
+DEREGISTER_S = 2.0
 FIRST_RETRY_S = 5.0
 LAST_RETRY_S = 120.0
 
@@ -71,7 +71,7 @@ class Registration:
         finally:
             if ever:
                 with (
-                    trio.CancelScope(deadline=task_time() + FAREWELL_S, shield=True),
+                    trio.CancelScope(deadline=task_time() + DEREGISTER_S, shield=True),
                     suppress(IserblkError),
                 ):
                     await self._say(isns.DEV_DEREG)

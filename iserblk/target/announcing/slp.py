@@ -42,7 +42,7 @@ MAXIMUM_REQUEST = 65536  # bytes by TCP
 CONNECTION_S = 30.0
 ANSWER_S = 15.0
 RETRY_S = 30.0
-FAREWELL_S = 2.0
+DEREGISTER_S = 2.0
 LOOK_FOR_AGENTS_S = (0.0, 2.0, 4.0)  # pauses before the requests at the start
 
 
@@ -247,7 +247,7 @@ class SlpAnnouncer:
         finally:
             if directory.registered:
                 with (
-                    trio.CancelScope(deadline=task_time() + FAREWELL_S, shield=True),
+                    trio.CancelScope(deadline=task_time() + DEREGISTER_S, shield=True),
                     suppress(IserblkError),
                 ):
                     await _register(agent, directory, leaving=True)

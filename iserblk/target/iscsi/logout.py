@@ -45,7 +45,7 @@ class Logouts:
             for each in [*session.lost, *session.connections]:
                 if each is not self._connection:
                     session.log_out(each, False)
-            self._leave(request, True)
+            self._log_out(request, True)
         elif request.reason > pdu.LOGOUT_FOR_RECOVERY:
             self._answers.logout(request, CLEANUP_FAILED)
         elif request.cid != self._connection.cid:
@@ -58,9 +58,9 @@ class Logouts:
         elif recovery:
             self._set_aside(request)
         else:
-            self._leave(request, False)
+            self._log_out(request, False)
 
-    def _leave(self, request: pdu.LogoutRequest, whole_session: bool) -> None:
+    def _log_out(self, request: pdu.LogoutRequest, whole_session: bool) -> None:
         """Log this connection out, or the session, whose other connections are being closed."""
         session = self._session
         self._connection.leaving = True

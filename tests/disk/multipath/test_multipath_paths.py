@@ -39,7 +39,7 @@ LUN = bytes(8)
 
 
 class Session:
-    """A session through portal group ``group``. ``leaves``: what ``leave`` returns."""
+    """A session through portal group ``group``. ``leaves``: what ``log_out`` returns."""
 
     def __init__(self, host: str, group: int) -> None:
         self.portal = f"{host}:3260"
@@ -49,7 +49,7 @@ class Session:
         self.leaves = True
         self.disconnected = 0
 
-    def leave(self, reason: str, patience: float) -> bool:
+    def log_out(self, reason: str, patience: float) -> bool:
         return self.leaves
 
     def disconnect(self) -> None:

@@ -50,7 +50,7 @@ def test_another_thread_may_ask_for_the_absence_while_an_older_one_dies() -> Non
 
 
 def test_who_leaves_is_connected_still() -> None:
-    assert _at(Event.LOGIN, Event.LEAVE).connected
+    assert _at(Event.LOGIN, Event.LOG_OUT).connected
 
 
 def test_an_end_keeps_its_first_reason() -> None:

@@ -22,7 +22,7 @@ class Listener(LunListener):
     def retried(self) -> None:
         self.retries += 1
 
-    def farewell(self) -> Operation[None]:
+    def before_logout(self) -> Operation[None]:
         yield 0.5
         self.gone = True
 
@@ -72,10 +72,10 @@ def test_all_say_goodbye_one_after_another() -> None:
     listeners, one, two = LunListeners(), Listener(), Listener()
     listeners.add(LUN, one)
     listeners.add(OTHER, two)
-    farewell = listeners.farewell()
-    assert next(farewell) == 0.5 and not one.gone
-    assert next(farewell) == 0.5 and one.gone and not two.gone
-    assert list(farewell) == [] and two.gone
+    before_logout = listeners.before_logout()
+    assert next(before_logout) == 0.5 and not one.gone
+    assert next(before_logout) == 0.5 and one.gone and not two.gone
+    assert list(before_logout) == [] and two.gone
 
 
 def test_a_listener_that_leaves_out_what_it_does_not_need() -> None:
@@ -86,4 +86,4 @@ def test_a_listener_that_leaves_out_what_it_does_not_need() -> None:
     listeners = LunListeners()
     listeners.add(LUN, Deaf())
     listeners.retried(LUN)
-    assert list(listeners.farewell()) == []
+    assert list(listeners.before_logout()) == []

@@ -272,7 +272,7 @@ def test_a_fresh_session_that_was_to_be_left_is_not_kept(one: Bench) -> None:
 
 def test_a_session_that_leaves_is_not_kept(one: Bench) -> None:
     one.submit()
-    assert one.session.leave("elsewhere", 1.0)
+    assert one.session.log_out("elsewhere", 1.0)
     one.lose(0)
     assert state(one) is State.SUSPENDED
 

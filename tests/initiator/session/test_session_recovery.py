@@ -560,10 +560,10 @@ def test_target_asks_for_a_logout_while_something_is_unflushed(clock: Clock) -> 
     made.listeners.add(bytes(8), Unflushed())
     _event(kept.dm, pdu.ASYNC_LOGOUT_REQUEST, parameter3=3)
     made.progress(clock())
-    assert kept.called == 1 and made.leave_asked == clock() + 3 and not _logouts(kept.dm)
+    assert kept.called == 1 and made.logout_asked == clock() + 3 and not _logouts(kept.dm)
     slot = command(made, CountingWaiter())
     assert slot.state == SENT
-    assert made.leave("all is flushed", 1.0) and not made.leave_asked
+    assert made.log_out("all is flushed", 1.0) and not made.logout_asked
     kept.dm.inbox.append(response(slot.itt, max_cmd_sn=40))
     made.progress(clock())
     assert len(_logouts(kept.dm)) == 1
@@ -575,7 +575,7 @@ def test_connection_that_is_lost_before_it_could_leave(clock: Clock) -> None:
     _event(kept.dm, pdu.ASYNC_LOGOUT_REQUEST, parameter3=3)
     kept.session.progress(clock())
     kept.lose()
-    assert not kept.session.leave_asked
+    assert not kept.session.logout_asked
 
 
 @pytest.mark.parametrize("response, wait", [(0, 7), (1, 3), (3, 7)])

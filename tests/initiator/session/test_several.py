@@ -79,14 +79,14 @@ def test_much_data_goes_over_all_connections(benches: list[Bench]) -> None:
     assert submit_together(bench, 4, WRITE, TOGETHER + 1) == [0, 1] * 2
 
 
-@pytest.mark.parametrize("how", ["lost", "leaving"])
+@pytest.mark.parametrize("how", ["lost", "logging out"])
 def test_a_turn_goes_on_without_the_connection_that_it_had_begun_with(two: Bench, how: str) -> None:
     two.session.queue.corked = True
     assert two.submit(READ).connection.cid == 0
     if how == "lost":
         two.lose(0)
     else:
-        two.session.queue.depart(two.session.queue.connections[0])
+        two.session.queue.begin_logout(two.session.queue.connections[0])
     assert [two.submit(READ).connection.cid for _ in range(3)] == [1] * 3
     two.session.queue.corked = False
     two.session.queue.flush()

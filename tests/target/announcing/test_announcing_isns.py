@@ -212,7 +212,7 @@ async def test_a_server_that_says_nothing(
         with trio.move_on_after(1):
             server.nursery.start_soon(_fall_silent, server)
             await Registration(("server", 3205), ANNOUNCED).run()
-        assert trio.current_time() - began == pytest.approx(1 + announcing.FAREWELL_S)
+        assert trio.current_time() - began == pytest.approx(1 + announcing.DEREGISTER_S)
     assert server.said == [REGISTER]
 
 

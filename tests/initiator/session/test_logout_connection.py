@@ -80,7 +80,7 @@ def test_the_session_is_logged_out_when_none_would_be_left(two: Bench) -> None:
     asked(two, 0, 5)
     slot = two.submit()
     asked(two, 1, 5)
-    assert two.session.life.state is State.LEAVING
+    assert two.session.life.state is State.LOGGING_OUT
     assert two.submit().state == QUEUED
     two.receive(1, response(slot.itt, max_cmd_sn=MOST))
     reasons = [pdu.LogoutRequest.unpack_from(logout_of(dm)).reason for dm in two.dms]
@@ -92,7 +92,7 @@ def test_the_session_is_logged_out_when_the_others_are_lost(two: Bench) -> None:
     two.submit()
     asked(two, 0, 5)
     two.lose(1)
-    assert two.session.life.state is State.LEAVING
+    assert two.session.life.state is State.LOGGING_OUT
 
 
 def test_a_connection_may_take_the_place_of_one_that_leaves(two: Bench) -> None:
