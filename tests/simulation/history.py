@@ -95,6 +95,7 @@ class History:
         self._disturbed = -math.inf  # the same, or when a change ended that was under way then
         self._changed = -math.inf  # when a change ended that is not bound
         self._flushed = -math.inf  # when the last flush that has succeeded began
+        self._bound_at = -math.inf  # when a flush that has bound changes ended
         self._told = -math.inf
         self._died = -math.inf
         self.losses = 0  # that were told
@@ -231,6 +232,8 @@ class History:
         self._flushed = max(self._flushed, begun)
         if begun > self._disturbed:
             self._perhaps = False
+        if covered:
+            self._bound_at = now
         for change in covered:
             del self._unbound[change]
             self._owed.pop(change, None)
@@ -239,7 +242,10 @@ class History:
     def end_flush_with_loss(self, begun: float, now: float, failed: bool = False) -> None:
         """One has failed, and told of a loss. ``failed``: the target has said that it could not
         write what it had cached. Raises Wrong."""
-        may_tell = self._owed or self._perhaps or self._in_trouble or begun <= self._told
+        # (One that a loss of a connection or of the cache met, and that began before another flush
+        # had bound what both cover, cannot know better.)
+        met = begun <= min(self._line, self._bound_at)
+        may_tell = self._owed or self._perhaps or self._in_trouble or met or begun <= self._told
         if not failed and (self._keeps or not may_tell):
             raise Wrong("a flush tells of a loss, and nothing was lost")
         self.losses += 1

@@ -61,13 +61,14 @@ class SimulatedWatch:
 
 
 class SimulatedLoop:
-    """Implements Loop. ``chance``: decides on the order.
+    """Implements Loop. ``chance``: decides on the order. ``work_s``: see WORK_S; may be changed.
 
     A turn does one thing of those that are due: it calls what was to be called soon, timers, what
     comes by ``wake``, one descriptor that is ready, or what the world around does (``later``)."""
 
     def __init__(self, chance: Random) -> None:
         self.chance = chance
+        self.work_s = WORK_S
         self._now = FIRST_S
         self._soon: deque[Function] = deque()
         self._foreign: deque[Function] = deque()
@@ -115,7 +116,7 @@ class SimulatedLoop:
 
     def _begin(self, job: Job) -> None:
         job[2].busy += 1
-        self.later(self.chance.uniform(*WORK_S), partial(self._work, job))
+        self.later(self.chance.uniform(*self.work_s), partial(self._work, job))
 
     def _work(self, job: Job) -> None:
         error: BaseException | None = None
@@ -123,7 +124,7 @@ class SimulatedLoop:
             job[0]()
         except BaseException as problem:
             error = problem
-        self.later(self.chance.uniform(*WORK_S), partial(self._end, job, error))
+        self.later(self.chance.uniform(*self.work_s), partial(self._end, job, error))
 
     def _end(self, job: Job, error: BaseException | None) -> None:
         _, ended, limit = job
@@ -267,12 +268,14 @@ class SimulatedLoop:
                     trio.lowlevel.reschedule(task)
             watch = self._watches.get(fd)
             if watch is not None and ((watch.reads and readable) or (watch.writes and writable)):
-                found = True
                 try:
                     watch.ready()
                 except BaseException:
                     watch.close()
                     raise
+                found = (watch.reads and descriptor.readable()) or (
+                    watch.writes and descriptor.writable()
+                )
         if not found:
             self._touched.pop(fd, None)
 

@@ -28,6 +28,7 @@ DELAY_S: Final = (10e-6, 200e-6)  # one way, of a piece
 ROOM: Final = 256 << 10  # bytes of one direction that wait to be read, or are on their way
 PIECES: Final = 3  # of a send, at most
 FIRST_PORT: Final = 40000
+WITHOUT_DIGEST: Final = 4096  # bytes: a login is shorter
 _SEGMENT: Final = 1448
 
 
@@ -36,8 +37,7 @@ def problem(number: int) -> OSError:
 
 
 class End:
-    """One end of a connection: a descriptor. The faults of a line are ``reset``, ``vanish`` and
-    ``limit``."""
+    """One end of a connection: a descriptor. The faults of a line are those of ``Network``."""
 
     def __init__(self, network: Network, local: tuple[str, int], remote: tuple[str, int]) -> None:
         self.network = network
@@ -57,6 +57,8 @@ class End:
         self.gone = False  # this end knows of no connection any more
         self.lost = False  # what this end sends never arrives
         self.limit = -1  # bytes, after which the line is reset
+        self.received = 0  # bytes
+        self.damage_at = -1  # of all that is received: this byte is another then
         self.closed = False
 
     def __repr__(self) -> str:
@@ -173,6 +175,9 @@ class End:
         if self.limit >= 0:
             data, self.limit = data[: self.limit], max(0, self.limit - len(data))
         self.inbox += data
+        if self.received <= self.damage_at < self.received + len(data):
+            self.inbox[self.damage_at - self.received - len(data)] ^= 0x10
+        self.received += len(data)
         self.network.loop.touch(self.number)
         if not self.limit:
             self.network.cut(self)
@@ -300,6 +305,14 @@ class Network:
     def limit(self, end: End, size: int) -> None:
         """The connection is reset when ``end`` has received ``size`` bytes more."""
         end.limit = size
+
+    def damage(self, end: End, size: int) -> bool:
+        """A byte is changed behind the next ``size`` that ``end`` receives. Returns whether it is:
+        what an end receives first, its login, has no digest."""
+        if end.received < WITHOUT_DIGEST:
+            return False
+        end.damage_at = end.received + size
+        return True
 
     def start(self) -> None:
         """For trio's sockets of this run, which has begun."""

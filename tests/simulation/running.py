@@ -15,6 +15,7 @@ import os
 import secrets
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from random import Random
 from typing import Final, TypeVar
 from unittest import mock
@@ -23,9 +24,10 @@ import hypothesis  # noqa: F401 (trio's entry point comes with it)
 import trio
 from hypothesis.internal.entropy import deterministic_PRNG
 
-from iserblk.initiator.connecting import reach
+from iserblk.initiator.connecting import login, reach
 from iserblk.initiator.connecting.styles import Styles
 from iserblk.initiator.session import descriptors
+from iserblk.iscsi.login_initiator import LoginInitiator, LoginInitiatorConfig
 from iserblk.loop import clock, tasks
 from iserblk.loop.here import hosts
 from iserblk.loop.work import nothing
@@ -76,10 +78,12 @@ class _Clock(trio.abc.Clock):
 
 
 class Simulation:
-    """One ``run``, in which ``seed`` decides on everything."""
+    """One ``run``, in which ``seed`` decides on everything. ``first_number``: CmdSN and StatSN of
+    each session begin there."""
 
-    def __init__(self, seed: object = 0) -> None:
+    def __init__(self, seed: object = 0, first_number: int = 1) -> None:
         self._seed = seed
+        self._first_number = first_number
         self.loop = SimulatedLoop(Random(f"loop {seed}"))
         self.network = Network(self.loop, Random(f"network {seed}"))
         self._problem: BaseException | None = None
@@ -98,7 +102,7 @@ class Simulation:
             assert self._problem is not None  # nothing else cancels the scope
             raise self._problem
 
-        with made_up(self.network, self._seed):
+        with made_up(self.network, self._seed, self._first_number):
             try:
                 result = trio.run(main, clock=_Clock(loop), instruments=[self._runnable])
             finally:
@@ -108,25 +112,21 @@ class Simulation:
         return result
 
     async def _turns(self, scope: trio.CancelScope) -> None:
-        """Body of a task."""
+        """Body of a task. trio gets its turn where a task of its is runnable, where one of its
+        deadlines has come, and after PASS turns in any case."""
         loop, chance, runnable = self.loop, self.loop.chance, self._runnable
+        turn, draw = loop.turn, chance.random
         left = PASS
-        quiet = False  # trio has looked at everything since the last turn that did something
         while True:
             # ``count``: without this task, which runs.
-            if left <= 0 or (runnable.count and chance.random() < 0.5):
+            if left <= 0 or (runnable.count and draw() < 0.5):
                 left = PASS
-                quiet = True
                 await trio.lowlevel.checkpoint()
                 continue
             left -= 1
             try:
-                if loop.turn():
-                    quiet = False
-                elif runnable.count or not quiet:
+                if not turn() and (runnable.count or self._jump()):
                     left = 0
-                elif self._jump():
-                    left, quiet = 0, False
             except BaseException as error:
                 self._problem = self._problem or error
                 scope.cancel()
@@ -136,7 +136,10 @@ class Simulation:
         """To the moment when something happens; returns whether in trio."""
         loop = self.loop
         ours = loop.due()
-        theirs = loop.now() + trio.lowlevel.current_statistics().seconds_to_next_deadline
+        statistics = trio.lowlevel.current_statistics()
+        if statistics.run_sync_soon_queue_size:
+            return True
+        theirs = loop.now() + statistics.seconds_to_next_deadline
         when = min(ours, theirs)
         if when == math.inf:
             raise Stuck("nothing is left that could happen: what waits, waits for ever")
@@ -145,13 +148,20 @@ class Simulation:
 
 
 @contextmanager
-def made_up(network: Network, seed: object) -> Iterator[None]:
+def made_up(network: Network, seed: object, first_number: int) -> Iterator[None]:
     """In the body time, and what is random, are those of a simulated world."""
 
     loop = network.loop
 
     def nanoseconds() -> int:
         return int(loop.now() * 1e9)
+
+    def numbered(config: LoginInitiatorConfig) -> LoginInitiator:
+        if config.leading is None:
+            config = replace(config, cmd_sn=first_number)
+        made = LoginInitiator(config)
+        made.exp_stat_sn = first_number  # the target begins with what is expected
+        return made
 
     random_bytes = Random(f"bytes {seed}").randbytes
     before, hosts.loop = hosts.loop, loop
@@ -164,6 +174,7 @@ def made_up(network: Network, seed: object) -> Iterator[None]:
             mock.patch.object(os, "sched_yield", nothing),  # other processes do not count
             mock.patch.object(plain, "source", network.plain),
             mock.patch.object(descriptors, "Gathering", loop.gathering),
+            mock.patch.object(login, "LoginInitiator", numbered),
             mock.patch.object(reach, "STYLES", Styles()),  # what a process knows of portals
         ):
             yield

@@ -311,6 +311,18 @@ def test_flushes_at_a_time_may_tell_both(careless: Play) -> None:
     careless.history.end_flush_with_loss(second, careless.step())
 
 
+def test_a_flush_that_meets_a_loss_beside_another(careless: Play) -> None:
+    """It began before the other had bound the change: it may tell of it. No later one may."""
+    change = careless.write()
+    first = careless.step()
+    careless.flush()
+    second = careless.step()
+    careless.strike(kept=change.version)
+    with pytest.raises(Wrong, match="nothing was lost"):
+        careless.history.end_flush_with_loss(second, careless.step())
+    careless.history.end_flush_with_loss(first, careless.step())
+
+
 def test_a_flush_that_the_target_had_done_before_its_loss(careless: Play) -> None:
     change = careless.write()
     begun = careless.step()

@@ -1,6 +1,6 @@
 """Initiator, target and network in worlds of a seed, with all faults, are right.
 
-ISERBLK_SIMULATION=SEED plays one world again; scripts/simulate plays many.
+ISERBLK_SIMULATION=SEED plays the world of one seed; scripts/simulate plays many.
 """
 
 from __future__ import annotations
@@ -10,14 +10,15 @@ from pathlib import Path
 
 import pytest
 
-from tests.simulation.world import FAULTS, Result, play
+from tests.simulation.cases import Case, read_case
+from tests.simulation.world import FAULTS, STATES, Result, play
 
 pytestmark = pytest.mark.usefixtures("silent")
 REPLAY = "ISERBLK_SIMULATION"
 OPERATIONS = 200
-FRESH = 8  # worlds
-SEEDS = [
-    line.split(maxsplit=2)
+FRESH = 4  # worlds
+CASES = [
+    read_case(line)
     for line in (Path(__file__).parent / "seeds.txt").read_text().splitlines()
     if not line.startswith("#")
 ]
@@ -30,41 +31,61 @@ def _fresh() -> list[int]:
     return [int.from_bytes(os.urandom(4), "big") for _ in range(FRESH)]
 
 
-def _played(seed: int, operations: int) -> Result:
+def _played(case: Case) -> Result:
     try:
-        return play(seed, operations)
+        return play(case)
     except BaseException as error:
-        error.add_note(f"again with scripts/simulate --seed {seed} --operations {operations}")
+        error.add_note(f"again with scripts/simulate {case.words()}")
         raise
 
 
 def test_fresh_worlds() -> None:
     for seed in _fresh():
-        assert _played(seed, OPERATIONS).operations.total() >= OPERATIONS
+        assert _played(Case(seed, OPERATIONS)).operations.total() >= OPERATIONS
 
 
-@pytest.mark.parametrize(("seed", "operations", "what"), SEEDS)
-def test_worlds_of_the_list(seed: str, operations: str, what: str) -> None:
+@pytest.mark.parametrize(("case", "what"), CASES)
+def test_worlds_of_the_list(case: Case, what: str) -> None:
     assert what
-    _played(int(seed), int(operations))
+    _played(case)
 
 
-def test_a_seed_does_the_same_again() -> None:
+def test_a_case_does_the_same_again() -> None:
     """Also behind another world in the same process."""
     lines: list[list[str]] = [[], []]
-    first = play(2, OPERATIONS, lines[0].append)
-    play(3, OPERATIONS // 4)
-    second = play(2, OPERATIONS, lines[1].append)
+    first = play(Case(2, OPERATIONS), lines[0].append)
+    play(Case(3, OPERATIONS // 4))
+    second = play(Case(2, OPERATIONS), lines[1].append)
     assert lines[0] == lines[1]
     assert first == second
-    assert play(4, OPERATIONS // 4).trace != play(5, OPERATIONS // 4).trace
+    assert play(Case(4, OPERATIONS // 4)).trace != play(Case(5, OPERATIONS // 4)).trace
+    assert play(Case(4, OPERATIONS // 4, order=1)).trace != play(Case(4, OPERATIONS // 4)).trace
 
 
-def test_all_faults_happen() -> None:
-    """Also the rarer ones, within a few worlds."""
-    found: set[str] = set()
-    for seed in range(100, 130):
-        found |= play(seed, OPERATIONS // 2).faults.keys()
-        if found == FAULTS.keys():
+def test_faults_that_are_left_out() -> None:
+    """The others stay what they are."""
+    case = Case(3, OPERATIONS, settings=(("between", "5"),))
+    all_of_them = play(case).happened
+    assert len(all_of_them) > 2
+    some = tuple(all_of_them[::2])
+    assert set(play(case._replace(faults=some)).happened) <= set(some)
+    assert play(case._replace(faults=())).faults.total() == 0
+
+
+def test_all_is_reached() -> None:
+    """Each fault, and each state of the product, within a few worlds of three kinds."""
+    faults, states = set(FAULTS), set(STATES)
+    kinds = (
+        (("connections", "3"), ("error-recovery-level", "2"), ("scheme", "iscsi")),
+        (("journal", "off"), ("portals", "3")),
+        (("io-timeout", "4"), ("error-recovery-level", "1"), ("scheme", "iscsi")),
+    )
+    for number in range(18):
+        settings = (*kinds[number % 3], ("between", "5"), ("header-digest", "crc32c"))
+        settings += (("data-digest", "crc32c"),)
+        result = _played(Case(100 + number, OPERATIONS, settings=settings))
+        faults -= result.faults.keys()
+        states -= {state for state, times in result.states.items() if times}
+        if not faults and not states:
             return
-    pytest.fail(f"there was no {FAULTS.keys() - found}")
+    pytest.fail(f"never reached: {faults | states}")

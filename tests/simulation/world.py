@@ -1,9 +1,12 @@
 """A world of one disk: an initiator, a target and the network between them, in one thread.
 
 Clients read, write and flush at random; meanwhile connections are lost in all ways that the network
-has, the target restarts, with its cache or without, and the client dies with its journal. A
-``History`` checks what the disk shows. All of it comes from a seed: ``play`` with the same seed
-does the same again, in the same order.
+has, the target restarts, with its cache or without, does not answer for a while, and the client
+dies with its journal. A ``History`` checks what the disk shows. All of it comes from a ``Case``:
+``play`` with the same case does the same again, in the same order.
+
+Each fault, and the operations of each client, have random numbers of their own: what is left out of
+a case changes nothing of what it leaves.
 """
 
 from __future__ import annotations
@@ -13,6 +16,7 @@ from collections import Counter, deque
 from collections.abc import Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
+from itertools import accumulate
 from random import Random
 from typing import Any, Final, NamedTuple
 
@@ -20,17 +24,21 @@ import trio
 
 from iserblk.disk.aio import TrioDisk, TrioDiskSet, open_disks
 from iserblk.disk.seam import EXTENT_DATA
-from iserblk.errors import IserblkError, ScsiError, WritesLost
+from iserblk.errors import CommandTimeout, IserblkError, ScsiError, TransportError, WritesLost
+from iserblk.initiator.session.session import Session
 from iserblk.metrics.target_reading import TargetReading
 from iserblk.scsi import sense
+from iserblk.scsi import status as sam
 from iserblk.scsi.sense import Sense
 from iserblk.target.scsi.device import LogicalUnit
+from iserblk.target.seam import Nexus
 from iserblk.target.store.store import OnLoss, no_loss
 from iserblk.target.store.volatile import VolatileStore
 from tests.model.machine import Media
 from tests.model.trouble import TroubledDevice, Troubles
+from tests.simulation.cases import NUMBERS, Case
 from tests.simulation.history import History, Wrong
-from tests.simulation.loop import SimulatedLoop
+from tests.simulation.loop import WORK_S, SimulatedLoop
 from tests.simulation.network import End
 from tests.simulation.running import Simulation
 from tests.support.target_here import serve
@@ -48,6 +56,10 @@ AGAIN: Final = 0.3  # how often another fault follows at once
 SOON_S: Final = (0.0005, 0.003, 0.2)  # within about so many seconds
 WRITTEN_BACK: Final = 0.3  # of a cache that is lost: a cache may write back at any time
 AT_END: Final = 400  # lines of a trace that are kept
+SMALL_TRANSFER: Final = 8192  # bytes: the limit of a target with small ones
+LATE_REFUSALS: Final = 7  # see Troubles.refuse
+LAZY_S: Final = (0.001, 45.0)  # how long a thread of the target takes while it is LAZY
+NEAR_THE_END: Final = 0xFFFFFFFF - 40  # of sequence numbers: they begin anew soon
 _JUNK: Final = b"\xee"
 
 READ, WRITE, FLUSH, FUA, ZERO, TRIM, EXTENTS = (
@@ -59,66 +71,149 @@ CUT, HALVE, HOLE, LIMIT, SLOW, DARK = "cut", "halve", "hole", "limit", "slow", "
 RESTART, STRIKE, DIE = "restart", "restart without its cache", "death of the client"
 BLINK, PASSING = "cache lost in place", "temporary errors"
 RECOVERED, FAIL, LESS = "recovered errors", "failed flush", "other refusals"
+BUSY, LAZY, DAMAGE = "busy for seconds", "lazy threads", "damaged bytes"
 FAULTS: Final = {
     CUT: 10, HALVE: 5, HOLE: 2, LIMIT: 10, SLOW: 3, DARK: 2, RESTART: 5, STRIKE: 8, DIE: 2,
-    BLINK: 4, PASSING: 4, RECOVERED: 2, FAIL: 2, LESS: 2,
+    BLINK: 4, PASSING: 4, RECOVERED: 2, FAIL: 2, LESS: 2, BUSY: 1, LAZY: 2,
+    DAMAGE: 5,
 }  # fmt: skip
+_OPERATIONS: Final = list(OPERATIONS)
+_OPERATION_WEIGHTS: Final = list(accumulate(OPERATIONS.values()))
+_FAULTS: Final = list(FAULTS)
+_FAULT_WEIGHTS: Final = list(accumulate(FAULTS.values()))
+# What the product goes through, and a world counts.
+RECONNECTED, REPLAYED = "session connected again", "command sent again"
+BACK, BACK_WITH_JOURNAL = "session lost without a journal", "session lost with a journal"
+RECOVERED_CONNECTION, REASSIGNED = "connection lost beside others", "task reassigned"
+SNACK, DAMAGED = "SNACK", "PDU lost to its digest"
+ABORTED, RESET, RETRIED = "command aborted", "LUN reset", "command tried again"
+TOLD, TOLD_OF_FAILURE = "loss told", "failed flush told"
+FAILED_OVER, TIMED_OUT = "another portal", "io-timeout reached"
+DIED = "client dead at work"
+RESTARTED, RESTARTED_EMPTY = "target restarted", "target restarted without its cache"
+STATES: Final = (
+    RECONNECTED, BACK, BACK_WITH_JOURNAL, REPLAYED, RECOVERED_CONNECTION, REASSIGNED, SNACK,
+    DAMAGED, ABORTED, RESET, RETRIED, TOLD, TOLD_OF_FAILURE, FAILED_OVER, TIMED_OUT, DIED,
+    RESTARTED, RESTARTED_EMPTY,
+)  # fmt: skip
 _KINDS: Final = {PASSING: "passing", RECOVERED: "recovered", FAIL: "flush"}
+
+
+OURS, SILENT, SMALL, LATE = "ours", "silent", "small", "late"
+PROFILES: Final = {
+    OURS: "says all",
+    SILENT: "never tells a new nexus of a loss, as Linux's target",
+    SMALL: "has small limits",
+    LATE: "refuses long transfers, and WRITE SAME, that it says it has",
+}
+FOREVER: Final = "forever"
 
 
 class Settings(NamedTuple):
     """``granule``: bytes, of which requests are multiples; may be less than a ``block``.
-    ``between``: operations between two faults, in the mean. ``keeps``: the client has a journal.
-    ``hesitates``: how often the target needs a thread. ``options``: of the disk."""
+    ``between``: operations between two faults, in the mean. ``hesitates``: how often the target
+    needs a thread. ``first_number``: CmdSN and StatSN of a session begin there. ``options``: of the
+    disk."""
 
     scheme: str
+    profile: str
     portals: int
     block: int
     granule: int
     clients: int
     between: int
-    keeps: bool
     hesitates: float
+    first_number: int
     options: dict[str, str]
 
+    @property
+    def keeps(self) -> bool:
+        """The client has a journal."""
+        return self.options["journal"] != "off"
 
-def draw(chance: Random) -> Settings:
-    """What a world of this seed is like."""
-    scheme = chance.choice(("iscsi", "iser"))
-    options = {"initiator-name": INITIATOR, "io-timeout": "forever"}
-    options["journal"] = chance.choice(("56M", "1M", "256k", "64k", "off"))
-    options["queue-depth"] = chance.choice(("128", "128", "4", "1"))
-    options["connections"] = chance.choice(("1", "1", "2", "3"))
-    options["error-recovery-level"] = chance.choice(("0", "0", "1", "2"))
-    options["immediate-data"] = chance.choice(("yes", "yes", "no"))
-    options["max-transfer"] = chance.choice(("1M", "1M", "16384"))
-    if scheme == "iser":
-        options["style"] = chance.choice(("cm", "stream"))
-        options["mpa-crc"] = chance.choice(("yes", "no"))
-    elif chance.random() < 0.3:
-        options["header-digest"] = options["data-digest"] = "crc32c"
+    @property
+    def has_digests(self) -> bool:
+        """Damaged bytes are noticed."""
+        words = ("mpa-crc",) if self.scheme == "iser" else ("header-digest", "data-digest")
+        return all(self.options[each] in ("yes", "crc32c") for each in words)
+
+    @property
+    def patient(self) -> bool:
+        return self.options["io-timeout"] == FOREVER
+
+    def as_words(self) -> dict[str, str]:
+        """As a case has them."""
+        values = {key.replace("_", "-"): str(value) for key, value in self._asdict().items()}
+        del values["options"]
+        return values | self.options
+
+    def kinds(self) -> tuple[str, ...]:
+        """The columns of a table to which the world belongs."""
+        options = self.options
+        return (
+            self.profile,
+            options["style"] if self.scheme == "iser" else "tcp",
+            f"level {options['error-recovery-level']}",
+            "journal" if self.keeps else "no journal",
+            "one portal" if self.portals == 1 else "portals",
+            "one connection" if options["connections"] == "1" else "connections",
+            "patient" if self.patient else "io-timeout",
+        )
+
+
+def draw(chance: Random, given: dict[str, str] | None = None) -> Settings:
+    """What a world of this seed is like. ``given``: some of it, as a case has it."""
+    words = {
+        "scheme": chance.choice(("iscsi", "iser")),
+        "profile": chance.choice((OURS, OURS, OURS, SILENT, SILENT, SMALL, LATE)),
+        "portals": chance.choice("1123"),
+        "clients": chance.choice(("1", "2", "4", "8", "16")),
+        "between": chance.choice(("5", "20", "60")),
+        "hesitates": chance.choice(("0.0", "0.1", "0.5")),
+        "first-number": chance.choice(("1", str(NEAR_THE_END))),
+        "io-timeout": chance.choice((FOREVER, FOREVER, FOREVER, "30", "4")),
+        "journal": chance.choice(("56M", "1M", "256k", "64k", "off")),
+        "queue-depth": chance.choice(("128", "128", "4", "1")),
+        "connections": chance.choice("1123"),
+        "error-recovery-level": chance.choice("0012"),
+        "immediate-data": chance.choice(("yes", "yes", "no")),
+        "max-transfer": chance.choice(("1M", "1M", "16384")),
+        "style": chance.choice(("cm", "stream")),
+        "mpa-crc": chance.choice(("yes", "no")),
+    }
     # (A granule is what a loss leaves whole.)
-    block, granule = chance.choice(((512, 512), (4096, 512), (4096, 4096)))
+    words["block"], words["granule"] = chance.choice(
+        (("512", "512"), ("4096", "512"), ("4096", "4096"))
+    )
+    digest = chance.choice(("None", "crc32c"))
+    words |= {"header-digest": digest, "data-digest": digest} | (given or {})
+    for key in (
+        ("header-digest", "data-digest") if words["scheme"] == "iser" else ("style", "mpa-crc")
+    ):
+        del words[key]
+    numbers = {key: int(words.pop(key)) for key in NUMBERS}
     return Settings(
-        scheme,
-        chance.choice((1, 1, 2, 3)),
-        block,
-        granule,
-        chance.choice((1, 2, 4, 8, 16)),
-        chance.choice((5, 20, 60)),
-        options["journal"] != "off",
-        chance.choice((0.0, 0.1, 0.5)),
-        options,
+        scheme=words.pop("scheme"),
+        profile=words.pop("profile"),
+        hesitates=float(words.pop("hesitates")),
+        first_number=int(words.pop("first-number")),
+        **numbers,
+        options={"initiator-name": INITIATOR, **words},
     )
 
 
 @dataclass
 class Result:
-    """``trace``: a sum over all that has happened, in its order. ``seconds``: of made-up time."""
+    """``trace``: a sum over all that has happened, in its order. ``seconds``: of made-up time.
+    ``states``: what was reached, and how often (STATES). ``happened``: the numbers of the faults.
+    ``begun``: operations."""
 
     settings: Settings
     operations: Counter[str] = field(default_factory=Counter)
     faults: Counter[str] = field(default_factory=Counter)
+    states: Counter[str] = field(default_factory=Counter)
+    happened: list[int] = field(default_factory=list)
+    begun: int = 0
     losses: int = 0
     seconds: float = 0.0
     trace: int = 0
@@ -172,8 +267,29 @@ class Hesitant:
 
 
 class _Troubles(Troubles):
+    """``busy_until``: the target takes no command before that time."""
+
+    def __init__(self, seed: object, now: Callable[[], float]) -> None:
+        super().__init__(seed)
+        self._now = now
+        self.busy_until = 0.0
+
+    def instead_of(self, cdb: bytes) -> tuple[int, bytes] | None:
+        if self._now() < self.busy_until:
+            return sam.BUSY, b""
+        return super().instead_of(cdb)
+
+    def forget(self) -> None:
+        super().forget()
+        self.busy_until = 0.0
+
     def take_time(self) -> None:
         """The loop does."""
+
+
+class _SilentDevice(TroubledDevice):
+    def greeting(self, _nexus: Nexus, _lun: int) -> int:
+        return 0
 
 
 class Target:
@@ -182,10 +298,11 @@ class Target:
     def __init__(self, world: World) -> None:
         self.media = Media(SIZE)
         self._world = world
+        self.chance = world.chance
         self._cache = self._new_cache()
         self._scope = trio.CancelScope()
         self._ended = trio.Event()
-        self.troubles = _Troubles(world.chance.random())
+        self.troubles = _Troubles(self.chance.random(), world.loop.now)
         self.read: Callable[[], TargetReading]
         self._device: TroubledDevice
 
@@ -200,8 +317,22 @@ class Target:
         async def watch(read: Callable[[], TargetReading]) -> None:
             self.read = read
 
+        profile = self._world.settings.profile
+        if profile == SMALL:
+            most = SMALL_TRANSFER // unit.block
+            unit.max_transfer_blocks = most
+            unit.limits = unit.limits._replace(
+                max_transfer_length=most,
+                optimal_transfer_length=most,
+                max_unmap_lba_count=most,
+                max_write_same_length=most,
+            )
+        made = _SilentDevice if profile == SILENT else TroubledDevice
+        if profile == LATE:
+            self.troubles.refuse(LATE_REFUSALS)
+
         def device(*words: Any) -> TroubledDevice:
-            self._device = TroubledDevice(self.troubles, *words)
+            self._device = made(self.troubles, *words)
             return self._device
 
         self._ended = trio.Event()
@@ -226,7 +357,7 @@ class Target:
             self._cache = self._new_cache()
 
     def _lose(self) -> None:
-        chance = self._world.chance
+        chance = self.chance
         with self.media.losing(lambda: chance.random() >= WRITTEN_BACK):
             self._cache.flush()
 
@@ -237,18 +368,18 @@ class Target:
 
     def _new_cache(self) -> Hesitant:
         cache = VolatileStore(self.media, CACHE)
-        return Hesitant(cache, self._world.chance, self._world.settings.hesitates)
+        return Hesitant(cache, self.chance, self._world.settings.hesitates)
 
 
 class World:
     """``play`` runs it, once."""
 
-    def __init__(
-        self, seed: int, operations: int, print_line: Callable[[str], object] | None = None
-    ) -> None:
-        self.chance = Random(f"world {seed}")
-        self.settings = draw(self.chance)
-        simulation = self.simulation = Simulation(seed)
+    def __init__(self, case: Case, print_line: Callable[[str], object] | None = None) -> None:
+        self.case = case
+        self.chance = Random(f"target {case.seed} {case.order}")
+        self.settings = draw(Random(f"settings {case.seed}"), dict(case.settings))
+        first = self.settings.first_number
+        simulation = self.simulation = Simulation(f"{case.seed} {case.order}", first)
         self.loop = simulation.loop
         self.network = simulation.network
         self.trace = self.network.trace = Trace(self.loop, print_line)
@@ -256,20 +387,24 @@ class World:
         self.history = History(SIZE // granule, granule, self.settings.keeps)
         self.network.on_line = self._disturbed
         self.nursery: trio.Nursery
-        self._operations = operations
-        self._result = Result(self.settings)
+        self.result = Result(self.settings)
         self._under_way: Counter[str] = Counter()
-        self._done = 0
+        self._lives = 0
+        self._faults = 0  # that the seed has planned so far
         self._next_fault = 0
-        self._next_death = operations
         self._fault_is_due = trio.Event()
         self._over = trio.Event()
         self._reconnects = 0
+        self._portal = ""
+
+    @property
+    def _is_done(self) -> bool:
+        return self.result.begun >= self.case.operations
 
     def play(self) -> Result:
         """Raises Wrong, Stuck, and what the product raises where it must not."""
         self.simulation.run(self._body)
-        result = self._result
+        result = self.result
         result.trace = self.trace.sum
         result.seconds = self.loop.now()
         result.losses = self.history.losses
@@ -279,9 +414,9 @@ class World:
         async with trio.open_nursery() as self.nursery:
             self._target = Target(self)
             await self._target.start()
-            while self._done < self._operations:
+            while not self._is_done:
                 await self._life()
-                await self._restart(True)
+                await self._restart(self.chance, True)
                 self.history.died(self.loop.now())
             await self._life()  # reads all that is there
             await self._check_target()
@@ -298,46 +433,76 @@ class World:
         """Of one client with its journal, from the opening of the disk to its death."""
         self._over = trio.Event()
         self._reconnects = 0
-        self._target.troubles.forget()
+        self._lives += 1
+        self._forget_troubles()
         async with AsyncExitStack() as stack:
             scheme, places = self.settings.scheme, PLACES[: self.settings.portals]
             urls = [f"{scheme}://{place}/{IQN}/0" for place in places]
             opened = await stack.enter_async_context(open_disks(urls, self.settings.options))
             disk = opened.disks[opened.default]
             assert isinstance(disk, TrioDisk)
+            session = disk.driver.session
+            self._portal = session.portal
+            stack.callback(self._count, disk, session)
             self.trace("the disk is open")
             await self._everything(disk)
-            if self._done < self._operations:
+            if not self._is_done:
                 async with trio.open_nursery() as nursery:
                     nursery.start_soon(self._trouble, opened)
                     async with trio.open_nursery() as clients:
                         for number in range(self.settings.clients):
                             clients.start_soon(self._client, disk, number)
                     nursery.cancel_scope.cancel()
-                self._target.troubles.forget()
+                self._forget_troubles()
                 if self._over.is_set():
                     return
                 await self._everything(disk)
             with trio.fail_after(PATIENCE_S):
-                await self._flush(disk)
+                while not await self._flush(disk):
+                    pass
             if self._under_way.total():
                 raise Wrong(f"requests are under way: {self._under_way}")
             with trio.fail_after(PATIENCE_S):
-                await all_ended(disk.driver.session.queue)
+                await all_ended(session.queue)
             self.trace("the disk is closed")
+
+    def _forget_troubles(self) -> None:
+        self._target.troubles.forget()
+        self.loop.work_s = WORK_S
+        if self.settings.profile == LATE:
+            self._target.troubles.refuse(LATE_REFUSALS)
+
+    def _count(self, disk: TrioDisk, session: Session) -> None:
+        """What the session has gone through."""
+        self._look(disk)
+        ladder = disk.driver.ladder
+        for state, times in (
+            (RECONNECTED, session.reconnects),
+            (REPLAYED, session.replayed),
+            (RECOVERED_CONNECTION, session.recovered),
+            (REASSIGNED, session.reassigned),
+            (SNACK, session.losses.snacks),
+            (DAMAGED, session.losses.damaged),
+            (ABORTED, ladder.aborted),
+            (RESET, ladder.resets),
+            (RETRIED, disk.core.metrics.retries),
+        ):
+            self.result.states[state] += times
 
     async def _everything(self, disk: TrioDisk) -> None:
         for at in range(0, SIZE // self.settings.granule, MOST):
             with trio.fail_after(PATIENCE_S):
-                await self._read(disk, at, MOST)
+                while not await self._read(disk, at, MOST):
+                    pass
 
     async def _client(self, disk: TrioDisk, number: int) -> None:
-        chance = self.chance
-        while self._done < self._operations and not self._over.is_set():
-            self._done += 1
-            if self._done >= self._next_fault:
+        chance = Random(f"client {self.case.seed} {self._lives} {number}")
+        result = self.result
+        while not self._is_done and not self._over.is_set():
+            result.begun += 1
+            if result.begun >= self._next_fault:
                 self._fault_is_due.set()
-            kind = chance.choices(list(OPERATIONS), list(OPERATIONS.values()))[0]
+            kind = chance.choices(_OPERATIONS, cum_weights=_OPERATION_WEIGHTS)[0]
             granule = self.settings.granule
             if chance.random() < 0.5:
                 count = chance.randint(1, HOT // 2)
@@ -345,9 +510,10 @@ class World:
             else:
                 count = chance.randint(1, min(chance.choice((1, 16, MOST)), MOST * 512 // granule))
                 at = chance.randrange(SIZE // granule - count + 1)
-            self._result.operations[kind] += 1
+            result.operations[kind] += 1
             self._under_way[kind] += 1
             began = self.loop.now()
+            self.trace("client %d begins: %s, %d at %d", number, kind, count, at)
             try:
                 with trio.fail_after(PATIENCE_S):
                     await self._operate(disk, kind, at, count)
@@ -375,18 +541,40 @@ class World:
 
     def _look(self, disk: TrioDisk) -> None:
         """Whether the disk has been connected again: only then it takes changes for lost."""
-        reconnects = disk.driver.session.reconnects
-        if reconnects != self._reconnects:
-            self._reconnects = reconnects
+        session = disk.driver.session
+        if session.reconnects != self._reconnects:
+            self._reconnects = session.reconnects
             self._disturbed()
+            self.result.states[BACK_WITH_JOURNAL if self.settings.keeps else BACK] += 1
+        if session.portal != self._portal:
+            self._portal = session.portal
+            self.result.states[FAILED_OVER] += 1
 
-    async def _read(self, disk: TrioDisk, at: int, count: int) -> None:
+    def _is_late(self, error: IserblkError) -> bool:
+        """A request that has had its time ends with this."""
+        if self.settings.patient or not isinstance(
+            error, (TransportError, CommandTimeout, ScsiError)
+        ):
+            return False
+        self.result.states[TIMED_OUT] += 1
+        self.trace("it has had its time: %s", error)
+        return True
+
+    async def _read(self, disk: TrioDisk, at: int, count: int) -> bool:
+        """Returns whether it has succeeded."""
         size = self.settings.granule
         buffer = bytearray(count * size)
         read = self.history.begin_read(at, self.loop.now())
-        await disk.read_into(memoryview(buffer), at * size)
+        try:
+            await disk.read_into(memoryview(buffer), at * size)
+        except IserblkError as error:
+            if self._over.is_set() or not self._is_late(error):
+                raise
+            self.history.end_read(read, None, self.loop.now())
+            return False
         self._look(disk)
         self.history.end_read(read, bytes(buffer), self.loop.now())
+        return True
 
     async def _change(self, disk: TrioDisk, kind: str, at: int, count: int) -> None:
         size = self.settings.granule
@@ -397,6 +585,7 @@ class World:
         done = True
         try:
             if writes:
+                self.trace("version %d, %d at %d", change.version, count, at)
                 buffer = bytearray(self.history.data(change))
                 await disk.write(memoryview(buffer), at * size, kind == FUA)
                 buffer[:] = _JUNK * len(buffer)  # it is the caller's again
@@ -405,7 +594,8 @@ class World:
             else:
                 await disk.trim(at * size, count * size)
         except IserblkError as error:
-            if not self._may_fail(error):
+            over = self._over.is_set()
+            if over or not (self._may_fail(error) or self._is_late(error)):
                 self.history.end_change(change, self.loop.now(), False)
                 raise
             self.trace("a change fails: %s", error)
@@ -413,31 +603,36 @@ class World:
         self._look(disk)
         self.history.end_change(change, self.loop.now(), done, kind == FUA)
 
-    async def _flush(self, disk: TrioDisk) -> None:
+    async def _flush(self, disk: TrioDisk) -> bool:
+        """Returns whether it has not run out of time."""
         begun = self.loop.now()
         try:
             await disk.flush()
         except IserblkError as error:
             if not error.losses and not self._has_failed(error):
+                if not self._over.is_set() and self._is_late(error):
+                    return False
                 raise
             self._look(disk)
-            self.trace("a flush tells of a loss")
+            self.trace("a flush tells of a loss: %s", error)
             failed = self._has_failed(error)
+            self.result.states[TOLD_OF_FAILURE if failed else TOLD] += 1
             self.history.end_flush_with_loss(begun, self.loop.now(), failed)
         else:
             self.history.end_flush(begun, self.loop.now())
+        return True
 
     def _may_fail(self, error: IserblkError) -> bool:
         """A change that is to be durable when it ends: one with FUA, or that no journal holds."""
         return self._has_failed(error) or (
             isinstance(error, WritesLost)
-            and (not self.settings.keeps or FAIL in self._result.faults)
+            and (not self.settings.keeps or FAIL in self.result.faults)
         )
 
     def _has_failed(self, error: IserblkError) -> bool:
         """The target has said that it could not write what it had cached."""
         return (
-            FAIL in self._result.faults
+            FAIL in self.result.faults
             and isinstance(error, ScsiError)
             and isinstance(error.sense, Sense)
             and error.sense.code == sense.WRITE_ERROR
@@ -445,7 +640,13 @@ class World:
 
     async def _extents(self, disk: TrioDisk, at: int, count: int) -> None:
         size, begun = self.settings.granule, self.loop.now()
-        for offset, length, flags in await disk.extents(at * size, count * size):
+        try:
+            extents = await disk.extents(at * size, count * size)
+        except IserblkError as error:
+            if self._over.is_set() or not self._is_late(error):
+                raise
+            return
+        for offset, length, flags in extents:
             if flags != EXTENT_DATA:
                 first = -(-offset // size)
                 self.history.check_hole(first, (offset + length) // size - first, begun)
@@ -453,30 +654,39 @@ class World:
     # -- faults -----------------------------------------------------------------------------------
 
     async def _trouble(self, disks: TrioDiskSet) -> None:
-        chance = self.chance
+        case = self.case
         again = False
         while True:
+            number = self._faults
+            self._faults += 1
+            chance = Random(f"fault {case.seed} {number}")
+            soon = chance.expovariate(1 / chance.choice(SOON_S))
+            pause = int(chance.expovariate(1 / self.settings.between)) + 1
+            little = chance.choice((0.0, chance.uniform(0.0, 0.002)))
             if again:  # into the recovery from the one before
-                await trio.sleep(chance.expovariate(1 / chance.choice(SOON_S)))
+                await trio.sleep(soon)
             else:
-                pause = int(chance.expovariate(1 / self.settings.between)) + 1
-                self._next_fault = self._done + pause
+                self._next_fault = self.result.begun + pause
                 self._fault_is_due = trio.Event()
                 await self._fault_is_due.wait()
-                await trio.sleep(chance.choice((0.0, chance.uniform(0.0, 0.002))))
+                await trio.sleep(little)
             again = chance.random() < AGAIN
-            kind = chance.choices(list(FAULTS), list(FAULTS.values()))[0]
-            self._result.faults[kind] += 1
-            self.trace("fault: %s", kind)
+            kind = chance.choices(_FAULTS, cum_weights=_FAULT_WEIGHTS)[0]
+            if case.faults is not None and number not in case.faults:
+                continue
+            self.result.faults[kind] += 1
+            self.result.happened.append(number)
+            self.trace("fault %d: %s", number, kind)
             if kind == DIE:
                 self._die(disks)
                 return
             with trio.CancelScope(shield=True):  # clients may have ended meanwhile
-                await self._strike(kind)
+                await self._strike(kind, chance)
 
     def _die(self, disks: TrioDiskSet) -> None:
         """What the client had under way may arrive, or not; nothing more comes from it."""
         self._over.set()
+        self.result.states[DIED] += self._under_way.total() > 0
         self.cut_all()
         assert disks.ending is not None
         disks.ending.give_up()
@@ -485,10 +695,11 @@ class World:
         for line in self.network.alive():
             self.network.cut(line[0])
 
-    async def _strike(self, kind: str) -> None:
-        chance, network = self.chance, self.network
+    async def _strike(self, kind: str, chance: Random) -> None:
+        network, troubles = self.network, self._target.troubles
         if kind in (RESTART, STRIKE):
-            await self._restart(kind == STRIKE)
+            self.result.states[RESTARTED_EMPTY if kind == STRIKE else RESTARTED] += 1
+            await self._restart(chance, kind == STRIKE)
             return
         if kind == BLINK:
             self._target.blink()
@@ -496,10 +707,20 @@ class World:
             return
         if kind in _KINDS:
             self.history.trouble()
-            self._target.troubles.add(_KINDS[kind], chance.randint(1, 6))
+            troubles.add(_KINDS[kind], chance.randint(1, 6))
             return
         if kind == LESS:
-            self._target.troubles.refuse(chance.randrange(32))
+            troubles.refuse(chance.randrange(32))
+            return
+        if kind == BUSY:
+            self.history.trouble()
+            troubles.busy_until = self.loop.now() + chance.uniform(0.1, 8.0)
+            return
+        if kind == LAZY:
+            self.history.trouble()
+            self.loop.work_s = LAZY_S
+            await trio.sleep(chance.expovariate(0.05))
+            self.loop.work_s = WORK_S
             return
         if kind == SLOW:
             before, network.delay = network.delay, (0.001, chance.choice((0.01, 0.3)))
@@ -527,19 +748,22 @@ class World:
             network.halve(end)
         elif kind == HOLE:
             network.lose(end)
+        elif kind == DAMAGE:
+            if self.settings.has_digests:
+                network.damage(end, chance.randrange(20_000))
         else:
             assert kind == LIMIT
             network.limit(end, chance.choice((1, 48, chance.randint(1, 100_000))))
         self._disturbed()
 
-    async def _restart(self, loses: bool) -> None:
+    async def _restart(self, chance: Random, loses: bool) -> None:
         await self._target.stop(loses)
         if loses:
             self.trace("the target has lost its cache")
             self.history.struck(self.loop.now(), self._target.media.content)
         else:
             self._disturbed()
-        await trio.sleep(self.chance.choice((0.0, self.chance.expovariate(1.0))))
+        await trio.sleep(chance.choice((0.0, chance.expovariate(1.0))))
         await self._target.start()
 
     # -- the end ----------------------------------------------------------------------------------
@@ -558,9 +782,13 @@ class World:
             raise Wrong(f"open at the end: {loop.describe()}; {loop.watched} are watched")
 
 
-def play(seed: int, operations: int, print_line: Callable[[str], object] | None = None) -> Result:
+def play(case: Case, print_line: Callable[[str], object] | None = None) -> Result:
     """Raises Wrong and so on, with the end of the trace as notes."""
-    world = World(seed, operations, print_line)
+    return finish(World(case, print_line))
+
+
+def finish(world: World) -> Result:
+    """As ``play``. What had happened by then, ``world.result`` has."""
     try:
         return world.play()
     except BaseException as error:
