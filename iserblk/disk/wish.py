@@ -93,8 +93,13 @@ class Wish:
         """By a server, at its end: its last flush has failed, and so many bytes are not flushed;
         None: that is not known."""
         self.begin()
-        with contextlib.suppress(OSError):
-            os.close(_create(self._unflushed, f"{count or 0}\n"))
+        part = self._path.with_name(f".{self._unflushed.name}")
+        _remove(part)  # of a server that was killed
+        try:
+            os.close(_create(part, f"{count or 0}\n"))
+            part.rename(self._unflushed)  # whole: a part of it would be another number
+        except OSError:
+            _remove(part)
 
     @property
     def left(self) -> int | None:

@@ -78,11 +78,13 @@ class Home:
             raise IserblkError(f"{self._state}: {error.strerror}") from None
 
     def tell_udev(self, properties: Mapping[str, str]) -> None:
-        """Write the properties that udev is to have of the device, from its next event on. Raises
-        IserblkError."""
+        """Write the properties that udev is to have of the device, from its next event on; in one
+        step, as udev may read them at any time. Raises IserblkError."""
         lines = [f"{name}={value}\n" for name, value in properties.items()]
+        part = self._udev.with_suffix(".new")
         try:
-            self._udev.write_text("".join(lines))
+            part.write_text("".join(lines))
+            part.rename(self._udev)
         except OSError as error:
             raise IserblkError(f"{self._udev}: {error.strerror}") from None
 
