@@ -2,7 +2,8 @@
 
 SCSI (SBC-4, 4.15 and SYNCHRONIZE CACHE): what a write has acknowledged before a flush began that
 has succeeded is on the medium, and so is a durable write (FUA) that has been acknowledged. Of all
-else that has begun each block may be there or not.
+else that has begun each block may be there or not. (Some file systems need more than SCSI promises:
+ext4 does not mount when half of its superblock of 1 KiB is an older one. So pieces may be larger.)
 """
 
 from __future__ import annotations
@@ -123,22 +124,23 @@ class Medium:
         assert len(data) == stop - start
         os.pwrite(fd, data, operation.offset + start)
 
-    def states(self, line: int, chance: random.Random, samples: int, block: int) -> Iterator[State]:
+    def states(self, line: int, chance: random.Random, samples: int, piece: int) -> Iterator[State]:
         """At the moment before ``line``: with nothing of what is pending, with all of it, and
-        ``samples`` times with some of it."""
+        ``samples`` times with some of it: some of the operations, or some of their pieces of
+        ``piece`` bytes, which are aligned."""
         self.move(line)
         maybe = [each for each in self.pending if not self.is_certain(each, line)]
-        yield State(self, line, "all", None, block)
+        yield State(self, line, "all", None, piece)
         if not maybe:
             return
-        yield State(self, line, "none", set(), block)
+        yield State(self, line, "none", set(), piece)
         for number in range(samples):
             share = chance.random()
             if number % 2:
                 chosen = {
                     (id(each), at)
                     for each in maybe
-                    for at in range(0, each.length, block)
+                    for at, _ in pieces(each, piece)
                     if chance.random() < share
                 }
             else:
@@ -146,20 +148,30 @@ class Medium:
                     (id(each), at)
                     for each in maybe
                     if chance.random() < share
-                    for at in range(0, each.length, block)
+                    for at, _ in pieces(each, piece)
                 }
-            yield State(self, line, f"some {number}", chosen, block)
+            yield State(self, line, f"some {number}", chosen, piece)
+
+
+def pieces(operation: Operation, piece: int) -> Iterator[tuple[int, int]]:
+    """Where in an operation its aligned pieces of ``piece`` bytes, and the parts of such at both
+    ends, begin and end."""
+    at = 0
+    while at < operation.length:
+        stop = min(operation.length, at + piece - (operation.offset + at) % piece)
+        yield at, stop
+        at = stop
 
 
 @dataclass
 class State:
-    """``chosen``: which blocks of which pending operations are there; None: all of them."""
+    """``chosen``: which pieces of which pending operations are there; None: all of them."""
 
     medium: Medium
     line: int
     name: str
     chosen: set[tuple[int, int]] | None
-    block: int
+    piece: int
 
     def write(self, image: Path) -> None:
         """Make the disk. ``image`` is replaced."""
@@ -170,9 +182,8 @@ class State:
                 if self.chosen is None or self.medium.is_certain(each, self.line):
                     self.medium.apply(fd, each, 0, each.length)
                     continue
-                for at in range(0, each.length, self.block):
+                for at, stop in pieces(each, self.piece):
                     if (id(each), at) in self.chosen:
-                        stop = min(at + self.block, each.length)
                         self.medium.apply(fd, each, at, stop)
         finally:
             os.close(fd)

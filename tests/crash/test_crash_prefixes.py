@@ -38,9 +38,11 @@ MIB = 1 << 20
 
 
 class FileSystem(NamedTuple):
-    """``size``: MiB, not much more than its mkfs takes. ``options``: of its mounts."""
+    """``size``: MiB, not much more than its mkfs takes. ``piece``: bytes, aligned, that have to be
+    written whole or not at all. ``options``: of its mounts."""
 
     size: int
+    piece: int
     mkfs: Sequence[str]
     fsck: Sequence[str]
     options: Sequence[str] = ()
@@ -48,10 +50,10 @@ class FileSystem(NamedTuple):
 
 FILE_SYSTEMS = {
     "ext4": FileSystem(
-        24, ["mkfs.ext4", "-q", "-F", "-E", "lazy_itable_init=0"], ["e2fsck", "-f", "-n"]
+        24, 4096, ["mkfs.ext4", "-q", "-F", "-E", "lazy_itable_init=0"], ["e2fsck", "-f", "-n"]
     ),
-    "xfs": FileSystem(300, ["mkfs.xfs", "-q", "-f"], ["xfs_repair", "-n", "-f"]),
-    "btrfs": FileSystem(128, ["mkfs.btrfs", "-q", "-f"], ["btrfs", "check", "--readonly"]),
+    "xfs": FileSystem(300, 512, ["mkfs.xfs", "-q", "-f"], ["xfs_repair", "-n", "-f"]),
+    "btrfs": FileSystem(128, 4096, ["mkfs.btrfs", "-q", "-f"], ["btrfs", "check", "--readonly"]),
 }
 WORKLOADS: dict[str, tuple[Play, Check]] = {
     "files": (play_files, check_files),
@@ -66,6 +68,7 @@ class Recorded(NamedTuple):
     record: Record
     directory: Path
     check: Check
+    block: int
 
 
 def play(
@@ -90,7 +93,7 @@ def play(
         with loop_mount(luns / "lun0", directory / "inside", *system.options) as inside:
             program(inside, notes, steps)
     notes.close()
-    return Recorded(kind, journal, read_record(journal), directory, check)
+    return Recorded(kind, journal, read_record(journal), directory, check, block)
 
 
 def moments(record: Record, between: int, chance: random.Random) -> list[int]:
@@ -126,18 +129,18 @@ def check_state(recorded: Recorded, image: Path, versions: Versions) -> None:
         run("btrfs", "device", "scan", "--forget")
 
 
-def check_all(
-    recorded: Recorded, lines: Sequence[int], samples: int, chance: random.Random, block: int = 512
-) -> int:
+def check_all(recorded: Recorded, lines: Sequence[int], samples: int, chance: random.Random) -> int:
     """Check the states at these lines. Returns how many there were. Raises Lost, with the state."""
-    size = FILE_SYSTEMS[recorded.kind].size * MIB
-    medium = Medium(recorded.record, recorded.journal, recorded.directory / "base", size)
+    system = FILE_SYSTEMS[recorded.kind]
+    piece = max(recorded.block, system.piece)
+    base = recorded.directory / "base"
+    medium = Medium(recorded.record, recorded.journal, base, system.size * MIB)
     image = recorded.directory / "image"
     count = 0
     try:
         for line in lines:
             versions = Versions(each for each in recorded.record.notes if each.line < line)
-            for state in medium.states(line, chance, samples, block):
+            for state in medium.states(line, chance, samples, piece):
                 state.write(image)
                 try:
                     check_state(recorded, image, versions)
@@ -198,6 +201,6 @@ def test_every_prefix(
 ) -> None:
     recorded = play(tmp_path, kind, workload, steps=60, block=block)
     lines = moments(recorded.record, 60, chance)
-    count = check_all(recorded, lines, 2, chance, block)
+    count = check_all(recorded, lines, 2, chance)
     print(f"{kind}, {workload}, blocks of {block} bytes: {count} states at {len(lines)} moments")
     assert count > 200

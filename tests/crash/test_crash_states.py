@@ -9,7 +9,7 @@ import pytest
 
 from iserblk.target.store.lunfile import open_file
 from tests.crash.recording import Journal, RecordingStore, data_of
-from tests.crash.states import Medium, read_record
+from tests.crash.states import Medium, pieces, read_record
 
 BLOCK = 512
 SIZE = 8 * BLOCK
@@ -76,6 +76,15 @@ def test_a_durable_write_is_there_over_older_ones(tmp_path: Path) -> None:
     lines = "B 1 W 0 1024 0\nE 1 W\nB 2 D 512 512 1024\nE 2 D\n"
     assert set(disks(tmp_path, lines, 4).values()) == {"AC......", ".C......"}
     assert disks(tmp_path, lines, 3)["none"] == "........"  # not yet acknowledged
+
+
+def test_pieces_are_aligned(tmp_path: Path) -> None:
+    """Blocks 1 to 4, in pieces of two."""
+    lines = "B 1 W 512 2048 0\nE 1 W\n"
+    journal = tmp_path / "journal"
+    journal.write_text(lines)
+    (operation,) = read_record(journal).operations
+    assert list(pieces(operation, 1024)) == [(0, 512), (512, 1536), (1536, 2048)]
 
 
 def test_zeroes(tmp_path: Path) -> None:
