@@ -23,6 +23,7 @@ from tests.rcap import streams
 SEPARATOR = b"\xf5\xf6|"  # in no text
 MOST_INPUT = 4 * MOST_BYTES
 _ZEROES = 1 << 14
+_DECISION_BYTES = 100
 _DECISIONS = 12  # seeds with decisions, of a row that has any
 _WORD = re.compile(rb"[A-Za-z][A-Za-z0-9_.-]{2,30}")
 
@@ -77,20 +78,21 @@ def run_input(row: Row, data: bytes) -> None:
 
 
 def seeds(row: Row) -> Iterator[bytes]:
-    """Inputs to begin with: the samples of the row, what other implementations have sent, and
-    decisions."""
+    """Inputs to begin with: the samples of the row, what other implementations have sent, in its
+    order, and decisions."""
     yield b""
     samples = [sample[:MOST_BYTES] for sample in row.samples]
-    if row in rows_iscsi.ROWS or row in rows_stack.ROWS:
-        samples += captured()
-    for sample in samples:
-        yield sample
-        if len(sample) < MOST_BYTES:
-            yield sample + SEPARATOR
+    captures = captured() if row in rows_iscsi.ROWS or row in rows_stack.ROWS else []
     chance = random.Random(43)
+    if row.each == 1:
+        yield from (*samples, *captures)
+    else:
+        for at in range(0, len(captures), row.each):
+            parts = captures[at : at + row.each]
+            yield SEPARATOR.join((*parts, chance.randbytes(_DECISION_BYTES)))[:MOST_INPUT]
     for _ in range(_DECISIONS):
-        parts = chance.choices(samples, k=min(row.each, 3)) if row.samples else ()
-        yield SEPARATOR.join((*parts, chance.randbytes(chance.randrange(16, 400))))
+        parts = chance.choices(samples, k=min(row.each, 3)) if samples else []
+        yield SEPARATOR.join((*parts, chance.randbytes(chance.randrange(16, 4 * _DECISION_BYTES))))
 
 
 def captured() -> list[bytes]:
