@@ -6,6 +6,7 @@ import gc
 import threading
 from collections.abc import Iterable, Mapping
 
+from iserblk.loop.workers import Workers
 from iserblk.rcap.iwarp.queuepair import IwarpQueuePair
 from iserblk.rcap.stags import Region, StagTable
 from tests.support.descriptors import descriptors_to_begin_with
@@ -14,15 +15,14 @@ from tests.support.descriptors import descriptors_to_begin_with
 def census() -> dict[str, int]:
     """Counts of descriptors, threads, queue pairs, and STags that a peer may still use.
 
-    Threads without the idle ones that trio keeps for later.
+    Threads without the idle ones that trio, or a loop, keeps for later.
     """
     count = descriptors_to_begin_with()
     objects = gc.get_objects()
+    threads = sum(not each.name.startswith("Trio thread ") for each in threading.enumerate())
     return {
         "descriptors": count,
-        "threads": sum(
-            not thread.name.startswith("Trio thread ") for thread in threading.enumerate()
-        ),
+        "threads": threads - sum(each.idle for each in objects if type(each) is Workers),
         "queue pairs": sum(type(each) is IwarpQueuePair for each in objects),
         "open regions": len(open_regions(each for each in objects if type(each) is StagTable)),
     }
