@@ -49,6 +49,7 @@ MODULES = (
     "iserblk.initiator.session.life",
     "iserblk.initiator.session.sending",
     "iserblk.initiator.session.session",
+    "iserblk.initiator.session.several",
     "iserblk.initiator.session.slots",
     "iserblk.initiator.session.unsolicited",
     "iserblk.iscsi.bhs",

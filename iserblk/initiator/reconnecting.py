@@ -40,8 +40,9 @@ from iserblk.initiator.drivers.tasks import TrioDriver
 from iserblk.initiator.session.connection import Connection
 from iserblk.initiator.session.deadlines import MOST_GROWTH
 from iserblk.initiator.session.driving import SessionDriver
+from iserblk.initiator.session.logout import AS_ASKED
 from iserblk.initiator.session.sending import CONTROL_SLOTS
-from iserblk.initiator.session.session import AS_ASKED, Session
+from iserblk.initiator.session.session import Session
 from iserblk.initiator.session.slots import Operation
 from iserblk.loop.clock import monotonic
 from iserblk.loop.patience import move_on_after

@@ -4,6 +4,7 @@ connection  what a session has once for each connection
 slots       one command in flight, and what waits for it
 sending     the queue, the command window, CmdSN order
 session     PDUs from the target, lost connections, the end
+several     the connections of a session that may have several of them
 recovery    what is done about one lost connection of several
 descriptors several connections, polled as one
 life        the states of a session, and the events between them

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from iserblk.initiator.session.connection import Connection
 from iserblk.initiator.session.sending import NO_ANSWER, SendQueue
 from iserblk.initiator.session.slots import TaskSlot
 from iserblk.iscsi import pdu
 
+AS_ASKED: Final = "as the target had asked"
 # How long the target has to close the connection after its Logout Response (tgtd never does). When
 # both ends close at the same time, LIO on siw warns of a failed QP.
 CLOSE_S = 0.25

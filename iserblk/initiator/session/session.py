@@ -39,23 +39,22 @@ from iserblk.errors import (
     without_frames,
 )
 from iserblk.initiator.session.connection import Connection
-from iserblk.initiator.session.descriptors import Descriptors
 from iserblk.initiator.session.driving import SessionDriver, Undriven
 from iserblk.initiator.session.ending import Ending
 from iserblk.initiator.session.life import Event, Life, State
 from iserblk.initiator.session.listeners import LunListeners
 from iserblk.initiator.session.logout import (
     ANSWER_S,
+    AS_ASKED,
     DRAIN_S,
     MOST_WAIT_S,
-    ConnectionLogout,
     LogoutWaiter,
     fill_logout,
 )
-from iserblk.initiator.session.recovery import PATIENCE_S, Recovery, Stage
 from iserblk.initiator.session.sending import SendQueue, Unanswered
+from iserblk.initiator.session.several import Several
 from iserblk.initiator.session.silence import Silence
-from iserblk.initiator.session.slots import ABORTING, INDEX_MASK, SENT, TAKEN, TaskSlot, Waiter
+from iserblk.initiator.session.slots import INDEX_MASK, SENT, TAKEN, TaskSlot, Waiter
 from iserblk.iscsi import bhs, pdu, reasons
 from iserblk.iscsi.keys import SessionParameters
 from iserblk.loop.clock import monotonic
@@ -65,7 +64,6 @@ from iserblk.scsi import status as sam
 
 log = logging.getLogger(__name__)
 
-AS_ASKED: Final = "as the target had asked"
 UNEXPECTED: Final = 32  # receives for PDUs that answer nothing: NOP-In, Async Message, Reject
 STALLS: Final = 16  # times in which the process did not run, that are remembered
 MOST_TOLD: Final = 1024  # kinds of sense data that the log has, and that are remembered
@@ -222,6 +220,11 @@ class Session:
     another connection then. ``losses``: of all its connections, for statistics.
 
     ``logging_out``: a logout of the whole session was sent; connections that end are no loss.
+    ``over``: the target has ended the session, with all connections. ``spent``: only a fresh
+    session will do.
+
+    ``several``: what it has in addition where it may have several connections, or outlive its last
+    one.
 
     ``perhaps_ended``: (task, its ITT) of commands that the target may have ended without a status,
     until the ``Ladder`` asks.
@@ -258,8 +261,8 @@ class Session:
                 own.take_memory(slot)
         connection = Connection(datamover, memory, parameters, portal)
         self.queue = SendQueue(connection, slots, io_timeout, self.life)
-        if several:
-            self.queue.descriptors = Descriptors()
+        self.several = Several(self) if several else None
+        self.queue.descriptors = self.several.descriptors if self.several is not None else None
         self.listeners = LunListeners()
         self.silence = Silence()
         self.ending = Ending()
@@ -274,10 +277,7 @@ class Session:
         self.recovered = 0
         self.reassigned = 0
         self.losses = Losses()
-        self._recoveries: list[Recovery] = []
-        self._connection_logouts: list[ConnectionLogout] = []
         self.perhaps_ended: list[tuple[TaskSlot, int]] = []
-        self._joined: deque[Connection] = deque()  # offered
         self.busy_poll_us = 0
         self.logout_asked = 0.0
         self.logout: SessionLogout | None = None
@@ -288,11 +288,10 @@ class Session:
         self.reinstate_at = 0.0
         self.left_nothing = False
         self.logging_out = False
-        self._over = False  # the target has ended the session, with all connections
-        self._spent = False  # only a fresh session will do
+        self.over = False
+        self.spent = False
         self._unfinished = False  # it has failed, and not all that ``fail`` does is done
         self._finishing = False
-        self._reinstate_by = 0.0  # how long the target keeps a session that has no connection
         self.reconnects = 0
         self.replayed = 0
         # A session whose connection is to be adopted, or why there will never be one.
@@ -310,14 +309,22 @@ class Session:
         connection.exp_stat_sn = exp_stat_sn
         datamover.user = Answers(self, connection)
         datamover.notice_key_values(self.parameters)
-        connection.datamover = datamover.enable_datamover()
+        connection.datamover = datamover.enable_datamover()  # a Hello has a user of its own
         connection.datamover.losses = self.losses
         connection.datamover.on_unfinished = self._again
-        descriptors = self.queue.descriptors
-        if descriptors is not None:
+        if self.several is not None:
             self.wanted = self.parameters.max_connections
-            descriptors.add(connection)
+            self.several.descriptors.add(connection)
         self.life.enter(Event.LOGIN)
+
+    def attach(self, connection: Connection) -> Answers:
+        """From now on the session hears what comes on ``connection``, and by what it is told."""
+        answers = Answers(self, connection)
+        datamover = connection.datamover
+        datamover.user = answers
+        datamover.losses = self.losses
+        datamover.on_unfinished = self._again
+        return answers
 
     def drive(self, driver: SessionDriver) -> None:
         """From now on only ``driver`` runs the session."""
@@ -339,22 +346,21 @@ class Session:
         """How many connections there should be more, while there is one."""
         if not self.life.connected or self.logging_out:
             return 0
-        return max(0, self.wanted - len(self.queue.connections) - len(self._joined))
+        coming = len(self.several.joined) if self.several is not None else 0
+        return max(0, self.wanted - len(self.queue.connections) - coming)
 
     @property
     def cids(self) -> set[int]:
         """Of the connections that there are, and of those that were offered."""
         used = {connection.cid for connection in self.queue.connections.copy()}
-        used.update(connection.cid for connection in self._joined.copy())
-        return used
+        return used | self.several.cids if self.several is not None else used
 
     def free_cid(self) -> int:
         """A CID that no connection of the session has, nor one that is being recovered from. While
         none is left: that of the last one, which is reinstated by a login with it."""
-        if self.reinstating and self._recoveries:
-            return self._recoveries[-1].lost.cid
         used = self.cids
-        used.update(recovery.lost.cid for recovery in self._recoveries.copy())
+        if self.several is not None:
+            return self.several.free_cid(used)
         return next(cid for cid in range(len(used) + 1) if cid not in used)
 
     @property
@@ -389,6 +395,16 @@ class Session:
         return self.queue.driver.reconnect is not None
 
     @property
+    def outlives_connections(self) -> bool:
+        """Whether it may go on where its last connection has ended, with a reinstated one."""
+        return (
+            self.parameters.error_recovery_level == 2
+            and self.more is not None
+            and self.can_reconnect
+            and not (self.spent or self.logging_out or self.logout is not None)
+        )
+
+    @property
     def reinstating(self) -> bool:
         """Whether a connection is wanted for the session that the target has kept without any."""
         return self.life.state is State.REINSTATING
@@ -408,7 +424,8 @@ class Session:
     @property
     def offered(self) -> bool:
         """Whether something was offered that has not come into effect yet."""
-        return self._offered is not None or bool(self._joined)
+        joined = self.several is not None and bool(self.several.joined)
+        return self._offered is not None or joined
 
     def new_waiter(self) -> Waiter:
         """A waiter for the calling thread or task."""
@@ -443,7 +460,7 @@ class Session:
         """Cut all connections. The next ``progress`` finds them lost, and session
         reinstatement follows: what calls this wants all tasks at the target to end, or its LUNs to
         be examined anew."""
-        self._spent = True
+        self.spent = True
         for connection in self.queue.connections.copy():
             connection.datamover.disconnect()
 
@@ -458,18 +475,21 @@ class Session:
         """
         if not self.life.connected and not self._revived(now):
             return 0
-        if self.queue.descriptors is not None:
-            return self._progress_several(now)
-        connection = self.queue.connection
-        try:
-            count = connection.datamover.progress(now)
-        except IserblkError as error:
-            self._lose(error)
-            return 0
-        if count:
-            connection.last_heard = now
-        elif self.queue.waiting.entries:
-            self.queue.send_waiting()  # no answer, but perhaps memory that is free again
+        if self.several is not None:
+            count = self.several.progress(now)
+            if not self.life.connected:
+                return count
+        else:
+            connection = self.queue.connection
+            try:
+                count = connection.datamover.progress(now)
+            except IserblkError as error:
+                self.lose(error)
+                return 0
+            if count:
+                connection.last_heard = now
+            elif self.queue.waiting.entries:
+                self.queue.send_waiting()  # no answer, but perhaps memory that is free again
         if self.logout is not None:
             self.logout.tick(now)
         return count
@@ -478,41 +498,14 @@ class Session:
         """See InitiatorDatamover.on_unfinished."""
         self.queue.driver.again()
 
-    def _progress_several(self, now: float) -> int:
-        """``progress``, where there may be several connections."""
-        queue = self.queue
-        self._take_joined(now)
-        count = 0
-        for connection in queue.connections.copy():
-            try:
-                came = connection.datamover.progress(now)
-            except IserblkError as error:
-                self._lose_one(connection, error, now)
-                if not self.life.connected:
-                    return count
-                continue
-            if came:
-                connection.last_heard = now
-                count += came
-            if queue.descriptors is not None:
-                queue.descriptors.update(connection)
-        if not count and queue.waiting.entries:
-            queue.send_waiting()
-        self.recover(now)
-        if self.logout is not None:
-            self.logout.tick(now)
-        return count
-
     def stalled(self, seconds: float, now: float) -> None:
         """The runner of ``progress`` did not run for ``seconds``, until now: that is no silence of
         the target's. What the target itself counts (Time2Wait, Time2Retain) goes on."""
         self._stalls.append((now, seconds))
         for connection in self.queue.connections.copy():
             connection.last_heard = min(now, connection.last_heard + seconds)
-        for recovery in self._recoveries:
-            recovery.stalled(seconds)
-        for each in self._connection_logouts:
-            each.stalled(seconds)
+        if self.several is not None:
+            self.several.stalled(seconds)
         if self.logout is not None:
             self.logout.stalled(seconds)
         self.ending.stalled(seconds)
@@ -601,7 +594,7 @@ class Session:
             and len(self.queue.connections) == 1
         ):
             self._drop(connection, message)
-            self._stay_away(message.parameter2)
+            self.stay_away(message.parameter2)
             raise ConnectionLost(f"{connection.portal}: the target announced: {words}")
         elif message.event == pdu.ASYNC_CONNECTION_DROP and len(self.queue.connections) > 1:
             # Parameter1: the CID, which may be that of another connection (section 11.9.1).
@@ -610,8 +603,8 @@ class Session:
                     self._drop(each, message)
                     each.datamover.disconnect()
         elif message.event in (pdu.ASYNC_CONNECTION_DROP, pdu.ASYNC_SESSION_DROP):
-            self._stay_away(message.parameter2)
-            self._over = True
+            self.stay_away(message.parameter2)
+            self.over = True
             raise ConnectionLost(f"{self.portal}: the target announced: {words}")
 
     def _drop(self, connection: Connection, message: pdu.AsyncMessage) -> None:
@@ -625,12 +618,8 @@ class Session:
         Where no connection would be left, the session is logged out, and goes on with another."""
         if connection.logging_out:
             return
-        if self.queue.descriptors is None or not self.queue.begin_logout(connection):
-            self._log_out_settled(patience)
-        else:
-            self._connection_logouts.append(
-                ConnectionLogout(self.queue, connection, monotonic() + patience)
-            )
+        if self.several is None or not self.several.log_out(connection, patience):
+            self.log_out_settled(patience)
 
     def rejected(self, message: memoryview, at: int, connection: Connection) -> None:
         """Handle a Reject, which carries the header of the rejected PDU: end that task (section
@@ -659,14 +648,14 @@ class Session:
         """The Logout Response has come, to a logout that the target or we wanted: end the
         connection."""
         if message.response == pdu.LOGOUT_CID_NOT_FOUND:  # its Time2Wait means nothing (11.15.3)
-            self._stay_away(self.queue.connection.time2wait)
+            self.stay_away(self.queue.connection.time2wait)
         else:
-            self._stay_away(message.time2wait)
+            self.stay_away(message.time2wait)
         self.left_nothing = not message.response and not self.queue.sent
-        self._over = True
+        self.over = True
         raise ConnectionLost(f"{self.portal}: logged out, {logout.why}")
 
-    def _stay_away(self, time2wait: float) -> None:
+    def stay_away(self, time2wait: float) -> None:
         """The target wants no login for ``time2wait`` seconds."""
         self.reconnect_at = max(self.reconnect_at, monotonic() + min(time2wait, MOST_WAIT_S))
 
@@ -679,10 +668,10 @@ class Session:
             try:
                 connection.datamover.tick()
             except IserblkError as error:
-                if self.queue.descriptors is not None:
-                    self._lose_one(connection, error, now)
+                if self.several is not None:
+                    self.several.lose(connection, error, now)
                 else:
-                    self._lose(error)
+                    self.lose(error)
                 if not self.life.connected:
                     return
         self.queue.flush()
@@ -692,201 +681,23 @@ class Session:
         was on it is logged out (RFC 7143 sections 7.5, 13.15)."""
         self.reinstate_at = max(self.reinstate_at, monotonic() + min(time2wait, MOST_WAIT_S))
 
-    # -- several connections: the runner of progress ----------------------------------------------
-
     def offer_connection(self, connection: Connection) -> None:
         """Add a connection that was logged in to this session. It comes into
         effect with the next ``progress``; where it is not wanted any more, it is ended."""
-        wanted = self.life.connected
-        if self.reinstating:
-            # No other CID: a logout for recovery must not be asked for twice.
-            wanted = connection.cid == self._recoveries[-1].lost.cid and not self._joined
-        if wanted:
-            self._joined.append(connection)
-            return
-        connection.datamover.connection_terminate()
-
-    def _take_joined(self, now: float) -> None:
-        while self._joined:
-            connection = self._joined[0]
-            if connection not in self.queue.connections:
-                self.queue.join(connection)
-            self._joined.popleft()
-            answers = Answers(self, connection)
-            connection.datamover.user = answers
-            connection.datamover.losses = self.losses
-            connection.datamover.on_unfinished = self._again
-            connection.last_heard = now
-            if self.queue.descriptors is not None:
-                self.queue.descriptors.add(connection)
-            log.info("%s: connection %d, of %d", connection.portal, connection.cid, self.wanted)
-            try:
-                for message in connection.early:
-                    answers.control_notify(memoryview(message), 0, 0)
-            except IserblkError as error:
-                self._lose_one(connection, error, now)
-
-    def _lose_one(self, connection: Connection, error: IserblkError, now: float) -> None:
-        """One connection is over: recover from that on the others, if there are any."""
-        queue = self.queue
-        if len(queue.connections) == 1:
-            self._take_joined(now)
-        if connection not in queue.connections:
-            return
-        last = len(queue.connections) == 1
-        closed = self._was_logged_out(connection)
-        if self._over or (last and (closed or not self._may_reinstate(connection, now))):
-            self._lose(error)
-            return
-        if self.logging_out:
-            queue.lose(connection)
-            self._end_one(connection)
-            return
-        text = str(error).removeprefix(f"{connection.portal}: ").removeprefix("connection lost: ")
-        left = len(queue.connections) - 1
-        log.log(
-            logging.INFO if last and self.silence.since else logging.WARNING,
-            "%s: connection %d logged out: %s; %s" if closed else "%s: connection %d lost: %s; %s",
-            connection.portal,
-            connection.cid,
-            text,
-            "it is to be reinstated" if last else f"{left} are left",
-        )
-        if self.error is not None:
-            return
-        level = self.parameters.error_recovery_level
-        recovery = Recovery(queue, connection, level, self._unwanted, self.listeners.unflushed, now)
-        self._recoveries.append(recovery)
-        if last:
-            self._reinstate_by = now + connection.time2wait + connection.time2retain
-            self.suspended_at = monotonic()
-            self._stay_away(connection.time2wait)
-            self.life.enter(Event.LAST, without_frames(error))
-            queue.hold()
-        queue.lose(connection)
-        self._end_one(connection)
-        if closed:
-            recovery.closed()
-        if not last and all(each.logging_out for each in queue.connections):
-            self._log_out_settled(DRAIN_S)
-        if queue.driver.reconnect is not None:
-            queue.driver.reconnect()
-
-    def _was_logged_out(self, connection: Connection) -> bool:
-        """``connection`` is over; whether it was logged out in order, as the target had asked."""
-        for each in self._connection_logouts:
-            if each.connection is connection:
-                self._connection_logouts.remove(each)
-                if each.closed:
-                    connection.time2wait = 0  # nothing is left to be recovered
-                return each.closed
-        return False
-
-    def _may_reinstate(self, connection: Connection, now: float) -> bool:
-        """Whether another connection may go on where ``connection``, the last one, has ended."""
-        return (
-            self.parameters.error_recovery_level == 2
-            and connection.time2retain > 0
-            and connection.time2wait <= PATIENCE_S
-            and self.more is not None
-            and self.can_reconnect
-            and not (self._spent or self.logging_out or self.logout is not None)
-            and not self._any_late(now)
-        )
-
-    def _any_late(self, now: float) -> bool:
-        """Whether a command has no time left, or is being aborted. Then its end at the target comes
-        first, which session reinstatement is sure to bring."""
-        return any(
-            slot.state == ABORTING or (slot.state == SENT and now >= slot.deadline)
-            for slot in self.queue.tasks
-        )
-
-    def _reinstated(self, now: float) -> bool:
-        """Go on with the connection that was offered while none was left; returns whether there is
-        one. When this is interrupted, the next ``progress`` does the rest."""
-        if self._give_up_reinstating(now) or not self._joined:
-            return False
-        queue = self.queue
-        connection = self._joined[0]
-        for recovery in self._recoveries:
-            recovery.reinstated(connection.cid, now)
-        if connection not in queue.connections:
-            queue.join(connection)
-        self.life.enter(Event.REINSTATE)
-        queue.unhold()
-        self.silence.end(now)  # what is told of the recovery tells of that
-        self._take_joined(now)
-        self.recover(now)
-        queue.driver.changed()
-        log.info(
-            "%s: connection %d is reinstated after %.1f s",
-            self.portal,
-            connection.cid,
-            max(0.0, monotonic() - self.suspended_at),
-        )
-        queue.send_waiting()
-        return bool(queue.connections)
-
-    def _give_up_reinstating(self, now: float) -> bool:
-        """Whether no connection can be reinstated any more; then the session is suspended."""
-        if self._spent:
-            why = str(self.life.absence)
-        elif now >= self._reinstate_by:
-            why = f"Time2Retain is over: {self.life.absence}"
-        elif self._any_late(now):
-            why = f"a command has no time left: {self.life.absence}"
+        if self.several is not None:
+            self.several.offer(connection)
         else:
-            return False
-        self._lose(ConnectionLost(f"{self.portal}: not reinstated: {why}"))
-        return True
-
-    def _end_one(self, connection: Connection) -> None:
-        if self.queue.descriptors is not None:
-            self.queue.descriptors.remove(connection)
-        connection.datamover.connection_terminate()
-        self.queue.strand(connection)
+            connection.datamover.connection_terminate()
 
     def recover(self, now: float) -> None:
         """Take the steps that are due for connections that were lost. Called about once a second,
         too."""
-        if self.reinstating:
-            self._give_up_reinstating(now)
-            return
-        for each in self._connection_logouts.copy():
-            if self.logging_out or each not in self._connection_logouts:
-                break  # the session comes first
-            each.tick(now)
-            if each.closed:
-                error = ConnectionLost(AS_ASKED)
-                self._lose_one(each.connection, error, now)
-        for recovery in self._recoveries.copy():
-            if recovery not in self._recoveries:
-                return  # all connections are lost
-            recovery.tick(now)
-            if recovery.stage is Stage.GIVEN_UP:
-                problem = recovery.problem
-                assert problem is not None  # it gave up
-                self._stay_away(recovery.not_before - now)
-                self._lose(problem)
-                return
-            if recovery.stage is Stage.RECOVERED:
-                self._recoveries.remove(recovery)
-                self.recovered += 1
-                self.reassigned += recovery.reassigned
-                self.replayed += recovery.again
-                log.warning(
-                    "%s: recovered from the loss of connection %d: %d tasks reassigned, %d "
-                    "commands sent again",
-                    self.portal,
-                    recovery.lost.cid,
-                    recovery.reassigned,
-                    recovery.again,
-                )
+        if self.several is not None:
+            self.several.recover(now)
 
     # -- losing a connection, and going on with another: the runner of progress -------------------
 
-    def _lose(self, error: IserblkError) -> None:
+    def lose(self, error: IserblkError) -> None:
         """The connection is over: suspend the session, or end it where its driver cannot
         reconnect."""
         if self.queue.driver.reconnect is None:
@@ -903,7 +714,7 @@ class Session:
             return
         if not self.reinstating:
             self.suspended_at = monotonic()
-        if not self._over:  # nothing was announced
+        if not self.over:  # nothing was announced
             for connection in self.queue.connections:
                 self.give_respite(connection.time2wait)
         self.life.enter(Event.LOSS, without_frames(error))
@@ -915,19 +726,19 @@ class Session:
         flight. When this is interrupted, the next ``progress`` begins it again."""
         self._terminate()
         self.queue.put_back()
-        self._recoveries.clear()
-        self._connection_logouts.clear()
-        self._over = self.logging_out = False
+        if self.several is not None:
+            self.several.forget()
+        self.over = self.logging_out = False
         self.logout = None
         self.logout_asked = 0.0
-        self.queue.end_sent(self._unwanted)
+        self.queue.end_sent(self.unwanted)
         if self.error is not None:
             return
         self.life.enter(Event.CLEAN)
         if self.queue.driver.reconnect is not None:
             self.queue.driver.reconnect()
 
-    def _unwanted(self, slot: TaskSlot) -> IserblkError:
+    def unwanted(self, slot: TaskSlot) -> IserblkError:
         """The error of a command that is not sent again: it must not be carried out twice, it was
         being aborted when the connection was lost, or the processing of its answer was
         interrupted."""
@@ -966,7 +777,7 @@ class Session:
         error.logged = True
         return error
 
-    def _log_out_settled(self, patience: float) -> None:
+    def log_out_settled(self, patience: float) -> None:
         """Log out, as the target had asked, within ``patience`` seconds. Where something is
         unflushed, the reconnector has it flushed first."""
         reconnect = self.queue.driver.reconnect
@@ -1009,8 +820,8 @@ class Session:
 
     def _revived(self, now: float) -> bool:
         """Take up what was offered, without a connection; returns whether there is one again."""
-        if self.reinstating:
-            return self._reinstated(now)
+        if self.several is not None and self.reinstating:
+            return self.several.reinstated(now)
         if self.life.state is State.CLEANING_UP:
             self._clean_up()
         if self.life.state is not State.SUSPENDED:
@@ -1033,12 +844,14 @@ class Session:
         self.tsih = fresh.tsih
         self.more = fresh.more
         self.wanted = fresh.wanted
-        self._spent = fresh._spent
+        self.spent = fresh.spent
+        self.several = fresh.several
+        if self.several is not None:
+            self.several.session = self
+            self.several.forget()  # what ``fresh`` had lost already is not in this queue
         connection = queue.connection
         connection.last_heard = now
-        connection.datamover.user = Answers(self, connection)
-        connection.datamover.losses = self.losses
-        connection.datamover.on_unfinished = self._again
+        self.attach(connection)
         queue.driver.changed()
         again = queue.reopen(fresh.queue)
         self._offered = None
@@ -1064,15 +877,10 @@ class Session:
         fd = self.fileno()
         if fd >= 0:
             self.queue.driver.closing(fd)
-        joined = list(self._joined)
-        lost = [recovery.lost for recovery in self._recoveries]
-        for connection in [*self.queue.connections, *lost, *joined]:
+        for connection in self.queue.connections.copy():
             connection.datamover.connection_terminate()
-        for connection in joined:
-            if connection in self._joined:
-                self._joined.remove(connection)
-        if self.queue.descriptors is not None:
-            self.queue.descriptors.close()
+        if self.several is not None:
+            self.several.terminate()
 
     def fail(self, error: IserblkError) -> None:
         """End the session, and every task with ``error``. No buffer is touched any more. Where this
