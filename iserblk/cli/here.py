@@ -46,7 +46,7 @@ log = logging.getLogger(__name__)
 DIRECTORIES = Directories()
 ANSWER_S = 3.0  # until a process has answered
 AGAIN_S = 1.0  # the same, where it had not answered in time at the look before
-_AT_ONCE = 64
+_MOST_LOOKS = 64
 _MOST_PLACES = 8  # that a message names
 _NAMES = ("iqn.", "eui.", "naa.")  # of targets
 
@@ -137,7 +137,7 @@ def look_around(*, sessions: bool = False, before: Here | None = None) -> Here:
     places = [place for source in sources for place in source.places]
     here = Here(unseen=_unseen())
     if places:
-        with ThreadPoolExecutor(min(len(places), _AT_ONCE)) as pool:
+        with ThreadPoolExecutor(min(len(places), _MOST_LOOKS)) as pool:
             for answer in pool.map(partial(_ask, sessions=sessions, silent=silent), places):
                 if isinstance(answer, Unseen):
                     here.unseen.append(answer)

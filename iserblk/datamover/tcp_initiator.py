@@ -47,7 +47,9 @@ from iserblk.errors import RemoteProtocolError
 from iserblk.iscsi import bhs, pdu
 from iserblk.iscsi.keys import SessionParameters
 
-_AT_ONCE: Final = 64  # Data-Outs of one sequence that are made; the others when these have left
+_MOST_DATA_OUTS: Final = (
+    64  # Data-Outs of one sequence that are made; the others when these have left
+)
 _MOST_SNACKS: Final = 32 * MOST_RUNS  # of all tasks, that have not left
 _MOST_RECOVERIES: Final = 8  # R2Ts beyond MaxOutstandingR2T, at ErrorRecoveryLevel 1 or more
 
@@ -328,7 +330,7 @@ class TcpInitiator:
         pdus: list[OutPdu] = []
         most = self._parameters.max_recv_data_segment_length
         offset, end = left.offset, left.end
-        while offset < end and len(pdus) < _AT_ONCE:
+        while offset < end and len(pdus) < _MOST_DATA_OUTS:
             size = min(most, end - offset)
             last = offset + size == end
             header = bhs.DATA_OUT_FIELDS.pack(

@@ -18,8 +18,8 @@ from iserblk.loop.timers import Timer, Timers
 from iserblk.loop.work import Ended, Function, Limit, nothing
 from iserblk.loop.workers import IDLE_S, Workers
 
-_AT_ONCE: Final = 64  # descriptors that one turn looks at
-_FOREIGN_AT_ONCE: Final = 1024  # calls of ``wake`` that one turn serves
+_MOST_DESCRIPTORS: Final = 64  # descriptors that one turn looks at
+_MOST_FOREIGN: Final = 1024  # calls of ``wake`` that one turn serves
 _IN: Final = select.EPOLLIN
 _OUT: Final = select.EPOLLOUT
 _NEITHER: Final = select.EPOLLET  # the end and errors, which always count, are told once
@@ -145,7 +145,7 @@ class EpollLoop:
         if timers and timers.next() <= (now := monotonic()):
             timers.run(now)
         foreign, soon = self._foreign, self._soon
-        for _ in range(min(len(foreign), _FOREIGN_AT_ONCE)):
+        for _ in range(min(len(foreign), _MOST_FOREIGN)):
             foreign.popleft()()
         for _ in range(len(soon)):
             soon.popleft()()
@@ -171,13 +171,13 @@ class EpollLoop:
     def _wait(self, seconds: float) -> list[tuple[int, int]]:
         epoll = self._epoll
         if seconds <= 0.0:
-            return epoll.poll(0, _AT_ONCE)
+            return epoll.poll(0, _MOST_DESCRIPTORS)
         if self._awake:
             now = monotonic()
             end = now + seconds
             turns = self._turns
             while now < self._awake and now < end and not turns.crowded(now):
-                found = epoll.poll(0, _AT_ONCE)
+                found = epoll.poll(0, _MOST_DESCRIPTORS)
                 if found or self._foreign:
                     return found
                 now = turns.give_way()
@@ -185,7 +185,7 @@ class EpollLoop:
             self._awake = 0.0
         self._asleep = True
         try:
-            return epoll.poll(0.0 if self._foreign else seconds, _AT_ONCE)
+            return epoll.poll(0.0 if self._foreign else seconds, _MOST_DESCRIPTORS)
         finally:
             self._asleep = False
 

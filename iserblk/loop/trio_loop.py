@@ -23,7 +23,7 @@ from iserblk.loop.timers import Timer, Timers
 from iserblk.loop.work import Ended, Function, Limit, nothing
 from iserblk.loop.workers import IDLE_S, Workers
 
-_AT_ONCE: Final = 64  # descriptors, after which trio has a turn
+_MOST_DESCRIPTORS: Final = 64  # descriptors, after which trio has a turn
 _IN: Final = select.EPOLLIN
 _OUT: Final = select.EPOLLOUT
 _NEITHER: Final = select.EPOLLET  # the end and errors, which always count, are told once
@@ -194,7 +194,7 @@ class TrioLoop:
     def _look(self, epoll: select.epoll) -> None:
         """Call the functions of the descriptors that are ready."""
         self._number += 1
-        for fd, _ in epoll.poll(0, _AT_ONCE):
+        for fd, _ in epoll.poll(0, _MOST_DESCRIPTORS):
             watch = self._watches.get(fd)
             # Else one before it has closed it, or even given its number to another one.
             if watch is not None and watch.made != self._number:

@@ -87,7 +87,7 @@ _USUAL = {
 
 
 @dataclass(slots=True, frozen=True)
-class Record:
+class NodeRecord:
     """One node record. ``values`` may have secrets."""
 
     path: Path
@@ -130,7 +130,7 @@ class Nodes:
 def read_nodes(directory: Path) -> Nodes:
     """All targets of a directory of nodes. Raises BadArgument when there is no such directory, and,
     as PermissionDenied, when nothing of what is in it can be read."""
-    by_target: dict[str, list[Record]] = {}
+    by_target: dict[str, list[NodeRecord]] = {}
     unread: list[Unread] = []
     problem: IserblkError | None = None
     for target in _listed(directory):
@@ -178,7 +178,7 @@ def _listed(directory: Path) -> list[Path]:
         ) from None
 
 
-def _record(path: Path) -> Record:
+def _record(path: Path) -> NodeRecord:
     if _COPY.fullmatch(path.name):
         raise BadArgument(f"{path}: a copy that an editor or a package has left, not a node record")
     try:
@@ -203,10 +203,10 @@ def _record(path: Path) -> Record:
         raise BadArgument(f"{path}: no node record of open-iscsi: it names no target and address")
     if not values["node.name"].isprintable():
         raise BadArgument(f"{path}: the name of its target has characters that no name has")
-    return Record(path, values)
+    return NodeRecord(path, values)
 
 
-def _imported(target: str, records: Sequence[Record], taken: set[str]) -> Imported:
+def _imported(target: str, records: Sequence[NodeRecord], taken: set[str]) -> Imported:
     found = Imported(target, _name_for(target, taken))
     own: list[dict[str, str]] = []
     portals: set[str] = set()
@@ -260,7 +260,7 @@ def _name_for(target: str, taken: set[str]) -> str:
 class _Conversion:
     """One record as a URL and options; what could not be converted is in ``left_out``."""
 
-    def __init__(self, record: Record) -> None:
+    def __init__(self, record: NodeRecord) -> None:
         self._values = record.values
         self.left_out: list[str] = []
         self.options: dict[str, str] = {}

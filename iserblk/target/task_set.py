@@ -28,7 +28,7 @@ HEAD_OF_QUEUE: Final = 3
 ACA: Final = 4
 
 # SAM-5 lets a device server carry these out at once, as if they were HEAD OF QUEUE.
-AT_ONCE: Final = frozenset((opcodes.INQUIRY, opcodes.REPORT_LUNS, opcodes.REQUEST_SENSE))
+NEVER_DORMANT: Final = frozenset((opcodes.INQUIRY, opcodes.REPORT_LUNS, opcodes.REQUEST_SENSE))
 
 
 class _Member:

@@ -13,7 +13,7 @@ from iserblk.datamover.iser import CONTROL, HEADER_LENGTH
 from iserblk.datamover.iser_initiator import IserInitiator
 from iserblk.errors import ConnectionLost
 from iserblk.initiator.commands import FLAGS_NO_DATA, fill_read, fill_write
-from iserblk.initiator.connecting.login import Connection, Login, over_rdma
+from iserblk.initiator.connecting.login import Login, LoginConnection, over_rdma
 from iserblk.initiator.session.deadlines import Ladder
 from iserblk.initiator.session.logout import fill_logout
 from iserblk.initiator.session.session import Session
@@ -34,7 +34,7 @@ URL = parse_url("iser://10.0.0.1/iqn.2026-11.example:disk/0")
 LUN = bytes(8)
 
 
-async def log_in(connection: Connection, client: IserClient) -> Session:
+async def log_in(connection: LoginConnection, client: IserClient) -> Session:
     async def far_end() -> None:
         while True:
             await trio.lowlevel.wait_readable(client.target_pair.fileno())

@@ -25,8 +25,7 @@ from iserblk.errors import (
     LoginError,
     RemoteProtocolError,
 )
-from iserblk.initiator.session.connection import FIRST_SLOTS
-from iserblk.initiator.session.connection import Connection as SessionConnection
+from iserblk.initiator.session.connection import FIRST_SLOTS, Connection
 from iserblk.initiator.session.sending import CONTROL_SLOTS
 from iserblk.initiator.session.session import UNEXPECTED, Session
 from iserblk.initiator.session.slots import TaskSlot
@@ -84,7 +83,7 @@ def receives(options: Options) -> int:
 
 
 @dataclass(slots=True, frozen=True)
-class Connection:
+class LoginConnection:
     """A connection before its login. ``offer``: the most data bytes of one PDU that we send;
     ``receive_data``: the most that we take. ``max_ulpdu``, ``iwarp``: of the queue pair; 0 and
     False over TCP.
@@ -136,9 +135,9 @@ def _iser(qp: QueuePair, header: int, style: str) -> IserInitiator:
     return kind(qp, qp.inline_size, style)
 
 
-def over_rdma(qp: QueuePair, header: int = HEADER_LENGTH) -> Connection:
+def over_rdma(qp: QueuePair, header: int = HEADER_LENGTH) -> LoginConnection:
     """iSER. ``header``: bytes of its header, 28 or 12."""
-    return Connection(
+    return LoginConnection(
         _iser(qp, header, "cm"),
         True,
         _offer(qp),
@@ -154,10 +153,10 @@ def over_stream(
     needs_rdma: bool,
     header: int = HEADER_LENGTH,
     doubted: bool = False,
-) -> Connection:
+) -> LoginConnection:
     """``stream`` and ``qp`` are of one connection; the caller closes ``qp`` on errors."""
     datamover = StreamInitiator(stream, qp, _iser(qp, header, "stream"), TCP_RECEIVE_DATA)
-    return Connection(
+    return LoginConnection(
         datamover,
         True,
         _offer(qp),
@@ -171,10 +170,10 @@ def over_stream(
     )
 
 
-def over_tcp(stream: ByteStream) -> Connection:
+def over_tcp(stream: ByteStream) -> LoginConnection:
     """Traditional iSCSI. The caller closes the stream on errors."""
     datamover = TcpInitiator(stream, INLINE_SIZE, TCP_RECEIVE_DATA)
-    return Connection(datamover, False, INLINE_SIZE, TCP_RECEIVE_DATA, max_ulpdu=0)
+    return LoginConnection(datamover, False, INLINE_SIZE, TCP_RECEIVE_DATA, max_ulpdu=0)
 
 
 class Login:
@@ -188,7 +187,9 @@ class Login:
     agreed = False  # the login phase has ended well; what follows it may still fail
     _seconds = 0.0  # that the login phase has taken
 
-    def __init__(self, connection: Connection, url: Url, options: Options, portal: str) -> None:
+    def __init__(
+        self, connection: LoginConnection, url: Url, options: Options, portal: str
+    ) -> None:
         self._connection = connection
         self._url = url
         self._options = options
@@ -235,14 +236,14 @@ class Login:
             raise
         return session
 
-    async def join(self, session: Session, cid: int) -> SessionConnection:
+    async def join(self, session: Session, cid: int) -> Connection:
         """Log in a further connection of ``session``. It is to be offered to the session."""
         self.isid = session.isid
         queue = session.queue
         memory = [PduSlot(index) for index in range(len(queue.slots))]
         login = await self._negotiate(memory, session, cid)
         agreed = login.parameters
-        connection = SessionConnection(self._dm, memory, agreed, self._portal, cid)
+        connection = Connection(self._dm, memory, agreed, self._portal, cid)
         self._allow_data_outs(connection)
         connection.exp_stat_sn = login.exp_stat_sn
         self._dm.notice_key_values(agreed)
@@ -259,7 +260,7 @@ class Login:
         connection.early = [bhs_ + data for bhs_, data in self._received]
         return connection
 
-    def _allow_data_outs(self, connection: SessionConnection) -> None:
+    def _allow_data_outs(self, connection: Connection) -> None:
         agreed = connection.parameters
         if self._connection.sends_data_outs(agreed):
             most_busy = FEW if self._options.unsolicited_data == "auto" else len(connection.memory)

@@ -36,7 +36,7 @@ from iserblk.loop.strands import Strand, elsewhere, park
 from iserblk.loop.tasks import sleep
 
 T = TypeVar("T")
-AT_ONCE: Final = 8  # batches of answers for strands, before trio runs anything else
+MOST_BATCHES: Final = 8  # batches of answers for strands, before trio runs anything else
 GATHER_FROM: Final = 4  # commands under way, from which number on others are gathered
 GATHER_DECAY: Final = 0.97  # of the recent number of commands under way, per command
 GATHER_QUIET: Final = 3  # turns of the loop without another command, after which they are sent
@@ -198,7 +198,7 @@ class TrioDriver:
             return
         now = self._wake_up()
         try:
-            for _ in range(AT_ONCE):
+            for _ in range(MOST_BATCHES):
                 count, resumed = self._take_answers(now)
                 if count > 1 and not resumed:
                     # Let all woken tasks run, and submit, before their commands are sent.

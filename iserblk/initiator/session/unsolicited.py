@@ -21,13 +21,12 @@ from iserblk.iscsi.keys import SessionParameters
 # Slots for Data-Outs on their way to the network. A slot is free again when its Send has left, so
 # that a few times what TCP takes at once are enough. A write that finds too few is advertised.
 DATA_OUT_SLOTS: Final = 64
-_AT_ONCE: Final = 8  # allocated, where they are not from the start: a write of 64 KiB has so many
+_LEAST_DATA_OUTS: Final = 8  # allocated later, where need be: a write of 64 KiB has so many
 # Commands in flight, this write included, up to which it is faster to send 64 KiB unasked. With
 # more, the target has other work during the round trip that this saves, and Data-Outs cost us a
 # copy: over loopback a write at depth 1 takes 0.8 of the time, at depth 4 the same, at depth 8 1.1
 # times as long (docs/rdma-internals.md).
 FEW: Final = 2
-_NO_LUN: Final = bytes(8)  # the field is reserved where there is no Target Transfer Tag (11.7.4)
 _NONE: Final[list[PduSlot]] = []
 
 
@@ -94,7 +93,7 @@ class DataOuts:
 
     def _allocate(self, count: int, datamover: InitiatorDatamover) -> None:
         """Allocate ``count`` slots, or somewhat more, as far as there may be more."""
-        count = min(max(count, _AT_ONCE), self._more)
+        count = min(max(count, _LEAST_DATA_OUTS), self._more)
         try:
             slots = datamover.allocate_data_outs(count, min(self._segment, self.limit))
         except (OSError, MemoryError, TransportError):
@@ -133,7 +132,7 @@ class DataOuts:
                 bhs.DATA_OUT,
                 bhs.FLAG_FINAL if at + size == end else 0,
                 size,
-                _NO_LUN,
+                bhs.NO_LUN,
                 itt,
                 bhs.NO_TAG,
                 exp_stat_sn,

@@ -24,7 +24,7 @@ from __future__ import annotations
 from iserblk.errors import LocalProtocolError
 from iserblk.rcap import seam
 from iserblk.rcap.verbs import api
-from iserblk.rcap.verbs.pool import Chunk, Pool, Register
+from iserblk.rcap.verbs.pool import Pool, PoolChunk, Register
 
 _RIGHTS = (0, seam.REMOTE_READ, seam.REMOTE_WRITE, seam.REMOTE_READ | seam.REMOTE_WRITE)
 
@@ -65,22 +65,22 @@ class Shelf:
                 access |= api.REMOTE_WRITE
             self._pools[rights] = Pool(register, access, budget)
         self.local = self._pools[0]  # for our own transfers
-        self.open: dict[int, Chunk] = {}
+        self.open: dict[int, PoolChunk] = {}
 
-    def take(self, size: int, rights: int) -> Chunk:
+    def take(self, size: int, rights: int) -> PoolChunk:
         """Take a chunk for ``size`` bytes. Raises Busy or NotSupported, as ``Pool.take``."""
         chunk = self._pools[rights].take(size)
         chunk.rights = rights
         chunk.length = size
         return chunk
 
-    def show(self, chunk: Chunk, stag: int) -> None:
+    def show(self, chunk: PoolChunk, stag: int) -> None:
         """Note that the peer may use ``chunk`` by this STag from now on."""
         chunk.stag = stag
         chunk.valid = True
         self.open[stag] = chunk
 
-    def owned(self, stag: int) -> Chunk:
+    def owned(self, stag: int) -> PoolChunk:
         """Remove and return the chunk that was shown as ``stag``. Raises LocalProtocolError when
         there is none."""
         try:
@@ -90,7 +90,7 @@ class Shelf:
                 f"STag 0x{stag:08x} is not one of ours, or was retired before"
             ) from None
 
-    def give(self, chunk: Chunk) -> None:
+    def give(self, chunk: PoolChunk) -> None:
         """Give ``chunk`` back to its pool. Neither this side nor the peer may use it any more."""
         self._pools[chunk.rights].give(chunk)
 

@@ -66,7 +66,7 @@ class Registration:
 Register = Callable[[int, int, int], Registration]
 
 
-class Chunk:
+class PoolChunk:
     """One piece of registered memory, and the transfer that uses it.
 
     ``stag``: the STag by which the peer knows it, 0 when it has none. ``valid``: the peer may use
@@ -116,12 +116,12 @@ class Pool:
         self._register = register
         self._access = access
         self._budget = budget
-        self._free: dict[int, list[Chunk]] = {}
-        self.chunks: set[Chunk] = set()
+        self._free: dict[int, list[PoolChunk]] = {}
+        self.chunks: set[PoolChunk] = set()
         self.held = 0  # bytes registered
         self.lent = 0  # chunks taken and not given back
 
-    def take(self, size: int) -> Chunk:
+    def take(self, size: int) -> PoolChunk:
         """Take a chunk of at least ``size`` bytes; it is the caller's until ``give``.
 
         Raises Busy when there is none until another chunk is given back, NotSupported when there
@@ -134,7 +134,7 @@ class Pool:
         self.lent += 1
         return chunk
 
-    def give(self, chunk: Chunk) -> None:
+    def give(self, chunk: PoolChunk) -> None:
         """Give a chunk back. Neither the caller nor the peer may use it any more."""
         self.lent -= 1
         self._free.setdefault(chunk.size, []).append(chunk)
@@ -146,7 +146,7 @@ class Pool:
         self.chunks.clear()
         self._free.clear()
 
-    def _find(self, wanted: int) -> Chunk | None:
+    def _find(self, wanted: int) -> PoolChunk | None:
         free = self._free.get(wanted)
         if free:
             return free.pop()
@@ -156,7 +156,7 @@ class Pool:
                 return free.pop()
         return None
 
-    def _make(self, wanted: int) -> Chunk:
+    def _make(self, wanted: int) -> PoolChunk:
         if wanted > self._budget:
             raise NotSupported(
                 f"{wanted} bytes for one transfer, but only {self._budget} may be registered: "
@@ -174,7 +174,7 @@ class Pool:
                 if error.errno not in (errno.ENOMEM, errno.EAGAIN):
                     raise
                 self._evict(wanted)
-        chunk = Chunk(memory, registration)
+        chunk = PoolChunk(memory, registration)
         self.chunks.add(chunk)
         self.held += wanted
         return chunk
@@ -197,7 +197,7 @@ class Pool:
         )
 
     @staticmethod
-    def _drop(chunk: Chunk) -> None:
+    def _drop(chunk: PoolChunk) -> None:
         if chunk.window is not None:
             chunk.window.close()  # before the region that it may be bound to
             chunk.window = None

@@ -30,7 +30,7 @@ from iserblk.rcap import seam
 from iserblk.rcap.verbs import api, memlock, open_pairs, statuses
 from iserblk.rcap.verbs.link import REGION, WINDOW, Link
 from iserblk.rcap.verbs.memory import Shelf, as_bytes, remote_access
-from iserblk.rcap.verbs.pool import Chunk, Strip
+from iserblk.rcap.verbs.pool import PoolChunk, Strip
 from iserblk.rcap.verbs.receiving import RECEIVE, Inbox
 from iserblk.rcap.verbs.sending import Sender
 
@@ -190,7 +190,7 @@ class VerbsQueuePair:
             self._shelf.show(chunk, stag)
             return stag, chunk.address
 
-    def _bind(self, chunk: Chunk) -> int:
+    def _bind(self, chunk: PoolChunk) -> int:
         """Prepare the binding of a window. It reaches the device before the requests that are
         posted next. Returns the key. Raises OSError."""
         try:
@@ -227,7 +227,7 @@ class VerbsQueuePair:
                 self._shelf.give(chunk)
             return valid
 
-    def _unbind(self, chunk: Chunk) -> None:
+    def _unbind(self, chunk: PoolChunk) -> None:
         """End a window that may still be valid, as ``memory`` describes. Raises OSError."""
         self._engine.post()  # the binding itself may not be posted yet
         silent = self._inbox.received == chunk.received

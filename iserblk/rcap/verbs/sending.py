@@ -25,7 +25,7 @@ from iserblk.rcap import seam
 from iserblk.rcap.verbs import api
 from iserblk.rcap.verbs.engine import Engine
 from iserblk.rcap.verbs.memory import Shelf
-from iserblk.rcap.verbs.pool import Chunk
+from iserblk.rcap.verbs.pool import PoolChunk
 
 SIGNAL_EVERY = 64  # requests: at least each 64th is signaled, as that frees the device's queue
 PIECE = 1 << 20  # bytes of one RDMA Write or Read of the device, at most
@@ -51,10 +51,10 @@ class Posted:
 
     def __init__(self, number: int) -> None:
         self.number = number
-        self.chunk: Chunk | None = None
+        self.chunk: PoolChunk | None = None
         self.sink: memoryview | None = None
         self.completion: seam.Completion | None = None
-        self.retired: Chunk | None = None
+        self.retired: PoolChunk | None = None
 
 
 class Sender:
@@ -171,7 +171,7 @@ class Sender:
             and requests[1].data is None
         )
 
-    def invalidate(self, chunk: Chunk) -> None:
+    def invalidate(self, chunk: PoolChunk) -> None:
         """Invalidate the window of ``chunk``, which goes back to its pool when that is complete.
         Raises OSError."""
         number, flags = self.next(True)

@@ -13,7 +13,7 @@ import trio.testing
 
 from iserblk.disk.aio import TrioDisk
 from iserblk.errors import ConnectionLost
-from iserblk.initiator.drivers.tasks import AT_ONCE, TrioDriver
+from iserblk.initiator.drivers.tasks import MOST_BATCHES, TrioDriver
 from iserblk.iscsi import bhs
 from iserblk.loop.here import loop_here
 from iserblk.loop.strands import open_strands
@@ -205,7 +205,7 @@ async def test_the_number_of_a_command_may_begin_anew() -> None:
 async def test_strands_that_always_have_more_hold_up_no_other_session() -> None:
     """As long as its answers are there at once, a session goes on; but not for ever."""
     busy, other = End(depth=8), End()
-    most = 20 * AT_ONCE
+    most = 20 * MOST_BATCHES
     done = 0
     over = False
 

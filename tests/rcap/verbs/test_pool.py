@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from iserblk.errors import Busy, NotSupported
-from iserblk.rcap.verbs.pool import SMALLEST, Chunk, Memory, Pool, Strip
+from iserblk.rcap.verbs.pool import SMALLEST, Memory, Pool, PoolChunk, Strip
 from tests.rcap.verbs.chunks import pool
 from tests.rcap.verbs.fake import FakeEnd
 
@@ -75,7 +75,7 @@ def test_another_error_of_the_system_comes_out() -> None:
 
 def test_closing_gives_everything_back() -> None:
     chunks, end = pool()
-    kept: list[Chunk] = [chunks.take(size) for size in (1, 5000, 70000)]
+    kept: list[PoolChunk] = [chunks.take(size) for size in (1, 5000, 70000)]
     chunks.give(kept[1])
     chunks.close()
     assert end.registered == 0

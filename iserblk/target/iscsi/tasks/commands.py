@@ -24,12 +24,12 @@ from iserblk.target.iscsi.owners import ConnectionOwner
 from iserblk.target.iscsi.session import TargetSession
 from iserblk.target.iscsi.tasks.acknowledgements import Acknowledgements
 from iserblk.target.iscsi.tasks.slot import (
-    AT_ONCE,
     COMPLETED,
     DORMANT,
     ENDED,
     FETCHING,
     IDLE,
+    NO_TURN,
     RUNNING,
     SUSPENDED,
     UNSOLICITED,
@@ -48,8 +48,7 @@ from iserblk.target.seam import (
     DeviceServer,
     ScsiTask,
 )
-from iserblk.target.task_set import ACA, HEAD_OF_QUEUE
-from iserblk.target.task_set import AT_ONCE as NEVER_DORMANT
+from iserblk.target.task_set import ACA, HEAD_OF_QUEUE, NEVER_DORMANT
 
 log = logging.getLogger(__name__)
 
@@ -314,7 +313,7 @@ class Commands:
                 slot.state = DORMANT
                 return
             self._begin_anew(slot)
-            slot.turn = AT_ONCE
+            slot.turn = NO_TURN
             task = slot.task
         if task.status:
             self.respond(slot)
@@ -328,7 +327,7 @@ class Commands:
         """Whether ``begin`` starts the task now, and does not defer it."""
         session = self._session
         return (
-            slot.turn == AT_ONCE
+            slot.turn == NO_TURN
             and not session.held
             and not self._deferred
             and session.has_room(slot)

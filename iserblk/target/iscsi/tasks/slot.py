@@ -25,7 +25,7 @@ SUSPENDED: Final = 8  # its connection is lost; it goes on when it is reassigned
 COMPLETED: Final = 9  # its connection is lost; its response is sent when it is reassigned
 
 # The ``turn`` of a task.
-AT_ONCE: Final = 0  # it never waited
+NO_TURN: Final = 0  # it never waited
 WAITS: Final = 1  # it is dormant, though its state may be UNSOLICITED
 HAS_COME: Final = 2  # it was dormant
 
@@ -213,7 +213,7 @@ class TargetTask(TargetSlot):
         self.connection: Allegiance
         self.buffer: memoryview | None = None
         self.state = IDLE
-        self.turn = AT_ONCE  # in the task set of its LUN
+        self.turn = NO_TURN  # in the task set of its LUN
         self.aborted = False
         self.on_aborted: list[Callable[[], None]] = []
         self.on_ended: list[Callable[[], None]] = []  # called when its thread has finished

@@ -10,7 +10,7 @@ from iserblk.errors import ConnectionLost, RemoteProtocolError
 from iserblk.iscsi.serial import MASK32
 from iserblk.target.iscsi.buffers import BufferPool
 from iserblk.target.iscsi.control import ControlAnswers
-from iserblk.target.iscsi.tasks.slot import AT_ONCE, IDLE, Allegiance, TargetTask
+from iserblk.target.iscsi.tasks.slot import IDLE, NO_TURN, Allegiance, TargetTask
 
 QUEUE_DEPTH: Final = 128  # commands that an initiator may have outstanding
 # Of one connection: a slot is free only when the datamover reports its response as sent.
@@ -152,7 +152,7 @@ class TaskSlots:
         slot.losses = 0
         slot.acknowledged = False
         slot.resume_at = 0
-        slot.turn = AT_ONCE
+        slot.turn = NO_TURN
         slot.aborted = False
         if slot.control:
             self._answers.give_back(slot)
