@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import argparse
 import logging
+import math
 import multiprocessing
 import os
 import sys
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import Future, ProcessPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 TOP = Path(__file__).resolve().parents[2]
 WORLD = 1000  # operations of one
 LINES = 40  # of the trace, where something was wrong
+OPERATIONS = 20_000
 TRIES = 150  # smaller worlds, where something was wrong
 
 
@@ -84,14 +86,21 @@ def _worlds(options: argparse.Namespace, seed: int) -> Iterator[Case]:
 
 
 def play_all(worlds: Iterator[Case], processes: int, trace: bool) -> Iterator[Played]:
+    """In the order of ``worlds``, of which few are taken before they are played."""
     if processes == 1:
         yield from map(partial(play_one, trace=trace), worlds)
         return
     # Forked, so that what is planted is in all of them.
     context = multiprocessing.get_context("fork")
     with ProcessPoolExecutor(processes, context) as pool:
+        played: deque[Future[Played]] = deque()
         try:
-            yield from pool.map(play_one, worlds)
+            for case in worlds:
+                played.append(pool.submit(play_one, case))
+                if len(played) >= 2 * processes:
+                    yield played.popleft().result()
+            while played:
+                yield played.popleft().result()
         finally:
             pool.shutdown(cancel_futures=True)
 
@@ -153,10 +162,15 @@ def main(words: Sequence[str]) -> int:
     parser = _Parser(prog="scripts/simulate", add_help=False)
     add_arguments(parser)
     parser.add_argument("--processes", type=int, default=len(os.sched_getaffinity(0)))
+    parser.add_argument("--seconds", type=float, default=math.inf)
     parser.add_argument("--trace", action="store_true")
     parser.add_argument("--tries", type=int, default=TRIES)
     parser.add_argument("--plant")
     options = parser.parse_args(words)
+    if options.operations is None:
+        options.operations = OPERATIONS if options.seconds == math.inf else sys.maxsize
+    if not options.seconds > 0:
+        parser.error("--seconds takes a number above 0")
     if options.operations < 1 or options.processes < 1:
         parser.error("--operations and --processes take numbers from 1")
     if options.tries < 0:
@@ -186,6 +200,8 @@ def main(words: Sequence[str]) -> int:
         made_up += result.seconds
         trace ^= result.trace
         tally.add(result)
+        if seconds >= options.seconds:
+            break
     print(
         f"seed {seed}: all was right, {done} operations, {faults.total()} faults, {losses} losses"
         f" told, in {made_up:.0f} seconds of made-up time; trace {trace:08x}"

@@ -57,6 +57,14 @@ def test_a_trace() -> None:
     assert lines[-1].endswith("operations a second of processor time")
 
 
+@pytest.mark.parametrize("processes", ["1", "2"])
+def test_for_some_time(processes: str) -> None:
+    """At least one world is played, and then no more begin."""
+    ended = simulate("--seed", "2", "--seconds", "0.001", "--processes", processes)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert ended.stdout.startswith("seed 2: all was right, 1000 operations, ")
+
+
 @pytest.mark.parametrize("name", PLANTED)
 def test_a_bug_that_is_planted_is_found(name: str) -> None:
     assert any(each.name == name for each in read_table())
@@ -106,6 +114,7 @@ def test_what_is_planted_is_in_effect() -> None:
         (("--with", "colour=red"), "write KEY=VALUE, with a KEY of portals, "),
         (("--faults", "x"), "--faults"),
         (("--tries", "-1"), "numbers from 0"),
+        (("--seconds", "0"), "a number above 0"),
         (("--colour",), "--help"),
     ],
 )

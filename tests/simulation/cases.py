@@ -73,7 +73,7 @@ def _setting(text: str) -> tuple[str, str]:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seed", type=int)
-    parser.add_argument("--operations", type=int, default=20_000)
+    parser.add_argument("--operations", type=int)
     parser.add_argument("--faults", type=_faults)
     parser.add_argument("--with", type=_setting, action="append", default=[], dest="settings")
     parser.add_argument("--order", type=int, default=0)

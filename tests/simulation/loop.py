@@ -225,22 +225,22 @@ class SimulatedLoop:
 
     def turn(self) -> bool:
         """Returns whether there was anything to do. Raises what a function raises."""
-        chance = self.chance
-        self._now += TURN_S * (1.0 + chance.random())
+        draw = self.chance.random
+        now = self._now = self._now + TURN_S * (1.0 + draw())
         due: list[Function] = []
         if self._soon:
             due.append(self._call)
         if self._foreign:
             due.append(self._call_foreign)
-        if self._timers and self._timers.next() <= self._now:
+        if self._timers.next() <= now:
             due.append(self._ring)
-        if self._world and self._world.next() <= self._now:
+        if self._world.next() <= now:
             due.append(self._change)
         if self._touched:
             due.append(self._look)
         if not due:
             return False
-        (due[0] if len(due) == 1 else due[int(chance.random() * len(due))])()
+        (due[0] if len(due) == 1 else due[int(draw() * len(due))])()
         return True
 
     def _call(self) -> None:

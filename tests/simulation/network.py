@@ -27,6 +27,7 @@ HOST: Final = "10.0.0.1"  # of each connection that an initiator begins
 DELAY_S: Final = (10e-6, 200e-6)  # one way, of a piece
 ROOM: Final = 256 << 10  # bytes of one direction that wait to be read, or are on their way
 PIECES: Final = 3  # of a send, at most
+WHOLE: Final = 0.6  # of all sends come in one piece
 FIRST_PORT: Final = 40000
 WITHOUT_DIGEST: Final = 4096  # bytes: a login is shorter
 _SEGMENT: Final = 1448
@@ -91,7 +92,8 @@ class End:
         self.on_its_way += len(data)
         chance = self.network.chance
         at, size = 0, len(data)
-        for left in reversed(range(chance.randrange(PIECES) + 1)):
+        pieces = 1 if chance.random() < WHOLE else chance.randint(2, PIECES)
+        for left in reversed(range(pieces)):
             stop = size if not left else min(size, at + chance.randint(1, size))
             if stop > at:
                 self._carry(partial(self.peer.come, data[at:stop]))

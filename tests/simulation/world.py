@@ -11,6 +11,7 @@ a case changes nothing of what it leaves.
 
 from __future__ import annotations
 
+import marshal
 import zlib
 from collections import Counter, deque
 from collections.abc import Callable
@@ -60,6 +61,7 @@ SMALL_TRANSFER: Final = 8192  # bytes: the limit of a target with small ones
 LATE_REFUSALS: Final = 7  # see Troubles.refuse
 LAZY_S: Final = (0.001, 45.0)  # how long a thread of the target takes while it is LAZY
 NEAR_THE_END: Final = 0xFFFFFFFF - 40  # of sequence numbers: they begin anew soon
+_SAME_BYTES: Final = 2  # the version of marshal's format in which equal values are equal bytes
 _JUNK: Final = b"\xee"
 
 READ, WRITE, FLUSH, FUA, ZERO, TRIM, EXTENTS = (
@@ -220,20 +222,29 @@ class Result:
 
 
 class Trace:
-    """A line for each thing that happens. ``lines``: the last ones. ``print``: gets each."""
+    """A line for each thing that happens. ``print``: gets each. ``values`` are text and numbers."""
 
     def __init__(self, loop: SimulatedLoop, print_line: Callable[[str], object] | None) -> None:
-        self.lines: deque[str] = deque(maxlen=AT_END)
         self.sum = 0
+        self._last: deque[tuple[float, str, tuple[str | float, ...]]] = deque(maxlen=AT_END)
         self._loop = loop
         self._print = print_line
 
-    def __call__(self, words: str, *values: object) -> None:
-        line = f"{self._loop.now():.6f} {words % values}"
-        self.sum = zlib.crc32(line.encode(), self.sum)
-        self.lines.append(line)
+    def __call__(self, words: str, *values: str | float) -> None:
+        event = (self._loop.now(), words, values)
+        self.sum = zlib.crc32(marshal.dumps(event, _SAME_BYTES), self.sum)
+        self._last.append(event)
         if self._print is not None:
-            self._print(line)
+            self._print(self._line(*event))
+
+    @property
+    def lines(self) -> list[str]:
+        """The last ones."""
+        return [self._line(*event) for event in self._last]
+
+    @staticmethod
+    def _line(when: float, words: str, values: tuple[str | float, ...]) -> str:
+        return f"{when:.6f} {words % values}"
 
 
 class Hesitant:
@@ -389,6 +400,7 @@ class World:
         self.nursery: trio.Nursery
         self.result = Result(self.settings)
         self._under_way: Counter[str] = Counter()
+        self._asked: dict[int, tuple[float, str, int, int]] = {}  # of each client: since when, what
         self._lives = 0
         self._faults = 0  # that the seed has planned so far
         self._next_fault = 0
@@ -449,6 +461,7 @@ class World:
             if not self._is_done:
                 async with trio.open_nursery() as nursery:
                     nursery.start_soon(self._trouble, opened)
+                    nursery.start_soon(self._watch_clients)
                     async with trio.open_nursery() as clients:
                         for number in range(self.settings.clients):
                             clients.start_soon(self._client, disk, number)
@@ -514,20 +527,26 @@ class World:
             self._under_way[kind] += 1
             began = self.loop.now()
             self.trace("client %d begins: %s, %d at %d", number, kind, count, at)
+            self._asked[number] = began, kind, at, count
             try:
-                with trio.fail_after(PATIENCE_S):
-                    await self._operate(disk, kind, at, count)
-            except trio.TooSlowError:
-                raise Wrong(f"{kind} of {count} blocks at {at} never ends") from None
+                await self._operate(disk, kind, at, count)
             except IserblkError:
                 if not self._over.is_set():
                     raise
                 return  # it is dead
             finally:
+                del self._asked[number]
                 self._under_way[kind] -= 1
             self.trace("client %d: %s, %d at %d, since %.6f", number, kind, count, at, began)
             if chance.random() < 0.05:
                 await trio.sleep(chance.expovariate(20.0))
+
+    async def _watch_clients(self) -> None:
+        while True:
+            await trio.sleep(PATIENCE_S)
+            for began, kind, at, count in self._asked.values():
+                if began <= self.loop.now() - PATIENCE_S:
+                    raise Wrong(f"{kind} of {count} blocks at {at} never ends")
 
     async def _operate(self, disk: TrioDisk, kind: str, at: int, count: int) -> None:
         if kind == READ:
@@ -557,7 +576,7 @@ class World:
         ):
             return False
         self.result.states[TIMED_OUT] += 1
-        self.trace("it has had its time: %s", error)
+        self.trace("it has had its time: %s", str(error))
         return True
 
     async def _read(self, disk: TrioDisk, at: int, count: int) -> bool:
@@ -598,7 +617,7 @@ class World:
             if over or not (self._may_fail(error) or self._is_late(error)):
                 self.history.end_change(change, self.loop.now(), False)
                 raise
-            self.trace("a change fails: %s", error)
+            self.trace("a change fails: %s", str(error))
             done = False
         self._look(disk)
         self.history.end_change(change, self.loop.now(), done, kind == FUA)
@@ -614,7 +633,7 @@ class World:
                     return False
                 raise
             self._look(disk)
-            self.trace("a flush tells of a loss: %s", error)
+            self.trace("a flush tells of a loss: %s", str(error))
             failed = self._has_failed(error)
             self.result.states[TOLD_OF_FAILURE if failed else TOLD] += 1
             self.history.end_flush_with_loss(begun, self.loop.now(), failed)
