@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
-from fuzzlib.running import PLACE, Ended, fuzz, have_atheris, reached
+from fuzzlib.running import PLACE, Ended, Guests, fuzz, have_atheris, reached
 from tests.fuzz import guided
 from tests.fuzz.table import PLANTED, ROWS
 
@@ -97,8 +97,8 @@ def main(words: Sequence[str]) -> int:
         print(f"fuzz: {why}", file=sys.stderr)
         return 7
     inputs, found = 0, []
-    with ThreadPoolExecutor(options.jobs) as threads:
-        run = partial(fuzz, corpus=options.corpus, seconds=options.time)
+    with ThreadPoolExecutor(options.jobs) as threads, Guests() as guests:
+        run = partial(fuzz, guests=guests, corpus=options.corpus, seconds=options.time)
         for name, ended in zip(names, threads.map(run, names), strict=True):
             _say(name, ended)
             inputs += ended.inputs

@@ -1,5 +1,4 @@
-"""Runs atheris in processes of its own, one for each target: libFuzzer ends the process that it is
-in."""
+"""Runs targets under atheris, in processes of their own (guest.py)."""
 
 from __future__ import annotations
 
@@ -9,6 +8,7 @@ import os
 import re
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -68,7 +68,43 @@ def _number(pattern: str, text: str) -> int:
     return int(found[-1]) if found else 0
 
 
-def fuzz(name: str, corpus: Path, seconds: int) -> Ended:
+class Guests:
+    """A guest for each thread that runs targets, while the context is open."""
+
+    def __init__(self) -> None:
+        self._of = threading.local()
+        self._all: list[subprocess.Popen[str]] = []
+
+    def __enter__(self) -> Guests:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        for each in self._all:
+            each.kill()
+            each.communicate()
+
+    def run(self, name: str, log: Path, words: Sequence[str]) -> int:
+        """Returns the exit status."""
+        guest: subprocess.Popen[str] | None = getattr(self._of, "guest", None)
+        if guest is None:
+            guest = subprocess.Popen(
+                (sys.executable, "-P", "-m", "fuzzlib.guest"),
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,  # a line for each module
+                text=True,
+                env=_environment(),
+                cwd=TOP,
+            )
+            self._of.guest = guest
+            self._all.append(guest)
+        assert guest.stdin is not None and guest.stdout is not None
+        guest.stdin.write(json.dumps((name, str(log), words)) + "\n")
+        guest.stdin.flush()
+        return int(guest.stdout.readline() or "1")
+
+
+def fuzz(name: str, guests: Guests, corpus: Path, seconds: int) -> Ended:
     """Run one target. What its process says is beside its corpus, in a file ``….log``."""
     row = ROWS.get(name, PLANTED)
     kept = corpus / folder(name)
@@ -80,8 +116,8 @@ def fuzz(name: str, corpus: Path, seconds: int) -> Ended:
     words = corpus / f"{folder(name)}.words"
     words.write_text("".join(f"{_quoted(word)}\n" for word in guided.dictionary(row)))
     log = corpus / f"{folder(name)}.log"
-    command = (
-        *(sys.executable, "-P", "-m", "fuzzlib.guest", name, str(kept)),
+    options = (
+        str(kept),
         f"-max_total_time={seconds}",
         f"-max_len={guided.MOST_INPUT}",
         f"-timeout={_MOST_S}",
@@ -92,24 +128,15 @@ def fuzz(name: str, corpus: Path, seconds: int) -> Ended:
         "-len_control=0",
     )
     began = time.monotonic()
-    with log.open("wb") as output:
-        done = subprocess.run(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=output,
-            env=_environment(),
-            cwd=TOP,
-            check=False,
-        )
+    status = guests.run(name, log, options)
     text = log.read_text(errors="replace")
     wrong, file = "", None
-    if done.returncode:
+    if status:
         written = re.findall(r"Test unit written to (\S.*)", text)
         file = Path(written[-1]) if written else None
-        wrong = _words(text) or f"the process ended with {done.returncode}: {log}"
+        wrong = _words(text) or f"the process ended with {status}: {log}"
     return Ended(
-        _number(r"stat::number_of_executed_units:\s*([0-9]+)", text),
+        _number(r"(?m)^#([0-9]+)\b", text),
         round(time.monotonic() - began),
         _number(r"\bcov: ([0-9]+)", text),
         sum(1 for _ in kept.iterdir()),
