@@ -47,9 +47,8 @@ from iserblk.errors import RemoteProtocolError
 from iserblk.iscsi import bhs, pdu
 from iserblk.iscsi.keys import SessionParameters
 
-_MOST_DATA_OUTS: Final = (
-    64  # Data-Outs of one sequence that are made; the others when these have left
-)
+# Of one sequence, that are made; the others when these have left.
+_MOST_DATA_OUTS: Final = 64
 _MOST_SNACKS: Final = 32 * MOST_RUNS  # of all tasks, that have not left
 _MOST_RECOVERIES: Final = 8  # R2Ts beyond MaxOutstandingR2T, at ErrorRecoveryLevel 1 or more
 

@@ -104,7 +104,7 @@ class SessionLogout:
         self._by += seconds
 
     def task_done(self) -> None:
-        """The answer has come (``Session.logout_answered`` handles it), or the connection is lost."""
+        """The answer has come (see ``Session.logout_answered``), or the connection is lost."""
 
 
 class Answers:
