@@ -164,7 +164,7 @@ class Arrivals:
         if (self._seen - self.expected) & _MASK >= _HALF:
             self._seen = self.expected
 
-    def hold(self, stat_sn: int, message: memoryview) -> None:
+    def keep(self, stat_sn: int, message: memoryview) -> None:
         """Keep a copy of a PDU that cannot be given on yet."""
         if stat_sn in self._held:
             return

@@ -759,7 +759,7 @@ class TcpInitiator:
         if not ahead and not arrivals.waiting and self._complete(message):
             self._give(message, arrivals)
             return
-        arrivals.hold(stat_sn, message)
+        arrivals.keep(stat_sn, message)
         if ahead:
             self._status_exists(stat_sn)
         self._give_on()

@@ -546,7 +546,7 @@ class TargetServer:
             old.abandon()
         if name in self._elders:
             # Not only ``old``: a session before it may still have tasks in threads.
-            session.hold()
+            session.pause()
         self._sessions[name] = session
         self._tsihs[login.tsih] = session
 
@@ -573,7 +573,7 @@ class TargetServer:
         del self._elders[name]
         successor = self._sessions.get(name)
         if successor is not None:
-            successor.unhold()
+            successor.go_on()
 
     def end(self) -> None:
         """End all sessions, of which nothing more is answered, before their tasks are cancelled."""

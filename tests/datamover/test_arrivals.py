@@ -29,7 +29,7 @@ def test_those_behind_a_lost_one_come_in_order(first: int) -> None:
     arrivals = Arrivals(first)
     assert [arrivals.ahead(each) for each in numbers] == [0, 1, 2, 3, 4]
     for at in (3, 1):
-        arrivals.hold(numbers[at], pdu(numbers[at]))
+        arrivals.keep(numbers[at], pdu(numbers[at]))
     assert arrivals.exists((first + 5) & LAST) == [
         (numbers[0], 1),
         (numbers[2], 1),
@@ -52,9 +52,9 @@ def test_what_waits_is_a_copy() -> None:
     """The receive buffer is used for the next PDU, and a second copy changes nothing."""
     arrivals = Arrivals(1)
     buffer = bytearray(b"two")
-    arrivals.hold(2, memoryview(buffer))
+    arrivals.keep(2, memoryview(buffer))
     buffer[:] = b"xxx"
-    arrivals.hold(2, memoryview(buffer))
+    arrivals.keep(2, memoryview(buffer))
     assert arrivals.held() == [(2, memoryview(b"two"))]
 
 
@@ -87,24 +87,24 @@ def test_the_bounds_of_what_waits() -> None:
     count no bytes."""
     many = Arrivals(0)
     for at in range(1, MOST_PDUS + 1):
-        many.hold(at, pdu(at))
+        many.keep(at, pdu(at))
     with pytest.raises(RemoteProtocolError, match="does not come"):
-        many.hold(MOST_PDUS + 1, pdu(0))
+        many.keep(MOST_PDUS + 1, pdu(0))
     large = Arrivals(0)
     half = memoryview(bytes(MOST_BYTES // 2))
-    large.hold(1, half)
-    large.hold(2, half)
+    large.keep(1, half)
+    large.keep(2, half)
     with pytest.raises(RemoteProtocolError, match="does not come"):
-        large.hold(3, half[:1])
+        large.keep(3, half[:1])
     large.forget(1)
-    large.hold(3, half)
+    large.keep(3, half)
     large.next()
     assert large.head() == NOTHING
     large.take()
     large.take()
-    large.hold(4, half)
+    large.keep(4, half)
     with pytest.raises(RemoteProtocolError, match="does not come"):
-        large.hold(5, half[:1])
+        large.keep(5, half[:1])
 
 
 def test_a_lost_status_is_asked_for_again_but_not_for_ever() -> None:
@@ -121,7 +121,7 @@ def test_a_lost_status_is_asked_for_again_but_not_for_ever() -> None:
 
 def test_the_count_begins_anew_when_one_has_come() -> None:
     arrivals = Arrivals(5)
-    arrivals.hold(6, pdu(6))
+    arrivals.keep(6, pdu(6))
     arrivals.exists(8)
     for _ in range(MOST_ASKED * PATIENCE):
         arrivals.ask_again()

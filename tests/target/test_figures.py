@@ -226,7 +226,7 @@ def test_of_1000_addresses_few_are_named() -> None:
     for pool in pools:
         pool.take(4 * KIB)
     pools[777].take(64 * KIB)
-    pools[778].hold(100)
+    pools[778].account(100)
     found = read_figures(IQN, "", parts(budget), Limits(1, 1), [], 0, [])
     assert len(found.addresses) == MOST_ADDRESSES + 1 and found.address_count == 1000
     assert found.addresses[0] == AddressReading("10.0.3.27", 68 * KIB)

@@ -290,7 +290,7 @@ def test_a_task_that_ends_without_a_response_gives_its_stags_back(read: bool) ->
     proves: ISER-8.3.2-6, ISER-8.3.2-7, ISER-8.3.2-8
     """
     client = IserClient().logged_in()
-    client.connection.session.hold()  # tasks do not begin yet
+    client.connection.session.pause()  # tasks do not begin yet
     calls = client.datamover.calls
     del calls[:]
     buffers = [bytearray(DATA[:512]), bytearray(DATA[512:1024])]
@@ -326,7 +326,7 @@ def test_a_task_that_ends_without_a_response_gives_its_stags_back(read: bool) ->
         with pytest.raises(RemoteProtocolError, match=r"no (Read|Write) STag"):
             call(aborted, memoryview(bytearray(512)), 0)
     del client.sent[:]
-    client.connection.session.unhold()
+    client.connection.session.go_on()
     client.run()
     assert [each.number(16) for each in client.heard[-1:]] == [31]
     moved = [each for each in client.sent if each.kind in (seam.RDMA_READ, seam.RDMA_WRITE)]

@@ -797,8 +797,8 @@ class SendQueue:
             self.portal = connection.portal
         self.connections.append(connection)
 
-    def unhold(self) -> None:
-        """The session goes on where it was at ``hold``, with none of the
+    def open_window(self) -> None:
+        """The session goes on where it was at ``close_window``, with none of the
         connections that it had then."""
         self._unexpected.clear()
         self._open = max(0, bhs.window_size(self._cmd_sn, self.max_cmd_sn))
@@ -806,7 +806,7 @@ class SendQueue:
     def lose(self, connection: Connection) -> None:
         """``connection`` is over. Its commands stay in flight, and belong to its
         Recovery. Its datamover is to be terminated, then ``strand`` is to be called. Where it was
-        the only one, ``hold`` was called, and ``connection`` is still this one."""
+        the only one, ``close_window`` was called, and ``connection`` is still this one."""
         connection.lost = True
         self.connections.remove(connection)
         self._choose_first()
@@ -910,7 +910,7 @@ class SendQueue:
 
     # -- from one connection to the next: the runner of progress ----------------------------------
 
-    def hold(self) -> None:
+    def close_window(self) -> None:
         """No more commands are sent on this connection."""
         self._open = 0
 
@@ -918,7 +918,7 @@ class SendQueue:
         """When the connection is closed: queue again what was in flight and can be
         sent again, by CmdSN, in front of what was never sent. May be repeated after an
         interrupt."""
-        self._open = 0  # an interrupt may have come before ``hold``
+        self._open = 0  # an interrupt may have come before ``close_window``
         sent = [slot for slot in self.tasks if slot.state == SENT and slot.complete]
         sent.sort(key=lambda slot: (slot.cmd_sn - self._cmd_sn) & 0xFFFFFFFF)  # oldest first
         self._again.update(sent)

@@ -718,7 +718,7 @@ class Session:
             for connection in self.queue.connections:
                 self.give_respite(connection.time2wait)
         self.life.enter(Event.LOSS, without_frames(error))
-        self.queue.hold()
+        self.queue.close_window()
         self._clean_up()
 
     def _clean_up(self) -> None:
@@ -796,7 +796,7 @@ class Session:
         self.life.enter(Event.LOG_OUT)
         self.logout_asked = 0.0
         self.logout = SessionLogout(self, monotonic() + patience, why)
-        self.queue.hold()
+        self.queue.close_window()
         return True
 
     def still_absent(self, why: IserblkError) -> None:

@@ -208,7 +208,7 @@ class Several:
             session.suspended_at = monotonic()
             session.stay_away(connection.time2wait)
             session.life.enter(Event.LAST, without_frames(error))
-            queue.hold()
+            queue.close_window()
         queue.lose(connection)
         self._end_one(connection)
         if closed:
@@ -265,7 +265,7 @@ class Several:
         if connection not in queue.connections:
             queue.join(connection)
         session.life.enter(Event.REINSTATE)
-        queue.unhold()
+        queue.open_window()
         session.silence.end(now)  # what is told of the recovery tells of that
         self._take_joined(now)
         self.recover(now)

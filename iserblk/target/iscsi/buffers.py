@@ -299,7 +299,7 @@ class BufferPool:
             length, self.address
         )
 
-    def hold(self, length: int) -> None:
+    def account(self, length: int) -> None:
         """The session holds so many bytes more beside data buffers; less, if it is negative."""
         self.beside += length
         self._share.held += length

@@ -167,7 +167,7 @@ class TargetConnection:
     def _count_beside(self) -> None:
         """Tell the budget what this connection holds beside data buffers."""
         held = 0 if self._closed else self._dm.kept_bytes + self._answers.held
-        self.session.pool.hold(held - self._beside)
+        self.session.pool.account(held - self._beside)
         self._beside = held
 
     def _hold(self, length: int) -> bool:
@@ -176,7 +176,7 @@ class TargetConnection:
         pool = self.session.pool
         if not pool.may_hold(length):
             return False
-        pool.hold(length)
+        pool.account(length)
         self._beside += length
         return True
 
@@ -402,7 +402,7 @@ class TargetConnection:
     def _join(self, joined: Joinable) -> None:
         """Become a connection of a session that there is."""
         assert isinstance(joined, TargetSession)
-        self.session.pool.hold(-self._beside)
+        self.session.pool.account(-self._beside)
         self._beside = 0
         self.session.leave(self)
         self.session = joined

@@ -115,7 +115,7 @@ class TargetSession:
         self._draining = False
         self.nexus: Nexus  # while ``attached``, and afterwards
         self.attached = False
-        self.held = 0
+        self.paused = 0
         self.done = False
         self._over = False
         # What login has agreed on.
@@ -300,7 +300,7 @@ class TargetSession:
             if slot.connection is not connection:
                 continue
             if slot.aborted:
-                self._hold_for(slot)
+                self._pause_for(slot)
                 continue
             if slot.state == DEFERRED:
                 self.deferred.remove(slot)
@@ -332,13 +332,13 @@ class TargetSession:
                 del self.answered[slot.itt]  # it was carried out: nothing is cleared
                 continue
             if slot.aborted:
-                self._hold_for(slot)
+                self._pause_for(slot)
                 continue
             luns.add(slot.lun)
             slot.aborted = True
             slot.task.cancel()
             if slot.state == RUNNING:
-                self._hold_for(slot)
+                self._pause_for(slot)
                 continue
             self._task_sets.leave(slot.lun, slot)
             if slot.state == DEFERRED:
@@ -352,27 +352,27 @@ class TargetSession:
             self._device.tasks_cleared(self.nexus, luns)
         self._task_sets.enable_ready()
 
-    def _hold_for(self, slot: TargetTask) -> None:
+    def _pause_for(self, slot: TargetTask) -> None:
         """Start no command before the thread, if any, of an aborted task has ended. The answer that
         the initiator would have waited for may be lost with the connection."""
         if slot.state == RUNNING:
-            self.held += 1
-            slot.on_ended.append(self.unhold)
+            self.paused += 1
+            slot.on_ended.append(self.go_on)
 
     def _all_tasks(self) -> list[TargetTask]:
         return [*self.tasks.values(), *self.answered.values()]
 
     # -- driven by the owner ----------------------------------------------------------------------
 
-    def hold(self) -> None:
-        """Start no command until ``unhold``. Tasks of the session that this one reinstates still
+    def pause(self) -> None:
+        """Start no command until ``go_on``. Tasks of the session that this one reinstates still
         write, and an old write must not land after a new one."""
-        self.held += 1
+        self.paused += 1
 
-    def unhold(self) -> None:
-        """End a ``hold``: start the deferred commands."""
-        self.held -= 1
-        if not self.held:
+    def go_on(self) -> None:
+        """End a ``pause``: start the deferred commands."""
+        self.paused -= 1
+        if not self.paused:
             self._wake()
 
     def abandon(self, but: Allegiance | None = None) -> None:
@@ -381,7 +381,7 @@ class TargetSession:
         their descriptors."""
         self.done = True
         for waiting in self._waiting.values():
-            self.pool.hold(-waiting.held)
+            self.pool.account(-waiting.held)
         self._waiting.clear()
         self.window.waiting = 0
         self._fences.clear()
@@ -436,7 +436,7 @@ class TargetSession:
         accept it then. ``held``: bytes of memory, beside data buffers, that it takes meanwhile."""
         self.window.note(cmd_sn)
         self._waiting[cmd_sn] = _Waiting(connection, slot, run, held)
-        self.pool.hold(held)
+        self.pool.account(held)
 
     def missing_for(self, connection: Allegiance) -> list[object]:
         """What PDUs and requests of the connection wait for: nothing, or one object, the same as
@@ -471,7 +471,7 @@ class TargetSession:
                 progress = False
                 waiting = self._waiting.pop(self.window.exp_cmd_sn, None)
                 if waiting is not None:
-                    self.pool.hold(-waiting.held)
+                    self.pool.account(-waiting.held)
                     self.window.forget(self.window.exp_cmd_sn)
                     progress = True
                     self._deliver(waiting.connection, waiting.run, others)
@@ -516,7 +516,7 @@ class TargetSession:
         for cmd_sn, waiting in list(self._waiting.items()):
             if waiting.connection is connection:
                 del self._waiting[cmd_sn]
-                self.pool.hold(-waiting.held)
+                self.pool.account(-waiting.held)
                 self.window.forget(cmd_sn)
                 if waiting.slot is not None:
                     self.tasks.pop(waiting.slot.itt, None)
@@ -541,7 +541,7 @@ class TargetSession:
     def resume(self, by: Allegiance) -> None:
         """Start deferred tasks, in order, while there is room for their buffers. ``by`` sends what
         is queued afterwards."""
-        while self.deferred and not self.held:
+        while self.deferred and not self.paused:
             slot = self.deferred[0]
             if not self.has_room(slot):
                 return

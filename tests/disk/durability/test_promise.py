@@ -162,7 +162,7 @@ def test_each_reinstatement_with_something_unflushed_is_a_loss(bench: Bench) -> 
 
 def test_reinstatement_while_only_commands_that_wait_would_change_something(bench: Bench) -> None:
     """They are sent on the new connection."""
-    bench.session.queue.hold()
+    bench.session.queue.close_window()
     writing = bench.begin(bench.disk.write(BLOCK, 0))
     bench.disk.durability.reinstated(1.0)
     assert bench.disk.durability.losses.count == 0
@@ -310,7 +310,7 @@ def test_a_write_with_fua_that_ends_otherwise(bench: Bench, how: str) -> None:
     bench.write()
     queue = bench.session.queue
     if how == "never sent":
-        queue.hold()
+        queue.close_window()
     writing = bench.begin(bench.disk.write(BLOCK, 512, fua=True))
     (slot,) = [slot for slot in queue.tasks if slot.state >= QUEUED]
     if how == "given up":
@@ -584,7 +584,7 @@ def test_flush_that_was_never_sent_has_brought_no_report(
         flushing = bench.begin(bench.disk.flush(deadline=0.001))  # long over
     else:
         taken = []
-        queue.hold()
+        queue.close_window()
         flushing = bench.begin(bench.disk.flush())
     assert bench.heard() == []
     for slot in queue.tasks:

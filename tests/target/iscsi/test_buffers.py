@@ -252,7 +252,7 @@ def test_free_buffers_count_and_go_when_there_is_too_much() -> None:
 def test_what_is_held_beside_buffers_counts() -> None:
     budget = DataBudget(most=8192)
     pool = BufferPool(budget, "10.0.0.1")
-    pool.hold(4096)
+    pool.account(4096)
     assert budget.fits(4096) and not budget.fits(4097)
 
 
@@ -282,11 +282,11 @@ def test_what_is_guaranteed_to_all_has_a_bound_as_well(sessions: int, at_once: b
 def test_what_is_held_beside_buffers_counts_for_the_address() -> None:
     budget = DataBudget(most=16 * MIB)
     pool, other = BufferPool(budget, "10.0.0.1"), BufferPool(budget, "10.0.0.2")
-    pool.hold(8 * MIB)
+    pool.account(8 * MIB)
     assert (pool.beside, budget.beside, budget.used_by("10.0.0.1")) == (8 * MIB, 8 * MIB, 8 * MIB)
     assert not budget.fits(4096, "10.0.0.1") and budget.fits(4096, "10.0.0.2")
     assert not pool.may_hold(4096) and other.may_hold(4096)
-    pool.hold(-8 * MIB)
+    pool.account(-8 * MIB)
     assert not budget.beside and not budget.used_by("10.0.0.1")
     full = BufferPool(budget, "10.0.0.3")
     full.take(8 * MIB)
@@ -334,9 +334,9 @@ def test_what_the_sessions_of_each_address_hold() -> None:
         BufferPool(budget, address) for address in ("10.0.0.1", "10.0.0.1", "::1", "10.0.0.2")
     )
     one.take(4096)
-    two.hold(100)
+    two.account(100)
     other.take(8192)
-    other.hold(1)
+    other.account(1)
     idle.give(idle.take(4096))
     assert budget.held_by_address() == {"10.0.0.1": 4196, "::1": 8193}
     assert budget.largest() == 8193

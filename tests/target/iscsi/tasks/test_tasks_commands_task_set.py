@@ -328,10 +328,10 @@ def test_a_lun_waits_for_no_command_of_the_one_before_it(host: Host, other: Host
 
 def test_a_head_of_queue_command_is_the_first_of_those_that_wait_for_memory(host: Host) -> None:
     """Here for the end of an older session of the same name."""
-    host.client.connection.session.hold()
+    host.client.connection.session.pause()
     simple, head, second = (host.say(READY, each) for each in (SIMPLE, HEAD_OF_QUEUE, SIMPLE))
     assert host.answers == []
-    host.client.connection.session.unhold()
+    host.client.connection.session.go_on()
     assert host.answers == [(head, 0), (simple, 0), (second, 0)]
 
 

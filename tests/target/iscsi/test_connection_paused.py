@@ -17,12 +17,12 @@ def test_held_writes_wait_and_then_come() -> None:
     head = bytearray(28)
     head[0] = 0x10
     old, new = b"old" + bytes(509), b"new" + bytes(509)
-    client.connection.session.hold()
+    client.connection.session.pause()
     for itt, data in ((20, old), (21, new)):
         client.send(bytes(head) + client.scsi(rw10(0x2A, 512), 0xA0, 512, itt, 512) + data)
     client.run()
     assert not client.sent and not any(call[0] == "write" for call in client.store.calls)
-    client.connection.session.unhold()
+    client.connection.session.go_on()
     client.run()
     assert [heard.number(16) for heard in client.heard[-2:]] == [20, 21]
     assert bytes(client.store.content[:3]) == b"new"
@@ -33,7 +33,7 @@ def test_a_preempted_session_answers_what_it_had_not_begun() -> None:
     client = IserClient().logged_in([("ImmediateData", "Yes")])
     head = bytearray(28)
     head[0] = 0x10
-    client.connection.session.hold()
+    client.connection.session.pause()
     for itt in (20, 21):
         client.send(bytes(head) + client.scsi(rw10(0x2A, 512), 0xA0, 512, itt, 512) + bytes(512))
     client.run()
@@ -47,7 +47,7 @@ def test_a_preempted_session_answers_what_it_had_not_begun() -> None:
     answers = [(heard.number(16), heard.bhs[3]) for heard in client.heard[-2:]]
     assert answers == [(20, sam.TASK_ABORTED), (21, sam.TASK_ABORTED)]
     assert outputs
-    client.connection.session.unhold()
+    client.connection.session.go_on()
     client.run()
     assert not any(call[0] == "write" for call in client.store.calls)
 
