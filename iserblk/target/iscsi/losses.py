@@ -53,7 +53,7 @@ class Losses:
             self._answers.ping()
         self._unacknowledged = oldest
         session = self._session
-        waits = session.deferred[0] if session.deferred and not session.held else None
+        waits = session.deferred[0] if session.deferred and not session.paused else None
         if waits is not None and waits is self._waited:
             self._budget.press()
         self._waited = waits

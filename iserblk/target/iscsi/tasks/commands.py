@@ -328,7 +328,7 @@ class Commands:
         session = self._session
         return (
             slot.turn == NO_TURN
-            and not session.held
+            and not session.paused
             and not self._deferred
             and session.has_room(slot)
         )

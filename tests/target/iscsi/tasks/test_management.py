@@ -57,7 +57,7 @@ def test_a_thread_that_works_for_an_aborted_task_of_a_lost_connection(
         assert not peer.heard and not host.store.calls
     host.finish()
     assert second.opcodes() == again.opcodes() == [bhs.SCSI_RESPONSE]
-    assert host.store.calls[-1][0] == "write" and not host.session.held
+    assert host.store.calls[-1][0] == "write" and not host.session.paused
 
 
 @pytest.mark.parametrize("reason", [pdu.LOGOUT_CLOSE_SESSION, pdu.LOGOUT_CLOSE_CONNECTION])

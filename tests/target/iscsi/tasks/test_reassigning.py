@@ -686,7 +686,7 @@ def test_tasks_end_when_nobody_comes_back(kind: Kind) -> None:
     head, sense = second.answer(bhs.SCSI_RESPONSE)
     assert head[3] == 2 and sense[2 + 12 : 2 + 14] == b"\x47\x7f"
     host.finish()  # the task that had not ended
-    assert not second.heard and not host.session.held
+    assert not second.heard and not host.session.paused
     reassign(second)
     assert second.managed() == pdu.TMF_TASK_DOES_NOT_EXIST
 
