@@ -13,6 +13,7 @@ ORDERS: Final = 3  # that are tried of each smaller world: what fails is often a
 # The simplest values of settings, each with what must be set with it.
 SIMPLE: Final = (
     (("clients", "1"),),
+    (("hearers", "1"),),
     (("portals", "1"),),
     (("connections", "1"),),
     (("error-recovery-level", "0"),),

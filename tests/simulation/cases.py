@@ -11,7 +11,7 @@ import argparse
 import shlex
 from typing import Final, NamedTuple
 
-NUMBERS: Final = ("portals", "block", "granule", "clients", "between")
+NUMBERS: Final = ("portals", "block", "granule", "clients", "between", "hearers")
 WORDS: Final = ("scheme", "profile", "hesitates", "first-number")
 OPTIONS: Final = (
     "connections",

@@ -11,6 +11,8 @@ that has succeeded, or when it was written with FUA. The rules:
 - When the target loses its cache, and the client keeps nothing, changes that are not bound may be
   lost. If one is, the first flush that begins after that fails, and tells of it. A client that has
   only lost a connection, while changes were not bound, cannot know better, and may tell of it, too.
+- Of those who flush (``Hearer``) each is told. One that begins later is told of what nobody was
+  told of; one whose answer was lost is told again.
 - When target and client have lost their memory, a block has a change that nothing bound has
   followed, and keeps it.
 """
@@ -69,6 +71,19 @@ class Read:
         self.epoch = epoch
 
 
+class Hearer:
+    """Who flushes, and is told of losses. ``owed``: changes that are lost, of which it was not
+    told. ``perhaps``: a loss may be told: a connection was lost, with changes. ``told``: when it
+    was, last."""
+
+    __slots__ = ("owed", "perhaps", "told")
+
+    def __init__(self) -> None:
+        self.owed: dict[Change, None] = {}
+        self.perhaps = False
+        self.told = -math.inf
+
+
 class History:
     """``size``: of a block. ``keeps``: the client writes again what the target has lost.
 
@@ -87,16 +102,17 @@ class History:
         self._epoch = 0
         self._next = 1
         self._struck = -math.inf  # when the target has lost its cache, last
-        self._owed: dict[Change, None] = {}  # lost, and not told
+        self.first = Hearer()
+        self._hearers: dict[Hearer, None] = {self.first: None}
+        self._untold: dict[Change, None] = {}  # lost, and nobody was told
         self._in_trouble = False
+        self._left = False  # by one that has ended: others may be told of it, again
         self._unpromised: dict[Change, None] = {}  # done, and a flush behind them has failed
-        self._perhaps = False  # a loss may be told: a connection was lost, with changes
         self._line = -math.inf  # when one was lost, or made, last
         self._disturbed = -math.inf  # the same, or when a change ended that was under way then
         self._changed = -math.inf  # when a change ended that is not bound
         self._flushed = -math.inf  # when the last flush that has succeeded began
         self._bound_at = -math.inf  # when a flush that has bound changes ended
-        self._told = -math.inf
         self._died = -math.inf
         self.losses = 0  # that were told
 
@@ -133,7 +149,8 @@ class History:
         if not (done and fua):
             self._changed = now
         if change.begun <= self._line:
-            self._perhaps, self._disturbed = True, now  # a part of it may have been lost
+            self._disturbed = now  # a part of it may have been lost
+            self._suspect()
         if not done or change.keeps:
             return
         change.done = True
@@ -220,38 +237,71 @@ class History:
 
     # -- flushes ----------------------------------------------------------------------------------
 
-    def end_flush(self, begun: float, now: float) -> None:
+    def begin_hearer(self) -> Hearer:
+        """A new one, who need not be told of what another was told of."""
+        hearer = Hearer()
+        hearer.owed = dict(self._untold)
+        hearer.perhaps = any(each.perhaps or each.owed for each in self._hearers)
+        self._hearers[hearer] = None
+        return hearer
+
+    def end_hearer(self, hearer: Hearer) -> None:
+        """What it was not told of is left to others, who may be told again."""
+        del self._hearers[hearer]
+        if hearer.owed or hearer.perhaps:
+            self._left = True
+
+    def _suspect(self) -> None:
+        for hearer in self._hearers:
+            hearer.perhaps = True
+
+    def end_flush(self, begun: float, now: float, hearer: Hearer | None = None) -> None:
         """One that began at ``begun`` has succeeded. Raises Wrong."""
+        hearer = hearer or self.first
         covered = [each for each in self._unbound if each.ended <= begun]
         # (A flush before it may have told of it while it was under way.)
-        if self._owed and begun > max(self._struck, self._told):
+        if hearer.owed and begun > max(self._struck, hearer.told):
             raise Wrong(
-                f"a flush has succeeded, and nobody was told that {len(self._owed)} changes may be"
-                " lost"
+                f"a flush has succeeded, and its client was not told that {len(hearer.owed)}"
+                " changes may be lost"
             )
         self._flushed = max(self._flushed, begun)
         if begun > self._disturbed:
-            self._perhaps = False
+            hearer.perhaps = False
         if covered:
             self._bound_at = now
         for change in covered:
             del self._unbound[change]
-            self._owed.pop(change, None)
+            for each in self._hearers:
+                each.owed.pop(change, None)
+            self._untold.pop(change, None)
             self._bind(change)
 
-    def end_flush_with_loss(self, begun: float, now: float, failed: bool = False) -> None:
+    def end_flush_with_loss(
+        self,
+        begun: float,
+        now: float,
+        failed: bool = False,
+        hearer: Hearer | None = None,
+        hears: bool = True,
+    ) -> None:
         """One has failed, and told of a loss. ``failed``: the target has said that it could not
-        write what it had cached. Raises Wrong."""
+        write what it had cached. ``hears``: the answer has reached the client. Raises Wrong."""
+        hearer = hearer or self.first
         # (One that a loss of a connection or of the cache met, and that began before another flush
         # had bound what both cover, cannot know better.)
         met = begun <= min(self._line, self._bound_at)
-        may_tell = self._owed or self._perhaps or self._in_trouble or met or begun <= self._told
-        if not failed and (self._keeps or not may_tell):
+        may_tell = hearer.owed or hearer.perhaps or self._in_trouble or met or self._left
+        if not failed and (self._keeps or not (may_tell or begun <= hearer.told)):
             raise Wrong("a flush tells of a loss, and nothing was lost")
-        self.losses += 1
-        self._told = now
-        self._owed.clear()
-        self._perhaps = False
+        if hears:
+            self.losses += 1
+            hearer.told = now
+            hearer.owed.clear()
+            hearer.perhaps = False
+            self._untold.clear()
+        else:
+            hearer.perhaps = True
         for change in list(self._unbound):
             if change.begun <= self._struck or change.ended <= begun:
                 # Nothing is promised of it any more; and who has been told is not told again, if it
@@ -271,7 +321,7 @@ class History:
         self._epoch += 1
         self._line = self._disturbed = now
         if self._unbound or self._under_way or self._changed >= self._flushed:
-            self._perhaps = True
+            self._suspect()
 
     def struck(self, now: float, medium: bytes | bytearray) -> None:
         """The target has lost its cache; what it has still is ``medium``."""
@@ -283,7 +333,9 @@ class History:
             # (What is there need not be told: a write with FUA may have been made durable by a
             # flush, which covers other changes, too.)
             if self._is_lost(change, medium):
-                self._owed[change] = None
+                self._untold[change] = None
+                for hearer in self._hearers:
+                    hearer.owed[change] = None
         for change in (*self._unbound, *self._unpromised, *self._under_way):
             for block in range(change.at, change.at + change.count):
                 for entry in self._blocks[block]:
@@ -312,8 +364,10 @@ class History:
         self._under_way.clear()
         self._unbound.clear()
         self._unpromised.clear()
-        self._owed.clear()
-        self._perhaps = self._in_trouble = False
+        self.first = Hearer()
+        self._hearers = {self.first: None}
+        self._untold.clear()
+        self._in_trouble = self._left = False
         for entries in self._blocks:
             entries[:] = [each for each in entries if not each.gone]
             for entry in entries:

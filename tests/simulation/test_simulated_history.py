@@ -231,7 +231,7 @@ def test_a_loss_is_told_once(careless: Play) -> None:
 def test_a_loss_that_is_not_told(careless: Play) -> None:
     careless.write()
     careless.strike()
-    with pytest.raises(Wrong, match="nobody was told"):
+    with pytest.raises(Wrong, match="was not told"):
         careless.flush()
 
 
@@ -243,7 +243,7 @@ def test_what_the_medium_has_is_not_lost(careless: Play) -> None:
         careless.flush()
     careless.write()
     careless.strike(kept=change.version)
-    with pytest.raises(Wrong, match="nobody was told"):
+    with pytest.raises(Wrong, match="was not told"):
         careless.flush()
 
 
@@ -323,6 +323,58 @@ def test_a_flush_that_meets_a_loss_beside_another(careless: Play) -> None:
     careless.history.end_flush_with_loss(first, careless.step())
 
 
+def test_each_who_flushes_is_told(careless: Play) -> None:
+    history = careless.history
+    other = history.begin_hearer()
+    careless.write()
+    careless.strike()
+    careless.tell()
+    careless.flush()
+    with pytest.raises(Wrong, match="was not told"):
+        history.end_flush(careless.step(), careless.step(), other)
+    history.end_flush_with_loss(careless.step(), careless.step(), hearer=other)
+    history.end_flush(careless.step(), careless.step(), other)
+    with pytest.raises(Wrong, match="nothing was lost"):
+        history.end_flush_with_loss(careless.step(), careless.step(), hearer=other)
+
+
+def test_who_has_not_heard_is_told_again(careless: Play) -> None:
+    history = careless.history
+    careless.write()
+    careless.strike()
+    history.end_flush_with_loss(careless.step(), careless.step(), hears=False)
+    with pytest.raises(Wrong, match="was not told"):
+        careless.flush()
+    careless.tell()
+    careless.flush()
+
+
+def test_who_begins_behind_a_loss(careless: Play) -> None:
+    """It is told of what nobody was told of."""
+    history = careless.history
+    careless.write()
+    careless.strike()
+    early = history.begin_hearer()
+    careless.tell()
+    late = history.begin_hearer()
+    history.end_flush(careless.step(), careless.step(), late)
+    with pytest.raises(Wrong, match="was not told"):
+        history.end_flush(careless.step(), careless.step(), early)
+    with pytest.raises(Wrong, match="nothing was lost"):
+        history.end_flush_with_loss(careless.step(), careless.step(), hearer=late)
+
+
+def test_who_ends_without_being_told(careless: Play) -> None:
+    """It may come back as another: others may be told once more."""
+    history = careless.history
+    other = history.begin_hearer()
+    careless.write()
+    careless.strike()
+    careless.tell()
+    history.end_hearer(other)
+    careless.tell()
+
+
 def test_a_flush_that_the_target_had_done_before_its_loss(careless: Play) -> None:
     change = careless.write()
     begun = careless.step()
@@ -355,7 +407,7 @@ def test_what_a_flush_that_told_was_to_cover_is_told(careless: Play) -> None:
     careless.flush()
     careless.write()
     careless.strike()
-    with pytest.raises(Wrong, match="nobody was told"):
+    with pytest.raises(Wrong, match="was not told"):
         careless.flush()
 
 

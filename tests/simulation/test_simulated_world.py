@@ -75,14 +75,14 @@ def test_faults_that_are_left_out() -> None:
 def test_all_is_reached() -> None:
     """Each fault, and each state of the product, within a few worlds of three kinds."""
     faults, states = set(FAULTS), set(STATES)
-    kinds = (
+    kinds: tuple[tuple[tuple[str, str], ...], ...] = (
         (("connections", "3"), ("error-recovery-level", "2"), ("scheme", "iscsi")),
-        (("journal", "off"), ("portals", "3")),
+        (("journal", "off"), ("portals", "3"), ("hearers", "4")),
         (("io-timeout", "4"), ("error-recovery-level", "1"), ("scheme", "iscsi")),
     )
     for number in range(18):
-        settings = (*kinds[number % 3], ("between", "5"), ("header-digest", "crc32c"))
-        settings += (("data-digest", "crc32c"),)
+        others = (("between", "5"), ("header-digest", "crc32c"), ("data-digest", "crc32c"))
+        settings = (*kinds[number % 3], *others)
         result = _played(Case(100 + number, OPERATIONS, settings=settings))
         faults -= result.faults.keys()
         states -= {state for state, times in result.states.items() if times}

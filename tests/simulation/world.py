@@ -24,7 +24,7 @@ from typing import Any, Final, NamedTuple
 import trio
 
 from iserblk.disk.aio import TrioDisk, TrioDiskSet, open_disks
-from iserblk.disk.seam import EXTENT_DATA
+from iserblk.disk.seam import EXTENT_DATA, FlushClient
 from iserblk.errors import CommandTimeout, IserblkError, ScsiError, TransportError, WritesLost
 from iserblk.initiator.session.session import Session
 from iserblk.metrics.target_reading import TargetReading
@@ -38,7 +38,7 @@ from iserblk.target.store.volatile import VolatileStore
 from tests.model.machine import Media
 from tests.model.trouble import TroubledDevice, Troubles
 from tests.simulation.cases import NUMBERS, Case
-from tests.simulation.history import History, Wrong
+from tests.simulation.history import Hearer, History, Wrong
 from tests.simulation.loop import WORK_S, SimulatedLoop
 from tests.simulation.network import End
 from tests.simulation.running import Simulation
@@ -90,12 +90,13 @@ RECOVERED_CONNECTION, REASSIGNED = "connection lost beside others", "task reassi
 SNACK, DAMAGED = "SNACK", "PDU lost to its digest"
 ABORTED, RESET, RETRIED = "command aborted", "LUN reset", "command tried again"
 TOLD, TOLD_OF_FAILURE = "loss told", "failed flush told"
+UNHEARD = "loss told, unheard"
 FAILED_OVER, TIMED_OUT = "another portal", "io-timeout reached"
 DIED = "client dead at work"
 RESTARTED, RESTARTED_EMPTY = "target restarted", "target restarted without its cache"
 STATES: Final = (
     RECONNECTED, BACK, BACK_WITH_JOURNAL, REPLAYED, RECOVERED_CONNECTION, REASSIGNED, SNACK,
-    DAMAGED, ABORTED, RESET, RETRIED, TOLD, TOLD_OF_FAILURE, FAILED_OVER, TIMED_OUT, DIED,
+    DAMAGED, ABORTED, RESET, RETRIED, TOLD, TOLD_OF_FAILURE, UNHEARD, FAILED_OVER, TIMED_OUT, DIED,
     RESTARTED, RESTARTED_EMPTY,
 )  # fmt: skip
 _KINDS: Final = {PASSING: "passing", RECOVERED: "recovered", FAIL: "flush"}
@@ -113,9 +114,9 @@ FOREVER: Final = "forever"
 
 class Settings(NamedTuple):
     """``granule``: bytes, of which requests are multiples; may be less than a ``block``.
-    ``between``: operations between two faults, in the mean. ``hesitates``: how often the target
-    needs a thread. ``first_number``: CmdSN and StatSN of a session begin there. ``options``: of the
-    disk."""
+    ``between``: operations between two faults, in the mean. ``hearers``: flush clients at a time;
+    1: there is that of the disk alone. ``hesitates``: how often the target needs a thread.
+    ``first_number``: CmdSN and StatSN of a session begin there. ``options``: of the disk."""
 
     scheme: str
     profile: str
@@ -124,6 +125,7 @@ class Settings(NamedTuple):
     granule: int
     clients: int
     between: int
+    hearers: int
     hesitates: float
     first_number: int
     options: dict[str, str]
@@ -160,6 +162,7 @@ class Settings(NamedTuple):
             "one portal" if self.portals == 1 else "portals",
             "one connection" if options["connections"] == "1" else "connections",
             "patient" if self.patient else "io-timeout",
+            "one hearer" if self.hearers == 1 else "hearers",
         )
 
 
@@ -171,6 +174,7 @@ def draw(chance: Random, given: dict[str, str] | None = None) -> Settings:
         "portals": chance.choice("1123"),
         "clients": chance.choice(("1", "2", "4", "8", "16")),
         "between": chance.choice(("5", "20", "60")),
+        "hearers": chance.choice("114"),
         "hesitates": chance.choice(("0.0", "0.1", "0.5")),
         "first-number": chance.choice(("1", str(NEAR_THE_END))),
         "io-timeout": chance.choice((FOREVER, FOREVER, FOREVER, "30", "4")),
@@ -400,6 +404,7 @@ class World:
         self.nursery: trio.Nursery
         self.result = Result(self.settings)
         self._under_way: Counter[str] = Counter()
+        self._clients: dict[FlushClient, Hearer] = {}
         self._asked: dict[int, tuple[float, str, int, int]] = {}  # of each client: since when, what
         self._lives = 0
         self._faults = 0  # that the seed has planned so far
@@ -446,6 +451,7 @@ class World:
         self._over = trio.Event()
         self._reconnects = 0
         self._lives += 1
+        self._clients.clear()
         self._forget_troubles()
         async with AsyncExitStack() as stack:
             scheme, places = self.settings.scheme, PLACES[: self.settings.portals]
@@ -529,7 +535,7 @@ class World:
             self.trace("client %d begins: %s, %d at %d", number, kind, count, at)
             self._asked[number] = began, kind, at, count
             try:
-                await self._operate(disk, kind, at, count)
+                await self._operate(disk, chance, kind, at, count)
             except IserblkError:
                 if not self._over.is_set():
                     raise
@@ -548,11 +554,13 @@ class World:
                 if began <= self.loop.now() - PATIENCE_S:
                     raise Wrong(f"{kind} of {count} blocks at {at} never ends")
 
-    async def _operate(self, disk: TrioDisk, kind: str, at: int, count: int) -> None:
+    async def _operate(
+        self, disk: TrioDisk, chance: Random, kind: str, at: int, count: int
+    ) -> None:
         if kind == READ:
             await self._read(disk, at, count)
         elif kind == FLUSH:
-            await self._flush(disk)
+            await self._flush(disk, chance)
         elif kind == EXTENTS:
             await self._extents(disk, at, count)
         else:
@@ -622,11 +630,15 @@ class World:
         self._look(disk)
         self.history.end_change(change, self.loop.now(), done, kind == FUA)
 
-    async def _flush(self, disk: TrioDisk) -> bool:
-        """Returns whether it has not run out of time."""
+    async def _flush(self, disk: TrioDisk, chance: Random | None = None) -> bool:
+        """Returns whether it has not run out of time. ``chance``: draws who flushes, if there are
+        several; None: the disk."""
+        hearer, client = self.history.first, None
+        if chance is not None and self.settings.hearers > 1:
+            hearer, client = self._one_of(disk, chance)
         begun = self.loop.now()
         try:
-            await disk.flush()
+            await disk.flush(client)
         except IserblkError as error:
             if not error.losses and not self._has_failed(error):
                 if not self._over.is_set() and self._is_late(error):
@@ -636,10 +648,31 @@ class World:
             self.trace("a flush tells of a loss: %s", str(error))
             failed = self._has_failed(error)
             self.result.states[TOLD_OF_FAILURE if failed else TOLD] += 1
-            self.history.end_flush_with_loss(begun, self.loop.now(), failed)
+            hears = True
+            if client is not None and error.losses:
+                hears = client in self._clients and chance is not None and chance.random() < 0.8
+                if hears:
+                    client.told(error.losses)
+                else:
+                    self.result.states[UNHEARD] += 1
+            self.history.end_flush_with_loss(begun, self.loop.now(), failed, hearer, hears)
         else:
-            self.history.end_flush(begun, self.loop.now())
+            self.history.end_flush(begun, self.loop.now(), hearer)
         return True
+
+    def _one_of(self, disk: TrioDisk, chance: Random) -> tuple[Hearer, FlushClient]:
+        """Who flushes: one that there is, or a new one, for which another ends perhaps."""
+        if not self._clients or chance.random() < 0.1:
+            if len(self._clients) >= self.settings.hearers:
+                client = chance.choice(list(self._clients))
+                self.trace("a flush client ends")
+                self.history.end_hearer(self._clients.pop(client))
+                client.ended()
+            client = disk.new_client()
+            self._clients[client] = self.history.begin_hearer()
+            self.trace("a flush client begins")
+        client = chance.choice(list(self._clients))
+        return self._clients[client], client
 
     def _may_fail(self, error: IserblkError) -> bool:
         """A change that is to be durable when it ends: one with FUA, or that no journal holds."""
