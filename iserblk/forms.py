@@ -23,6 +23,8 @@ from collections.abc import Iterator
 from importlib.machinery import EXTENSION_SUFFIXES, ModuleSpec
 
 MODULES = (
+    "iserblk.commands.command",
+    "iserblk.commands.running",
     "iserblk.datamover.arrivals",
     "iserblk.datamover.data_in",
     "iserblk.datamover.iser",
@@ -41,7 +43,6 @@ MODULES = (
     "iserblk.disk.lun.operations",
     "iserblk.disk.metered",
     "iserblk.disk.ranges",
-    "iserblk.initiator.commands",
     "iserblk.initiator.drivers.tasks",
     "iserblk.initiator.session.connection",
     "iserblk.initiator.session.deadlines",
@@ -116,6 +117,7 @@ OF_CONSTANTS = (
     "iserblk.initiator.session.recovery",
     "iserblk.metrics.counting",
     "iserblk.scsi.limits",
+    "iserblk.scsi.tasks",
     "iserblk.target.iscsi.control",
     "iserblk.target.iscsi.login",
 )

@@ -29,6 +29,7 @@ ELSEWHERE: dict[str, str] = {
     "iserblk/cli/named_rows.py": "tests/cli/test_named.py",
     "iserblk/cli/remove.py": "tests/cli/test_named.py",
     "iserblk/cli/show.py": "tests/cli/test_named.py",
+    "iserblk/commands/session.py": "Protocols; tests/disk/lun runs on a fake of them",
     "iserblk/csi/messages.py": "tests/csi/test_csi_server.py",
     "iserblk/csi/refusals.py": "an error and its codes; tests/csi/test_csi_node.py",
     "iserblk/csi/volumes.py": "tests/csi/test_csi_node.py",
@@ -59,7 +60,6 @@ ELSEWHERE: dict[str, str] = {
         "tests/initiator/connecting/test_verbs.py and tests/integration/test_portals.py"
     ),
     "iserblk/initiator/connecting/send_targets.py": "tests/cli/test_discover.py",
-    "iserblk/initiator/session/commanding.py": "Protocols; tests/disk/lun runs on a fake of them",
     "iserblk/initiator/session/connection.py": (
         "tests/initiator/session/test_several.py and tests/initiator/session/test_sending.py"
     ),
@@ -80,6 +80,7 @@ ELSEWHERE: dict[str, str] = {
     "iserblk/rcap/verbs/connecting.py": "tests/initiator/connecting/test_verbs.py",
     "iserblk/rcap/verbs/memory.py": "tests/contract/test_queuepair.py, on devices that are fake",
     "iserblk/rcap/verbs/receiving.py": "tests/contract/test_queuepair.py, on devices that are fake",
+    "iserblk/scsi/tasks.py": "constants; tests/target/test_task_set.py",
     "iserblk/target/announcing/announced.py": "tests/target/announcing/test_slp_agent.py",
     "iserblk/target/attending.py": (
         "tests/target/test_server.py, tests/target/test_server_floods.py and "

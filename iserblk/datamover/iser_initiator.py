@@ -34,12 +34,9 @@ from iserblk.datamover.iser import (
     unpack_ends,
 )
 from iserblk.datamover.seam import (
-    BIDIRECTIONAL,
     INLINE,
-    READ,
     ROUNDS,
     UNSOLICITED,
-    WRITE,
     InitiatorDatamover,
     InitiatorUser,
     Losses,
@@ -58,6 +55,7 @@ from iserblk.rcap.seam import (
     QueuePair,
     WorkRequest,
 )
+from iserblk.scsi.tasks import BIDIRECTIONAL, READ, WRITE
 
 
 class _BeforeReply:

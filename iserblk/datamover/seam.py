@@ -23,14 +23,12 @@ from typing import Final, NamedTuple, Protocol
 from iserblk.iscsi import pdu
 from iserblk.iscsi.keys import SessionParameters
 from iserblk.rcap.seam import RDMA_WRITE, HeaderSlot, WorkRequest
+from iserblk.scsi.tasks import NO_DATA
 
-# Where the payload of a slot travels.
-NO_DATA: Final = 0
-INLINE: Final = 1  # behind the BHS, in the control-type PDU: immediate data, text, ping data, sense
-READ: Final = 2  # tagged, target to initiator
-WRITE: Final = 3  # tagged, initiator to target
+# Where the payload of a slot travels: tagged, as ``iserblk.scsi.tasks`` says (BIDIRECTIONAL:
+# ``data`` as WRITE, ``data_in`` as READ; the AHS is ``inline``), or in a control-type PDU.
+INLINE: Final = 1  # behind the BHS: immediate data, text, ping data, sense
 UNSOLICITED: Final = 4  # as INLINE, in a SCSI Data-Out that no R2T asked for
-BIDIRECTIONAL: Final = 5  # ``data`` as WRITE, ``data_in`` as READ; the AHS is ``inline``
 
 
 # ``bhs`` and ``inline`` of a slot that has no memory yet.

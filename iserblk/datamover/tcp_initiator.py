@@ -32,10 +32,7 @@ from iserblk.datamover.arrivals import (
     Gaps,
 )
 from iserblk.datamover.seam import (
-    BIDIRECTIONAL,
     INLINE,
-    READ,
-    WRITE,
     InitiatorDatamover,
     InitiatorUser,
     Losses,
@@ -46,6 +43,7 @@ from iserblk.datamover.tcp_stream import NOWHERE, ByteStream, OutPdu, PduReceive
 from iserblk.errors import RemoteProtocolError
 from iserblk.iscsi import bhs, pdu
 from iserblk.iscsi.keys import SessionParameters
+from iserblk.scsi.tasks import BIDIRECTIONAL, READ, WRITE
 
 # Of one sequence, that are made; the others when these have left.
 _MOST_DATA_OUTS: Final = 64

@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 
 import trio
 
+from iserblk.commands.session import CommandDriver
 from iserblk.disk.ending import EndOfUse
 from iserblk.disk.lun.operations import DiskCore
 from iserblk.disk.lun.passthrough import send
@@ -25,7 +26,7 @@ from iserblk.initiator.reconnecting import Reconnector
 class TrioDisk:
     """Implements AsyncLun: one LUN for trio."""
 
-    def __init__(self, core: DiskCore, driver: TrioDriver) -> None:
+    def __init__(self, core: DiskCore, driver: CommandDriver) -> None:
         self.core = core
         self.driver = driver
         self.begin_read = core.begin_read

@@ -18,11 +18,11 @@ from typing import Any, Final
 
 import trio
 
+from iserblk.commands.command import Command, Waiter
 from iserblk.disk.aio import TrioDiskSet
 from iserblk.disk.ending import EndOfUse
 from iserblk.disk.seam import AsyncLun
 from iserblk.errors import ConnectionLost, IserblkError
-from iserblk.initiator.session.slots import TaskSlot, Waiter
 from iserblk.loop import guest
 from iserblk.loop.busy_polling import FEW, Pace
 from iserblk.loop.here import loop_here
@@ -63,7 +63,7 @@ class HandedRequest:
         self.pending = 0
         self.state = _WAITS
         self.unwanted = False  # it is taken back
-        self.slot: TaskSlot | None = None
+        self.slot: Command | None = None
         self.strand: Strand | None = None
         self.followers: list[HandedRequest] = []  # that take it back
 
@@ -292,7 +292,7 @@ class DiskThread:
             request.error = IserblkError("interrupted")
             self._ended(request)
             return
-        slot: TaskSlot | None = None
+        slot: Command | None = None
         try:
             if request.kind == READ:
                 slot = request.disk.begin_read(request.buffer, request.offset, request)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from iserblk.commands.command import Command, Waiter
 from iserblk.disk.lun.operations import DiskCore
 from iserblk.disk.seam import (
     AsyncLun,
@@ -17,7 +18,6 @@ from iserblk.disk.seam import (
     LossCount,
     LunInfo,
 )
-from iserblk.initiator.session.slots import TaskSlot, Waiter
 from iserblk.loop.clock import nanoseconds
 from iserblk.metrics.counting import (
     BYTES,
@@ -185,21 +185,21 @@ class MeteredAsync:
     ) -> CommandResult:
         return await self.disk.command(cdb, data_in, data_out, timeout_s=timeout_s)
 
-    def begin_read(self, buffer: memoryview, offset: int, waiter: Waiter) -> TaskSlot | None:
+    def begin_read(self, buffer: memoryview, offset: int, waiter: Waiter) -> Command | None:
         start = nanoseconds()
         slot = self._begin_read(buffer, offset, waiter)
         if slot is not None:
             self._starts[slot.index] = start
         return slot
 
-    def begin_write(self, buffer: memoryview, offset: int, waiter: Waiter) -> TaskSlot | None:
+    def begin_write(self, buffer: memoryview, offset: int, waiter: Waiter) -> Command | None:
         start = nanoseconds()
         slot = self._begin_write(buffer, offset, waiter)
         if slot is not None:
             self._starts[slot.index] = start
         return slot
 
-    def end_read(self, slot: TaskSlot) -> float:
+    def end_read(self, slot: Command) -> float:
         """One that goes on counts as a request of its own, from there."""
         index, length = slot.index, slot.length
         try:
@@ -212,7 +212,7 @@ class MeteredAsync:
             _succeeded(self._rows[READ], took, length)
         return deadline
 
-    def end_write(self, slot: TaskSlot) -> float:
+    def end_write(self, slot: Command) -> float:
         index, length = slot.index, slot.length
         try:
             deadline = self._end_write(slot)

@@ -8,12 +8,12 @@ from typing import NamedTuple
 
 import trio
 
+from iserblk.commands.command import QUEUED
 from iserblk.disk.lun.operations import DiskCore
 from iserblk.disk.multipath.addresses import Address
 from iserblk.disk.multipath.paths import Paths
 from iserblk.initiator.session.deadlines import Ladder
 from iserblk.initiator.session.session import Session
-from iserblk.initiator.session.slots import QUEUED
 from iserblk.loop.clock import monotonic, since_epoch
 from iserblk.metrics.address import parse_address
 from iserblk.metrics.counting import OPERATIONS

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 
+from iserblk.commands.command import Operation
 from iserblk.disk.lun.geometry import Geometry
 from iserblk.disk.lun.identify import NotADisk, identify, names
 from iserblk.disk.lun.identity import lasting_name
@@ -34,7 +35,6 @@ from iserblk.initiator.connecting.reach import complete, connect
 from iserblk.initiator.drivers.tasks import TrioDriver
 from iserblk.initiator.reconnecting import Driver, Reconnector, respite
 from iserblk.initiator.session.session import Session
-from iserblk.initiator.session.slots import Operation
 from iserblk.loop.clock import monotonic
 from iserblk.loop.interrupts import uninterrupted
 from iserblk.loop.patience import move_on_after

@@ -7,16 +7,16 @@ writes are the common case: they record in their slot which blocks they change.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
-from iserblk.initiator.session.slots import FREE, QUEUED, TaskSlot, Waiter
+from iserblk.commands.command import FREE, QUEUED, Command, Waiter
 
 
 class RangeLock:
     """The locked and the claimed blocks of one LUN. Never waits for a range itself."""
 
-    def __init__(self, tasks: list[TaskSlot], lun: bytes) -> None:
-        self._tasks = tasks
+    def __init__(self, tasks: Sequence[Command], lun: bytes) -> None:
+        self._tasks = list(tasks)  # a list is quicker
         self._lun = lun
         self._locked: list[tuple[int, int]] = []
         self._waiters: list[Waiter] = []
@@ -32,7 +32,7 @@ class RangeLock:
                 return True
         return False
 
-    def claim(self, slot: TaskSlot, first: int, last: int, waiter: Waiter | None) -> bool:
+    def claim(self, slot: Command, first: int, last: int, waiter: Waiter | None) -> bool:
         """Record that ``slot`` is about to change blocks ``first`` to ``last``. False: some of them
         are locked; ``waiter`` is told when to try again. A caller that has other claims must not
         wait, and passes None."""
@@ -70,7 +70,7 @@ class RangeLock:
         self._locked.remove((first, last))
         self.changed()
 
-    def changing(self, but: TaskSlot | None, ended_only: bool = False) -> bool:
+    def changing(self, but: Command | None, ended_only: bool = False) -> bool:
         """Whether a slot other than ``but`` holds a change of this LUN. ``ended_only``: only slots
         that are neither queued nor in flight count."""
         return any(
@@ -90,7 +90,7 @@ class RangeLock:
             if slot.last >= slot.first and slot.state == QUEUED and slot.lun == self._lun
         ]
 
-    def changing_outside(self, kept: Callable[[TaskSlot], bool]) -> bool:
+    def changing_outside(self, kept: Callable[[Command], bool]) -> bool:
         """As ``changing``, but only changes that are not ``kept`` elsewhere count. A change that
         has just been claimed may count although it is about to be kept."""
         return any(

@@ -15,9 +15,9 @@ from threading import get_ident
 
 import trio
 
+from iserblk.commands.command import Command, Waiter
 from iserblk.disk.seam import DirectDisk
 from iserblk.errors import IserblkError, LocalProtocolError
-from iserblk.initiator.session.slots import TaskSlot, Waiter
 from iserblk.loop.nap import Nap
 
 
@@ -41,7 +41,7 @@ class Request:
         self.tag = tag
         self.error: IserblkError | None = None
         self.pending = 0
-        self.slot: TaskSlot | None = None
+        self.slot: Command | None = None
 
     def task_done(self) -> None:
         """Implements Waiter, for one command."""

@@ -9,20 +9,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from iserblk.commands.command import Operation
+from iserblk.commands.session import CommandSession
 from iserblk.disk.lun.geometry import Geometry
 from iserblk.disk.lun.identify import names
 from iserblk.disk.lun.identity import NEVER, check_lun, check_names
 from iserblk.disk.lun.operations import DiskCore
 from iserblk.disk.seam import LunInfo
 from iserblk.errors import ConnectFailed, LunChanged, NoSuchLun, NotSupported, UnusableLun
-from iserblk.initiator.session.session import Session
-from iserblk.initiator.session.slots import Operation
 
 Found = tuple[LunInfo, Geometry]
-Step = Callable[[DiskCore, Session], Operation[None]]
+Step = Callable[[DiskCore, CommandSession], Operation[None]]
 
 
-def check_identity(core: DiskCore, fresh: Session) -> Operation[None]:
+def check_identity(core: DiskCore, fresh: CommandSession) -> Operation[None]:
     """Check that the LUN on ``fresh`` is the one in use, and take over its data. Raises
     LunChanged."""
     core.begin_check()
@@ -32,7 +32,9 @@ def check_identity(core: DiskCore, fresh: Session) -> Operation[None]:
         core.renew(*found)
 
 
-def recognise(core: DiskCore, fresh: Session, elsewhere: bool = False) -> Operation[Found | None]:
+def recognise(
+    core: DiskCore, fresh: CommandSession, elsewhere: bool = False
+) -> Operation[Found | None]:
     """What the LUN on ``fresh`` says of itself. None: it is the LUN in use, but a reserved LUN
     tells more only to a nexus that is registered. ``elsewhere``: ``fresh`` uses another portal than
     the session. Raises LunChanged when it is another LUN."""
@@ -47,7 +49,7 @@ def recognise(core: DiskCore, fresh: Session, elsewhere: bool = False) -> Operat
     return None
 
 
-def same_lun(core: DiskCore, fresh: Session, elsewhere: bool = False) -> Operation[Found]:
+def same_lun(core: DiskCore, fresh: CommandSession, elsewhere: bool = False) -> Operation[Found]:
     """All that the LUN on ``fresh`` says of itself. Raises LunChanged when it is not the LUN in
     use, or its block size is another."""
     known = core.info
@@ -61,7 +63,7 @@ def same_lun(core: DiskCore, fresh: Session, elsewhere: bool = False) -> Operati
     return info, geometry
 
 
-def check_reservation(core: DiskCore, fresh: Session) -> Operation[None]:
+def check_reservation(core: DiskCore, fresh: CommandSession) -> Operation[None]:
     """Take up the reservation again, if there is one. Raises ReservationLost when another initiator
     has the LUN now, or may have had it meanwhile."""
     if core.reservation is not None:
@@ -70,7 +72,7 @@ def check_reservation(core: DiskCore, fresh: Session) -> Operation[None]:
         core.renew(*(yield from same_lun(core, fresh)))
 
 
-def replay_journal(core: DiskCore, fresh: Session) -> Operation[None]:
+def replay_journal(core: DiskCore, fresh: CommandSession) -> Operation[None]:
     """Send again what the target has, or may have, lost with its cache."""
     yield from core.replay(fresh)
 
@@ -78,14 +80,14 @@ def replay_journal(core: DiskCore, fresh: Session) -> Operation[None]:
 STEPS: list[Step] = [check_identity, check_reservation, replay_journal]
 
 
-def listen(cores: Sequence[DiskCore], fresh: Session) -> None:
+def listen(cores: Sequence[DiskCore], fresh: CommandSession) -> None:
     """Follow every LUN on ``fresh``. Call it before the first command on ``fresh``: the target may
     report what it has lost with that command, and with no other."""
     for core in cores:
         core.listen_resuming(fresh)
 
 
-def resume(core: DiskCore, fresh: Session) -> Operation[None]:
+def resume(core: DiskCore, fresh: CommandSession) -> Operation[None]:
     """Run all steps for one LUN; none for a LUN that another one has replaced, nor for one that was
     gone before and still is. Nothing is sent to these, and the session's other LUNs go on. What
     they had not flushed counts as lost all the same."""
@@ -101,7 +103,7 @@ def resume(core: DiskCore, fresh: Session) -> Operation[None]:
         core.missed()
 
 
-def resume_all(cores: Sequence[DiskCore], fresh: Session) -> Operation[None]:
+def resume_all(cores: Sequence[DiskCore], fresh: CommandSession) -> Operation[None]:
     """Run all steps for every LUN of a session."""
     for core in cores:
         yield from resume(core, fresh)

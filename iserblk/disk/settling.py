@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from iserblk.commands.command import Operation
 from iserblk.disk.lun.operations import DiskCore
 from iserblk.errors import IserblkError
-from iserblk.initiator.session.slots import Operation
 
 
 def settle(

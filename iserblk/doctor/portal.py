@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 
 import trio
 
+from iserblk.commands.running import ask
 from iserblk.doctor.finding import ERROR, OK, SKIPPED, WARNING, Finding
 from iserblk.errors import (
     AuthenticationError,
@@ -28,7 +29,6 @@ from iserblk.errors import (
     TargetNotFound,
     TransportError,
 )
-from iserblk.initiator.commands import ask
 from iserblk.initiator.connecting import sctp, speakers, verbs
 from iserblk.initiator.connecting.iwarp import Address, connect_tcp, resolve, start_mpa
 from iserblk.initiator.connecting.login import receives

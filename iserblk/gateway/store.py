@@ -21,10 +21,10 @@ from typing import Final, TypeVar
 import trio
 from outcome import Error, Outcome, Value
 
+from iserblk.commands.command import Command, Waiter
 from iserblk.disk.seam import EXTENT_HOLE, DirectDisk
 from iserblk.errors import CommandError, CommandTimeout, IserblkError, NotSupported
 from iserblk.gateway.statuses import internal_error, status_error
-from iserblk.initiator.session.slots import TaskSlot, Waiter
 from iserblk.loop.nap import Nap
 from iserblk.loop.strands import Strands, park
 from iserblk.loop.tasks import sleep
@@ -75,7 +75,7 @@ class _Operation:
         self.offset = offset
         self.durable = durable
         self.pending = 0
-        self.slot: TaskSlot | None = None
+        self.slot: Command | None = None
 
     def task_done(self) -> None:
         """Implements Waiter, for one command."""

@@ -25,6 +25,7 @@ from typing import Protocol
 
 import trio
 
+from iserblk.commands.command import Operation
 from iserblk.errors import (
     CommandTimeout,
     ConnectFailed,
@@ -43,7 +44,6 @@ from iserblk.initiator.session.driving import SessionDriver
 from iserblk.initiator.session.logout import AS_ASKED
 from iserblk.initiator.session.sending import CONTROL_SLOTS
 from iserblk.initiator.session.session import Session
-from iserblk.initiator.session.slots import Operation
 from iserblk.loop.clock import monotonic
 from iserblk.loop.patience import move_on_after
 from iserblk.loop.tasks import sleep, sleep_until, task_time

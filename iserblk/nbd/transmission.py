@@ -24,9 +24,9 @@ from __future__ import annotations
 from collections import deque
 from typing import Final, Protocol
 
+from iserblk.commands.command import Command
 from iserblk.disk.seam import Extent
 from iserblk.errors import RemoteProtocolError
-from iserblk.initiator.session.slots import TaskSlot
 from iserblk.nbd import messages as nbd
 from iserblk.nbd.buffers import (
     CLIENT_BYTES,
@@ -121,7 +121,7 @@ class Request:
         self.reply: memoryview = _NOTHING
         self.intake: Intake | None = None
         self.pending = 0
-        self.slot: TaskSlot | None = None
+        self.slot: Command | None = None
 
     def task_done(self) -> None:
         """Implements Waiter, for one command."""

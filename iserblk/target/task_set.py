@@ -18,14 +18,7 @@ from collections.abc import Callable, Iterable
 from typing import Final
 
 from iserblk.scsi import opcodes
-
-# Task attributes, as a SCSI Command PDU has them (RFC 7143 section 11.3.1). UNTAGGED and reserved
-# values count as SIMPLE. ACA cannot occur: there is no ACA condition (NORMACA 0).
-UNTAGGED: Final = 0
-SIMPLE: Final = 1
-ORDERED: Final = 2
-HEAD_OF_QUEUE: Final = 3
-ACA: Final = 4
+from iserblk.scsi.tasks import HEAD_OF_QUEUE, ORDERED, SIMPLE
 
 # SAM-5 lets a device server carry these out at once, as if they were HEAD OF QUEUE.
 NEVER_DORMANT: Final = frozenset((opcodes.INQUIRY, opcodes.REPORT_LUNS, opcodes.REQUEST_SENSE))

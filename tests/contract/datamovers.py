@@ -11,15 +11,7 @@ from typing import NamedTuple
 from iserblk.datamover.iser import BHS_LENGTH
 from iserblk.datamover.iser_initiator import IserInitiator, ZeroBasedInitiator
 from iserblk.datamover.iser_target import IserTarget, ZeroBasedTarget
-from iserblk.datamover.seam import (
-    BIDIRECTIONAL,
-    NO_DATA,
-    READ,
-    InitiatorDatamover,
-    PduSlot,
-    TargetDatamover,
-    TargetSlot,
-)
+from iserblk.datamover.seam import InitiatorDatamover, PduSlot, TargetDatamover, TargetSlot
 from iserblk.datamover.stream_initiator import StreamInitiator
 from iserblk.datamover.stream_target import StreamTarget
 from iserblk.datamover.tcp_initiator import TcpInitiator
@@ -31,6 +23,7 @@ from iserblk.rcap.iwarp.mpa import MpaInitiator, MpaResponder
 from iserblk.rcap.iwarp.queuepair import IwarpQueuePair
 from iserblk.rcap.iwarp.streaming import StreamingQueuePair
 from iserblk.rcap.seam import QueuePair
+from iserblk.scsi.tasks import BIDIRECTIONAL, NO_DATA, READ
 from iserblk.sockets.stream import SocketStream
 
 INLINE_SIZE = 8192

@@ -7,11 +7,12 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from iserblk.crc import crc32c
-from iserblk.datamover.seam import NO_DATA, READ, TargetSlot
+from iserblk.datamover.seam import TargetSlot
 from iserblk.datamover.tcp_initiator import TcpInitiator
 from iserblk.datamover.tcp_target import TcpTarget
 from iserblk.iscsi import bhs, pdu
 from iserblk.iscsi.keys import SessionParameters
+from iserblk.scsi.tasks import NO_DATA, READ
 from iserblk.sockets.stream import SocketStream
 from tests.contract.datamovers import INLINE_SIZE, TCP_WAYS, Ends, Way
 

@@ -7,17 +7,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from iserblk.datamover.seam import (
-    BARE,
-    INLINE,
-    READ,
-    WRITE,
-    InitiatorDatamover,
-    PduSlot,
-    TargetDatamover,
-)
+from iserblk.datamover.seam import BARE, INLINE, InitiatorDatamover, PduSlot, TargetDatamover
 from iserblk.errors import ConnectionLost, TransportError
 from iserblk.iscsi import bhs, pdu
+from iserblk.scsi.tasks import READ, WRITE
 from tests.contract.datamovers import EVERY_WAY, WAYS, Ends, drive, unsolicited
 
 SIZES = [1, 3, 512, 4096, 8192, 16384, 16385, 65537, 1 << 20, (1 << 20) + 1]

@@ -7,9 +7,10 @@ from collections.abc import Iterator
 import pytest
 
 from iserblk.datamover.iser import RSV, WSV
-from iserblk.datamover.seam import BIDIRECTIONAL, INLINE, NO_DATA, READ, WRITE, TargetSlot
+from iserblk.datamover.seam import INLINE, TargetSlot
 from iserblk.errors import RemoteProtocolError, TransportError
 from iserblk.iscsi import bhs, pdu
+from iserblk.scsi.tasks import BIDIRECTIONAL, NO_DATA, READ, WRITE
 from tests.contract.datamovers import EVERY_WAY, ISER_WAYS, WAYS, Ends, drive
 
 SIZES = [(1, 1), (512, 4096), (4096, 512), (65536, 65537), (1 << 20, 300_000)]

@@ -8,19 +8,12 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from iserblk.datamover.seam import (
-    INLINE,
-    NO_DATA,
-    READ,
-    UNSOLICITED,
-    WRITE,
-    InitiatorDatamover,
-    TargetDatamover,
-)
+from iserblk.datamover.seam import INLINE, UNSOLICITED, InitiatorDatamover, TargetDatamover
 from iserblk.errors import ConnectionLost, RemoteProtocolError, TransportError
 from iserblk.iscsi import bhs, pdu
 from iserblk.rcap.inprocess import Message, memory_pair
 from iserblk.rcap.seam import SEND, SEND_INVALIDATE, SEND_SE, SEND_SE_INVALIDATE
+from iserblk.scsi.tasks import NO_DATA, READ, WRITE
 from tests.contract.datamovers import (
     INLINE_SIZE,
     ISER,

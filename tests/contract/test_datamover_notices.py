@@ -7,10 +7,11 @@ from dataclasses import replace
 
 import pytest
 
-from iserblk.datamover.seam import READ, WRITE, PduSlot, TargetSlot
+from iserblk.datamover.seam import PduSlot, TargetSlot
 from iserblk.errors import LocalProtocolError, RemoteProtocolError
 from iserblk.rcap.inprocess import READ_RESPONSE, MemoryQueuePair, Message, memory_pair
 from iserblk.rcap.seam import RDMA_READ, RDMA_WRITE, SEND_SE_INVALIDATE
+from iserblk.scsi.tasks import READ, WRITE
 from tests.contract.datamovers import (
     INLINE_SIZE,
     ISER,

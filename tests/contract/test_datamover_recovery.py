@@ -12,10 +12,10 @@ import pytest
 
 from iserblk.crc import crc32c
 from iserblk.datamover import arrivals, kept
-from iserblk.datamover.seam import BIDIRECTIONAL, WRITE
 from iserblk.errors import RemoteProtocolError
 from iserblk.iscsi import bhs, pdu
 from iserblk.scsi import sense
+from iserblk.scsi.tasks import BIDIRECTIONAL, WRITE
 from tests.contract.lossy import DAMAGE, DROP, LEVEL_1, PASS, LossyEnds, Once, passing
 
 SIZE = 40000  # five Data-In, or as many Data-Outs

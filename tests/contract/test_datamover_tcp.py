@@ -9,10 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from iserblk.datamover.seam import INLINE, READ, WRITE
+from iserblk.datamover.seam import INLINE
 from iserblk.datamover.tcp_initiator import TcpInitiator
 from iserblk.errors import RemoteProtocolError
 from iserblk.iscsi import bhs, pdu
+from iserblk.scsi.tasks import READ, WRITE
 from iserblk.sockets.stream import SocketStream
 from tests.contract.datamovers import INLINE_SIZE, PLAIN, Ends, drive
 

@@ -12,7 +12,7 @@ from crc32c import crc32c
 
 from iserblk.datamover.hello import RFC_5046, RFC_7145, Form, Hello, HelloReply
 from iserblk.datamover.iser_initiator import IserInitiator, ZeroBasedInitiator
-from iserblk.datamover.seam import NO_DATA, READ, ROUNDS, WRITE, PduSlot
+from iserblk.datamover.seam import ROUNDS, PduSlot
 from iserblk.errors import ConnectionLost, LocalProtocolError, RemoteProtocolError
 from iserblk.iscsi import bhs, pdu
 from iserblk.iscsi.keys import SessionParameters
@@ -20,6 +20,7 @@ from iserblk.rcap import seam
 from iserblk.rcap.inprocess import MemoryQueuePair, Message, memory_pair
 from iserblk.rcap.iwarp import mpa
 from iserblk.rcap.iwarp.queuepair import IwarpQueuePair
+from iserblk.scsi.tasks import NO_DATA, READ, WRITE
 from tests.support.golden import golden
 from tests.support.restless import ENDLESS, Restless
 

@@ -8,9 +8,10 @@ import pytest
 
 from iserblk.datamover.iser import RSV, WSV
 from iserblk.datamover.iser_initiator import IserInitiator
-from iserblk.datamover.seam import BIDIRECTIONAL, INLINE, NO_DATA, READ, WRITE, PduSlot
+from iserblk.datamover.seam import INLINE, PduSlot
 from iserblk.errors import RemoteProtocolError, TransportError
 from iserblk.iscsi import bhs, pdu
+from iserblk.scsi.tasks import BIDIRECTIONAL, NO_DATA, READ, WRITE
 from tests.initiator.peer import INLINE as INLINE_SIZE
 from tests.initiator.peer import PAIRS, Heard, Peer
 

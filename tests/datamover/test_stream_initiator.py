@@ -8,12 +8,13 @@ from collections.abc import Iterator
 import pytest
 
 from iserblk.datamover.iser_initiator import IserInitiator
-from iserblk.datamover.seam import INLINE, READ, PduSlot
+from iserblk.datamover.seam import INLINE, PduSlot
 from iserblk.datamover.stream_initiator import StreamInitiator
 from iserblk.datamover.tcp_initiator import TcpInitiator
 from iserblk.errors import ConnectionLost, LocalProtocolError, RemoteProtocolError
 from iserblk.iscsi.keys import SessionParameters
 from iserblk.rcap.iwarp.streaming import StreamingQueuePair
+from iserblk.scsi.tasks import READ
 from iserblk.sockets.stream import SocketStream
 from tests.contract.datamovers import Recorder
 from tests.datamover.test_stream_target import Kept

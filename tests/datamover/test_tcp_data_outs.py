@@ -8,12 +8,13 @@ from contextlib import suppress
 
 import pytest
 
-from iserblk.datamover.seam import WRITE, PduSlot
+from iserblk.datamover.seam import PduSlot
 from iserblk.datamover.tcp_initiator import TcpInitiator
 from iserblk.datamover.tcp_stream import PduReceiver
 from iserblk.errors import ConnectionLost
 from iserblk.iscsi import bhs, pdu
 from iserblk.iscsi.keys import SessionParameters
+from iserblk.scsi.tasks import WRITE
 from iserblk.sockets.stream import SocketStream
 
 SEGMENT = 512

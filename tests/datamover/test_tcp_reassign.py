@@ -8,10 +8,11 @@ from collections.abc import Iterator
 import pytest
 
 from iserblk.crc import crc32c
-from iserblk.datamover.seam import READ, PduSlot
+from iserblk.datamover.seam import PduSlot
 from iserblk.datamover.tcp_initiator import TcpInitiator
 from iserblk.iscsi import bhs, pdu
 from iserblk.iscsi.keys import SessionParameters
+from iserblk.scsi.tasks import READ
 from iserblk.sockets.stream import SocketStream
 
 ITT = 0x1234

@@ -6,9 +6,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TypeVar
 
+from iserblk.commands.command import TAKEN, Command, Operation
 from iserblk.disk.lun.identify import identify
 from iserblk.disk.lun.operations import DiskCore
-from iserblk.initiator.session.slots import TAKEN, Operation, TaskSlot
 from iserblk.scsi import capacity, inquiry, lba, luns, mode, opcodes
 from iserblk.scsi.sense import encode_fixed
 from tests.disk.fake_target import FakeSession
@@ -79,7 +79,7 @@ class FakeLuns(FakeSession):
     def answer_luns(self) -> bytes:
         return luns.encode_report_luns(self.luns)
 
-    def submit(self, slot: TaskSlot) -> None:
+    def submit(self, slot: Command) -> None:
         super().submit(slot)
         number = luns.decode(slot.lun)
         if slot.cdb[0] == opcodes.REPORT_LUNS:

@@ -8,31 +8,28 @@ from collections.abc import Callable
 from dataclasses import replace
 from time import monotonic
 
-from iserblk.datamover.seam import PduSlot
+from iserblk.commands.command import (
+    FREE,
+    QUEUED,
+    SENT,
+    TAKEN,
+    Command,
+    InDoubt,
+    Operation,
+    PlainCommand,
+    Waiter,
+)
+from iserblk.commands.listeners import LunListeners
+from iserblk.commands.session import CommandSession
 from iserblk.disk.lun.geometry import Geometry
 from iserblk.disk.lun.operations import DiskCore
 from iserblk.disk.seam import LunInfo
 from iserblk.errors import IserblkError, ScsiError
-from iserblk.initiator.session.commanding import CommandSession
-from iserblk.initiator.session.connection import Connection
-from iserblk.initiator.session.listeners import LunListeners
-from iserblk.initiator.session.sending import InDoubt
-from iserblk.initiator.session.slots import (
-    FREE,
-    INDEX_BITS,
-    QUEUED,
-    SENT,
-    TAKEN,
-    Operation,
-    TaskSlot,
-    Waiter,
-)
-from iserblk.iscsi.keys import SessionParameters
 from iserblk.scsi import lba as lba_data
 from iserblk.scsi import opcodes
 from iserblk.scsi import sense as sense_data
 from iserblk.scsi.luns import encode
-from tests.initiator.fake import CountingWaiter, FakeDatamover
+from tests.initiator.fake import CountingWaiter
 
 BLOCK = 512
 LUN = encode(0)
@@ -46,8 +43,19 @@ MEDIUM_ERROR = sense_data.encode_fixed(sense_data.MEDIUM_ERROR, 0x0C, 0x00)
 DEFERRED = bytes((sense_data.FIXED_DEFERRED,)) + MEDIUM_ERROR[1:]
 
 
+class Sent:
+    """Implements Place."""
+
+    def __init__(self, session: FakeSession, command: Command) -> None:
+        self._session = session
+        self._place = session.order.get(command.index, 0)
+
+    def may_overtake(self, command: Command) -> bool:
+        return self._session.order.get(command.index, 0) < self._place
+
+
 class FakeSession:
-    """``flight``: submitted and not ended, oldest first."""
+    """A session that is not iSCSI's. ``flight``: submitted and not ended, oldest first."""
 
     new_waiter = CountingWaiter
 
@@ -55,15 +63,11 @@ class FakeSession:
         self.io_timeout = 30.0
         self.immediate_limit = 0
         self.portal = "portal:3260"
-        datamover, memory = FakeDatamover(), [PduSlot(0)]
-        datamover.allocate_connection_resources(memory, 0)
-        connection = Connection(datamover, memory, SessionParameters(), self.portal)
-        self.tasks = [TaskSlot(index) for index in range(depth)]
-        for slot in self.tasks:
-            slot.cdb = bytearray(16)
-            slot.connection = connection
-        self._free = list(self.tasks)
-        self.flight: list[TaskSlot] = []
+        self.tasks = [PlainCommand(index) for index in range(depth)]
+        # By index: the place of a command among those that were sent. All have the same without.
+        self.order: dict[int, int] = {}
+        self._free: list[Command] = list(self.tasks)
+        self.flight: list[Command] = []
         self.listeners = LunListeners()
         self.queue = self
         self.disconnected = False
@@ -84,19 +88,22 @@ class FakeSession:
     def extended(self, deadline: float) -> float:
         return deadline
 
-    def take_now(self) -> TaskSlot | None:
+    def take_now(self) -> Command | None:
         if not self._free:
             return None
         slot = self._free.pop()
         slot.state = TAKEN
         return slot
 
-    def take(self, _waiter: Waiter, _again: bool = False) -> TaskSlot:
+    def take(self, _waiter: Waiter, _again: bool = False) -> Command:
         slot = self.take_now()
         assert slot is not None
         return slot
 
-    def submit(self, slot: TaskSlot) -> None:
+    def place(self, slot: Command) -> Sent:
+        return Sent(self, slot)
+
+    def submit(self, slot: Command) -> None:
         if self._refuses(slot):
             self.refuse([slot])
             return
@@ -106,11 +113,11 @@ class FakeSession:
         if not self.suspended:
             self._send(slot)
 
-    def _send(self, slot: TaskSlot) -> None:
-        slot.itt += 1 << INDEX_BITS
+    def _send(self, slot: Command) -> None:
+        self.tasks[slot.index].tag += 1
         slot.state = SENT
 
-    def release(self, slot: TaskSlot) -> None:
+    def release(self, slot: Command) -> None:
         assert slot.state == TAKEN
         slot.state = FREE
         slot.data = None
@@ -122,13 +129,13 @@ class FakeSession:
     def shrink(self) -> None:
         self.shrunk += 1
 
-    def doubt(self, lun: bytes) -> list[TaskSlot]:
+    def doubt(self, lun: bytes) -> list[Command]:
         self.doubted.add(lun)
         refused = [slot for slot in self.flight if slot.state == QUEUED and self._refuses(slot)]
         self.flight = [slot for slot in self.flight if slot not in refused]
         return refused
 
-    def refuse(self, slots: list[TaskSlot]) -> None:
+    def refuse(self, slots: list[Command]) -> None:
         for slot in slots:
             slot.error = InDoubt("held back")
             slot.state = TAKEN
@@ -137,7 +144,7 @@ class FakeSession:
     def believe(self, lun: bytes) -> None:
         self.doubted.discard(lun)
 
-    def _refuses(self, slot: TaskSlot) -> bool:
+    def _refuses(self, slot: Command) -> bool:
         return slot.lun in self.doubted and slot.cdb[0] not in opcodes.TELL_WHAT_IT_IS
 
     @property
@@ -160,7 +167,7 @@ class FakeSession:
             self._send(slot)
 
     def end(
-        self, slot: TaskSlot, status: int = 0, sense: bytes = b"", error: IserblkError | None = None
+        self, slot: Command, status: int = 0, sense: bytes = b"", error: IserblkError | None = None
     ) -> None:
         self.flight.remove(slot)
         slot.status = 2 if sense else status
@@ -184,7 +191,7 @@ class FakeTarget:
 
     def __init__(self, blocks: int) -> None:
         self.write_through = False
-        self.refusal: Callable[[TaskSlot], bytes] = lambda _slot: b""
+        self.refusal: Callable[[Command], bytes] = lambda _slot: b""
         self.statuses: tuple[int, ...] = (0,)
         self.stable = [bytes(BLOCK)] * blocks
         self.cached: dict[int, bytes] = {}
@@ -193,14 +200,14 @@ class FakeTarget:
     def block(self, lba: int) -> bytes:
         return self.cached.get(lba, self.stable[lba])
 
-    def answer(self, session: FakeSession, slot: TaskSlot) -> None:
+    def answer(self, session: FakeSession, slot: Command) -> None:
         """Carry the command out, or refuse it, and end it."""
         sense = self.refusal(slot)
         if not sense:
             self.execute(slot)
         session.end(slot, sense=sense)
 
-    def execute(self, slot: TaskSlot) -> None:
+    def execute(self, slot: Command) -> None:
         self._execute(slot)
         if self.write_through:
             self._synchronize()
@@ -210,7 +217,7 @@ class FakeTarget:
             self.stable[at] = content
         self.cached.clear()
 
-    def _execute(self, slot: TaskSlot) -> None:
+    def _execute(self, slot: Command) -> None:
         operation = slot.cdb[0]
         self.executed.append(operation)
         lba = int.from_bytes(slot.cdb[2:10], "big")

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from iserblk.commands.command import Operation
 from iserblk.disk.lun.operations import DiskCore
 from iserblk.disk.multipath.addresses import settle
 from iserblk.disk.opening import find_disks
-from iserblk.initiator.session.slots import Operation
 from iserblk.scsi.sense import (
     NOT_READY,
     UNIT_ATTENTION,

@@ -21,10 +21,10 @@ from typing import Any
 import pytest
 import trio
 
+from iserblk.commands.command import SENT
 from iserblk.disk.blocking import ThreadClient, ThreadDiskSet
 from iserblk.disk.disk_thread import READ, DiskThread, HandedRequest
 from iserblk.errors import CommandError, ConnectionLost, IserblkError, OutOfRange, WritesLost
-from iserblk.initiator.session.slots import SENT
 from iserblk.iscsi import bhs
 from tests.initiator.peer import Heard, answering, disk_of, linked
 from tests.support import logs

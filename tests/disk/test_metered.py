@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import trio
 
+from iserblk.commands.command import Command, PlainCommand
 from iserblk.disk.metered import (
     MeteredAsync,
     count,
@@ -16,7 +17,6 @@ from iserblk.disk.metered import (
 )
 from iserblk.disk.seam import NO_CLIENT
 from iserblk.errors import OutOfRange
-from iserblk.initiator.session.slots import TaskSlot
 from iserblk.loop import clock
 from iserblk.metrics.counting import (
     BYTES,
@@ -228,8 +228,8 @@ def test_a_command_that_fails_or_goes_on(kind: str, operation: int) -> None:
             assert bench.row(operation)["errors"] == 1
 
 
-def slot_of(index: int, length: int) -> TaskSlot:
-    slot = TaskSlot(index)
+def slot_of(index: int, length: int) -> Command:
+    slot = PlainCommand(index)
     slot.length = length
     return slot
 

@@ -17,6 +17,7 @@ from iserblk.initiator.session.session import Session
 from iserblk.metrics.counting import READ
 from iserblk.metrics.reading import PathReading
 from iserblk.scsi import alua
+from iserblk.scsi.tasks import NO_DATA
 from tests.disk import fake_target
 from tests.initiator import fake
 from tests.support import logs
@@ -60,7 +61,7 @@ def test_commands_in_flight_are_those_of_the_lun() -> None:
         assert slot is not None
         slot.lun, slot.waiter = lun, fake.CountingWaiter()
         slot.cdb[:] = bytes(16)
-        slot.flags, slot.direction = 0x81, 0
+        slot.direction = NO_DATA
         slot.waiter.pending += 1
         session.queue.submit(slot)
     assert look([Measured(core, ladder_of(session))]).luns[0].in_flight == 2

@@ -8,13 +8,13 @@ import pytest
 import trio
 from trio.testing import MockClock
 
+from iserblk.commands.command import Operation
+from iserblk.commands.listeners import LunListener
 from iserblk.disk import opening
 from iserblk.disk.multipath import paths
 from iserblk.disk.multipath.addresses import settle
 from iserblk.errors import ConnectionLost, LunChanged, ScsiError, UnusableLun
-from iserblk.initiator.session.listeners import LunListener
 from iserblk.initiator.session.session import Session
-from iserblk.initiator.session.slots import Operation
 from iserblk.options import Options
 from iserblk.scsi import luns
 from iserblk.scsi.sense import (

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
+from iserblk.commands.command import FREE, TAKEN, Command, PlainCommand
 from iserblk.disk.ranges import RangeLock
-from iserblk.initiator.session.slots import FREE, TAKEN, TaskSlot
 from tests.initiator.fake import CountingWaiter
 
 LUN = bytes(8)
 
 
-def lock_and_slots() -> tuple[RangeLock, list[TaskSlot]]:
-    slots = [TaskSlot(index) for index in range(4)]
+def lock_and_slots() -> tuple[RangeLock, list[PlainCommand]]:
+    slots = [PlainCommand(index) for index in range(4)]
     return RangeLock(slots, LUN), slots
 
 
-def begin(slot: TaskSlot) -> TaskSlot:
+def begin(slot: Command) -> Command:
     slot.state = TAKEN
     return slot
 
@@ -56,7 +56,7 @@ def test_quiet_waits_for_writes_under_way() -> None:
 
 
 def test_writes_to_other_luns_do_not_count() -> None:
-    slots = [TaskSlot(0)]
+    slots = [PlainCommand(0)]
     ours, theirs = RangeLock(slots, LUN), RangeLock(slots, b"\0\1" + bytes(6))
     assert theirs.claim(begin(slots[0]), 0, 100, None)
     assert ours.quiet(0, 100, CountingWaiter())

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 import pytest
 
+from iserblk.commands.command import Operation
 from iserblk.disk import resume
 from iserblk.disk.lun.operations import DiskCore
 from iserblk.errors import (
@@ -17,7 +18,6 @@ from iserblk.errors import (
     WriteProtected,
 )
 from iserblk.initiator.session.session import Session
-from iserblk.initiator.session.slots import Operation
 from iserblk.scsi import inquiry, mode, opcodes
 from iserblk.scsi.sense import ILLEGAL_REQUEST, encode_fixed
 from tests.disk.fake_lun import FakeLun, FakeLuns, finish, known

@@ -8,14 +8,14 @@ from time import monotonic
 
 import pytest
 
+from iserblk.commands.command import Operation
+from iserblk.commands.session import CommandSession
 from iserblk.disk.lun.geometry import Geometry
 from iserblk.disk.lun.operations import DiskCore
 from iserblk.disk.lun.passthrough import send
 from iserblk.disk.seam import LunInfo
 from iserblk.disk.settling import settle
 from iserblk.errors import CommandTimeout, NoSuchLun, ScsiError
-from iserblk.initiator.session.commanding import CommandSession
-from iserblk.initiator.session.slots import Operation
 from iserblk.scsi import opcodes
 from iserblk.scsi.luns import encode
 from tests.disk import fake_target

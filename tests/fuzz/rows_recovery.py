@@ -8,13 +8,13 @@ import socket
 from dataclasses import replace
 
 from iserblk.crc import crc32c
-from iserblk.datamover.seam import READ, WRITE
 from iserblk.datamover.tcp_initiator import TcpInitiator
 from iserblk.errors import ConnectionLost, RemoteProtocolError
 from iserblk.iscsi import bhs, pdu
 from iserblk.rcap import seam
 from iserblk.rcap.iwarp import ddp, sctp
 from iserblk.rcap.iwarp.sctp_association import Association
+from iserblk.scsi.tasks import READ, WRITE
 from iserblk.sockets.stream import SocketStream
 from tests.contract.datamovers import INLINE_SIZE, Ends
 from tests.contract.lossy import LEVEL_1

@@ -184,7 +184,6 @@ def command(made: Session, waiter: CountingWaiter) -> TaskSlot:
     slot = made.queue.take_now()
     assert slot is not None
     slot.cdb[:] = bytes(16)
-    slot.flags = 0x81
     slot.direction = 0
     slot.waiter = waiter
     waiter.pending += 1

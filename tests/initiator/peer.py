@@ -11,16 +11,17 @@ from dataclasses import dataclass
 
 import trio
 
+from iserblk.commands.command import Operation
+from iserblk.commands.session import CommandSession
 from iserblk.datamover.iser import BHS_LENGTH, HEADER_LENGTH, ControlHeader
 from iserblk.datamover.iser_initiator import IserInitiator
 from iserblk.disk.lun.geometry import Geometry
 from iserblk.disk.lun.operations import DiskCore
 from iserblk.disk.seam import LunInfo
 from iserblk.errors import TransportError
-from iserblk.initiator.session.commanding import CommandSession
 from iserblk.initiator.session.sending import CONTROL_SLOTS
 from iserblk.initiator.session.session import UNEXPECTED, Session
-from iserblk.initiator.session.slots import Operation, TaskSlot
+from iserblk.initiator.session.slots import TaskSlot
 from iserblk.iscsi import bhs, pdu
 from iserblk.iscsi.keys import SessionParameters
 from iserblk.rcap import seam

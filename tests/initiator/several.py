@@ -6,7 +6,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from iserblk.datamover.seam import BIDIRECTIONAL, NO_DATA, PduSlot
+from iserblk.datamover.seam import PduSlot
 from iserblk.errors import ConnectionLost
 from iserblk.initiator.session.connection import Connection
 from iserblk.initiator.session.sending import CONTROL_SLOTS
@@ -14,6 +14,7 @@ from iserblk.initiator.session.session import Session
 from iserblk.initiator.session.slots import TaskSlot
 from iserblk.iscsi import bhs, pdu
 from iserblk.iscsi.keys import SessionParameters
+from iserblk.scsi.tasks import BIDIRECTIONAL, NO_DATA
 from tests.initiator.fake import CountingWaiter, FakeDatamover, FakeDriver
 from tests.support import clocks
 
@@ -101,7 +102,6 @@ class Bench:
         assert slot is not None
         slot.cdb[:] = bytes(16)
         slot.lun = bytes(8)
-        slot.flags = 0x81
         slot.direction = direction
         slot.deadline = self.now + 30.0
         slot.data = None if direction == NO_DATA else memoryview(bytearray(size))

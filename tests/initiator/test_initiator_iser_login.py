@@ -9,10 +9,10 @@ from typing import cast
 import pytest
 import trio
 
+from iserblk.commands.running import fill_read, fill_write
 from iserblk.datamover.iser import CONTROL, HEADER_LENGTH
 from iserblk.datamover.iser_initiator import IserInitiator
 from iserblk.errors import ConnectionLost
-from iserblk.initiator.commands import FLAGS_NO_DATA, fill_read, fill_write
 from iserblk.initiator.connecting.login import Login, LoginConnection, over_rdma
 from iserblk.initiator.session.deadlines import Ladder
 from iserblk.initiator.session.logout import fill_logout
@@ -23,6 +23,7 @@ from iserblk.iscsi.keys import SessionParameters
 from iserblk.options import Options
 from iserblk.rcap import seam
 from iserblk.rcap.inprocess import Message
+from iserblk.scsi.tasks import NO_DATA
 from iserblk.url import parse_url
 from tests.initiator.fake import CountingWaiter
 from tests.support import logs
@@ -166,7 +167,7 @@ async def test_a_conversation_without_hello() -> None:
             fill_write(slot, LUN, memoryview(data))
             slot.cdb[:10] = bytes((0x2A, 0, 0, 0, 0, 0, 0, 0, 128, 0))
         else:
-            slot.flags, slot.length, slot.direction = FLAGS_NO_DATA, 0, 0
+            slot.length, slot.direction = 0, NO_DATA
         queue.submit(slot)
         for _ in range(3):
             client.connection.progress(0.0)

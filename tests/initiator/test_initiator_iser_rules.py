@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import trio
 
+from iserblk.commands.running import fill_read, fill_write
 from iserblk.datamover.iser import CONTROL, MINIMUM_LENGTH, RSV, WSV, ControlHeader
 from iserblk.datamover.iser_initiator import IserInitiator
 from iserblk.errors import (
@@ -20,7 +21,6 @@ from iserblk.errors import (
     RemoteProtocolError,
     TransportError,
 )
-from iserblk.initiator.commands import FLAGS_NO_DATA, fill_read, fill_write
 from iserblk.initiator.connecting.login import Login, over_rdma
 from iserblk.initiator.connecting.send_targets import Discovery
 from iserblk.initiator.session.deadlines import IDLE_S, Ladder
@@ -34,6 +34,7 @@ from iserblk.iscsi.text import encode
 from iserblk.options import Options
 from iserblk.rcap import seam
 from iserblk.rcap.inprocess import READ_RESPONSE, MemoryQueuePair, Message, memory_pair
+from iserblk.scsi.tasks import NO_DATA
 from iserblk.url import parse_url
 from tests.initiator.fake import CountingWaiter, FakeDriver, response
 from tests.support import logs
@@ -225,7 +226,7 @@ def test_immediate_data(size: int, limit: str) -> None:
 def test_a_command_without_data_advertises_nothing(link: Link) -> None:
     """proves: ISER-9.2-6, ISER-9.2-7, ISER-7145-9.2-1, ISER-7145-9.2-2"""
     slot = link.take(CountingWaiter())
-    slot.flags, slot.length, slot.direction = FLAGS_NO_DATA, 0, 0
+    slot.length, slot.direction = 0, NO_DATA
     link.session.queue.submit(slot)
     assert link.sent[0].data[:28] == HEAD
 
@@ -741,7 +742,6 @@ async def test_login() -> None:
     slot.waiter = waiter = CountingWaiter()
     waiter.pending = 1
     slot.direction = 0
-    slot.flags = FLAGS_NO_DATA
     session.queue.submit(slot)
     message, _ = left[-1]
     assert message.data[:29] == HEAD + bytes((bhs.SCSI_COMMAND,))

@@ -12,6 +12,7 @@ import pytest
 import trio
 from trio.testing import MockClock
 
+from iserblk.commands.command import Operation
 from iserblk.datamover.seam import PduSlot
 from iserblk.errors import (
     CommandTimeout,
@@ -34,7 +35,6 @@ from iserblk.initiator.reconnecting import (
 )
 from iserblk.initiator.session.connection import Connection
 from iserblk.initiator.session.session import Session
-from iserblk.initiator.session.slots import Operation
 from iserblk.loop.clock import monotonic
 from iserblk.loop.trio_loop import TrioLoop
 from tests.initiator import fake

@@ -17,6 +17,7 @@ import pytest
 import trio
 
 from iserblk.asyncio import open_disks
+from iserblk.commands.command import ABORTING, SENT
 from iserblk.disk import aio
 from iserblk.disk.aio import TrioDiskSet
 from iserblk.errors import (
@@ -27,7 +28,6 @@ from iserblk.errors import (
     OutOfRange,
     TransportError,
 )
-from iserblk.initiator.session.slots import ABORTING, SENT
 from tests.integration.conftest import StartTarget
 from tests.support import logs
 from tests.support.target import running_target

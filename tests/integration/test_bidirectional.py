@@ -10,12 +10,12 @@ import pytest
 import trio
 
 from iserblk import aio
+from iserblk.commands.command import Operation
+from iserblk.commands.running import command
 from iserblk.disk.aio import TrioDisk
 from iserblk.disk.blocking import open_disks
 from iserblk.disk.lun.operations import DiskCore
 from iserblk.errors import OutOfRange
-from iserblk.initiator.commands import command
-from iserblk.initiator.session.slots import Operation
 from iserblk.scsi import cdb
 from tests.support.cores import core_of, in_thread
 from tests.support.target import TargetProcess, running_target

@@ -16,10 +16,10 @@ import trio
 
 from iserblk import aio
 from iserblk import asyncio as for_asyncio
+from iserblk.commands.command import SENT
 from iserblk.disk.blocking import open_disks
 from iserblk.disk.seam import CommandResult
 from iserblk.errors import CommandTimeout, ConnectionLost, IserblkError
-from iserblk.initiator.session.slots import SENT
 from iserblk.scsi import cdb, mode, sense, status
 from tests.integration.conftest import StartTarget
 from tests.support import logs

@@ -11,14 +11,14 @@ from pathlib import Path
 import pytest
 import trio
 
+from iserblk.commands.command import Command, Operation
+from iserblk.commands.listeners import LunListener
+from iserblk.commands.running import command
 from iserblk.disk.multipath.paths import Paths, access_state, reset_lun
 from iserblk.errors import AuthenticationError, ConnectFailed, TransportError
-from iserblk.initiator.commands import command
 from iserblk.initiator.connecting.reach import connect
 from iserblk.initiator.drivers.tasks import TrioDriver
-from iserblk.initiator.session.listeners import LunListener
 from iserblk.initiator.session.session import Session
-from iserblk.initiator.session.slots import Operation, TaskSlot
 from iserblk.options import Options
 from iserblk.scsi import alua, cdb, luns
 from iserblk.url import Url, parse_url
@@ -185,7 +185,7 @@ async def test_another_group_gets_a_reset(
     seen: list[int] = []
 
     class Codes(LunListener):
-        def hear(self, slot: TaskSlot) -> None:
+        def hear(self, slot: Command) -> None:
             seen.append(slot.sense[12] << 8 | slot.sense[13])
 
     witness.listeners.add(luns.encode(0), Codes())

@@ -14,13 +14,13 @@ from pathlib import Path
 import pytest
 import trio
 
+from iserblk.commands.command import Command
+from iserblk.commands.listeners import LunListener
 from iserblk.disk import aio, blocking
 from iserblk.disk.seam import AsyncDisk
 from iserblk.errors import CommandTimeout, LunChanged, OutOfRange, RemoteProtocolError
 from iserblk.initiator import reconnecting
-from iserblk.initiator.session.listeners import LunListener
 from iserblk.initiator.session.session import Session
-from iserblk.initiator.session.slots import TaskSlot
 from tests.integration.conftest import StartTarget
 from tests.support import logs
 from tests.support.census import census, nothing_new
@@ -391,7 +391,7 @@ class Heard(LunListener):
     def __init__(self) -> None:
         self.all: list[bytes] = []
 
-    def hear(self, slot: TaskSlot) -> None:
+    def hear(self, slot: Command) -> None:
         self.all.append(bytes(slot.sense))
 
 

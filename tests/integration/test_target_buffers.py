@@ -12,6 +12,7 @@ import pytest
 import trio
 
 from iserblk.disk.aio import TrioDisk, open_disks
+from iserblk.initiator.drivers.tasks import TrioDriver
 from iserblk.target.lunspec import open_lun, parse_lun_spec
 from tests.support.target_here import serve
 
@@ -90,6 +91,7 @@ async def test_no_command_needs_to_be_recovered(tmp_path: Path) -> None:
         async with trio.open_nursery() as workers:
             for number in range(100):
                 workers.start_soon(work, number)
+        assert isinstance(disk.driver, TrioDriver)
         ladder = disk.driver.ladder
         assert (ladder.aborted, ladder.resets) == (0, 0)
         assert disk.driver.session.reconnects == 0 and disk.driver.session.error is None
@@ -106,6 +108,7 @@ async def test_aborts_under_load_cost_no_connection(tmp_path: Path) -> None:
     (tmp_path / "lun").write_bytes(bytes(PIECES * PIECE))
     aborts = 0
     async with opened("iser", tmp_path / "lun", {"queue-depth": "32", "io-timeout": "200"}) as disk:
+        assert isinstance(disk.driver, TrioDriver)
         control = disk.driver.session.queue
 
         async def work(number: int) -> None:

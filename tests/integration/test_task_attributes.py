@@ -6,11 +6,10 @@ from collections.abc import Iterator
 
 import pytest
 
+from iserblk.commands.command import Command
+from iserblk.commands.running import fill_read, fill_write
 from iserblk.disk.aio import TrioDisk, open_disks
-from iserblk.initiator.commands import fill_read, fill_write
-from iserblk.initiator.session.slots import TaskSlot
-from iserblk.iscsi import bhs
-from iserblk.scsi import cdb
+from iserblk.scsi import cdb, tasks
 from tests.support.target import TargetProcess, running_target
 
 SIZE = 1 << 20
@@ -30,26 +29,26 @@ class Burst:
     def __init__(self, disk: TrioDisk) -> None:
         self._disk = disk
         self._waiter = disk.driver.new_waiter()
-        self._slots: list[TaskSlot] = []
+        self._slots: list[Command] = []
 
-    def _take(self) -> TaskSlot:
+    def _take(self) -> Command:
         slot = self._disk.core.queue.take_now()
         assert slot is not None
         slot.waiter = self._waiter
         self._slots.append(slot)
         return slot
 
-    def write(self, data: bytes, attribute: int = bhs.ATTR_SIMPLE, fua: bool = False) -> None:
+    def write(self, data: bytes, attribute: int = tasks.SIMPLE, fua: bool = False) -> None:
         slot = self._take()
         fill_write(slot, self._disk.core.lun, memoryview(data))
         cdb.pack_write16(slot.cdb, 0, len(data) // 512, cdb.FUA if fua else 0)
-        slot.flags = slot.flags & ~bhs.ATTR_MASK | attribute
+        slot.attribute = attribute
 
-    def read(self, buffer: bytearray, attribute: int = bhs.ATTR_SIMPLE) -> None:
+    def read(self, buffer: bytearray, attribute: int = tasks.SIMPLE) -> None:
         slot = self._take()
         fill_read(slot, self._disk.core.lun, memoryview(buffer))
         cdb.pack_read16(slot.cdb, 0, len(buffer) // 512, 0)
-        slot.flags = slot.flags & ~bhs.ATTR_MASK | attribute
+        slot.attribute = attribute
 
     async def run(self) -> None:
         """Send them, and wait for all answers: each is GOOD."""
@@ -79,7 +78,7 @@ async def test_an_ordered_write_comes_between_its_neighbours(
             burst = Burst(disk)
             for _ in range(4):
                 burst.write(old, fua=True)
-            burst.write(new, bhs.ATTR_ORDERED)
+            burst.write(new, tasks.ORDERED)
             for buffer in found:
                 burst.read(buffer)
             await burst.run()
@@ -96,7 +95,7 @@ async def test_a_head_of_queue_read_waits_for_nothing(target: TargetProcess) -> 
             burst = Burst(disk)
             for _ in range(3):
                 burst.write(data, fua=True)
-                burst.write(data, bhs.ATTR_ORDERED, fua=True)
-                burst.read(buffer, bhs.ATTR_HEAD_OF_QUEUE)
+                burst.write(data, tasks.ORDERED, fua=True)
+                burst.read(buffer, tasks.HEAD_OF_QUEUE)
             await burst.run()
         assert buffer == data

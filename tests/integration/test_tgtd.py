@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 import trio
 
+from iserblk.commands.running import command
 from iserblk.disk.blocking import open_disks
 from iserblk.disk.lun.reservation import Reservation
 from iserblk.errors import (
@@ -28,7 +29,6 @@ from iserblk.errors import (
     ReservationLost,
     ScsiError,
 )
-from iserblk.initiator.commands import command
 from iserblk.initiator.connecting.reach import connect
 from iserblk.initiator.connecting.send_targets import send_targets
 from iserblk.initiator.drivers.tasks import TrioDriver

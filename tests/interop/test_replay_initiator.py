@@ -14,9 +14,9 @@ from functools import partial
 import pytest
 import trio
 
+from iserblk.commands.running import command
 from iserblk.datamover.iser import RSV, WSV
 from iserblk.errors import CommandRejected, OutOfRange, RemoteProtocolError, ScsiError
-from iserblk.initiator.commands import command
 from iserblk.initiator.connecting.reach import PRIVATE_DATA, READ_DEPTH, connect
 from iserblk.initiator.drivers.tasks import TrioDriver, TrioWaiter
 from iserblk.iscsi import bhs, pdu, text

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import trio
 
-from iserblk.initiator.session.slots import TaskSlot, Waiter
+from iserblk.commands.command import Command, PlainCommand, Waiter
 from iserblk.loop.strands import elsewhere
 from iserblk.nbd.exports import Export
 from iserblk.nbd.handshake import Tls
@@ -60,18 +60,18 @@ class DirectFake(AsyncFake):
         super().__init__(FakeDisk(lun_info(number, **changes)))
         self.begun: list[Waiter] = []
 
-    def begin_read(self, buffer: memoryview, offset: int, waiter: Waiter) -> TaskSlot | None:
+    def begin_read(self, buffer: memoryview, offset: int, waiter: Waiter) -> Command | None:
         self.fake.read_into(buffer, offset)
         return self._begin(waiter)
 
-    def begin_write(self, buffer: memoryview, offset: int, waiter: Waiter) -> TaskSlot | None:
+    def begin_write(self, buffer: memoryview, offset: int, waiter: Waiter) -> Command | None:
         self.fake.write(buffer, offset)
         return self._begin(waiter)
 
-    def _begin(self, waiter: Waiter) -> TaskSlot:
+    def _begin(self, waiter: Waiter) -> Command:
         waiter.pending = 1
         self.begun.append(waiter)
-        return TaskSlot(len(self.begun))
+        return PlainCommand(len(self.begun))
 
     def end(self) -> None:
         """All commands have ended."""
@@ -79,10 +79,10 @@ class DirectFake(AsyncFake):
         for waiter in ended:
             waiter.task_done()
 
-    def end_read(self, slot: TaskSlot) -> float:
+    def end_read(self, slot: Command) -> float:
         return 0.0
 
-    def end_write(self, slot: TaskSlot) -> float:
+    def end_write(self, slot: Command) -> float:
         return 0.0
 
     def abandon(self, mine: Callable[[Waiter], bool]) -> int:

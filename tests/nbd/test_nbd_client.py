@@ -12,9 +12,9 @@ import trio
 import trio.lowlevel
 import trio.testing
 
+from iserblk.commands.command import Command, Waiter
 from iserblk.disk.seam import FlushClient, LossCount
 from iserblk.errors import CommandTimeout, IserblkError, NotSupported
-from iserblk.initiator.session.slots import TaskSlot, Waiter
 from iserblk.loop import strands
 from iserblk.loop.here import loop_here
 from iserblk.loop.strands import elsewhere, open_strands
@@ -132,7 +132,7 @@ async def test_buffers_of_large_writes_that_the_disk_takes_over() -> None:
             self.kept: list[bytearray] = []
             self.gave: list[bytearray] = []
 
-        def take_over(self, slot: TaskSlot, buffer: bytearray) -> bytearray | None:
+        def take_over(self, slot: Command, buffer: bytearray) -> bytearray | None:
             if len(self.kept) == 3:
                 return None
             self.kept.append(buffer)
@@ -610,7 +610,7 @@ async def test_a_bug_while_requests_are_begun(caplog: pytest.LogCaptureFixture, 
     """The connection ends. What was begun ends as it would, the rest at once; memory is free."""
 
     class Broken(DirectFake):
-        def begin_write(self, buffer: memoryview, offset: int, waiter: Waiter) -> TaskSlot | None:
+        def begin_write(self, buffer: memoryview, offset: int, waiter: Waiter) -> Command | None:
             if len(self.begun) == begun:
                 raise ZeroDivisionError
             return super().begin_write(buffer, offset, waiter)
@@ -629,7 +629,7 @@ async def test_a_bug_behind_the_beginning_of_a_command(caplog: pytest.LogCapture
     """Its command is under way: until it has ended its memory is not free."""
 
     class Broken(DirectFake):
-        def begin_read(self, buffer: memoryview, offset: int, waiter: Waiter) -> TaskSlot | None:
+        def begin_read(self, buffer: memoryview, offset: int, waiter: Waiter) -> Command | None:
             super().begin_read(buffer, offset, waiter)
             raise ZeroDivisionError
 
@@ -649,7 +649,7 @@ async def test_a_bug_at_the_end_of_a_command(caplog: pytest.LogCaptureFixture) -
     class Broken(DirectFake):
         ended = 0
 
-        def end_write(self, slot: TaskSlot) -> float:
+        def end_write(self, slot: Command) -> float:
             self.ended += 1
             if self.ended == 2:
                 raise ZeroDivisionError
@@ -735,7 +735,7 @@ async def test_cancelled_it_does_not_say_that_the_target_is_slow() -> None:
     """Commands that the server itself aborts are no news."""
 
     class Slow(DirectFake):
-        def end_read(self, slot: TaskSlot) -> float:
+        def end_read(self, slot: Command) -> float:
             raise CommandTimeout("no answer in 30 s")
 
     disk = Slow()

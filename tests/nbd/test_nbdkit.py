@@ -27,7 +27,7 @@ path = sys.argv[sys.argv.index("python") + 1]
 plugin = {{"__name__": "__main__"}}
 exec(compile(open(path, encoding="utf-8").read(), path, "exec"), plugin)
 from iserblk.errors import AuthenticationError, IserblkError, RemoteProtocolError
-from iserblk.initiator.commands import PortRefused
+from iserblk.commands.running import PortRefused
 class MissingKey(RemoteProtocolError):
     pass
 def login(_urls, _options):

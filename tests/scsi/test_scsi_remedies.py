@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import pytest
 
+from iserblk.commands.command import PlainCommand
+from iserblk.commands.running import failure
 from iserblk.errors import OutOfSpace, ScsiError, WriteProtected
-from iserblk.initiator.commands import failure
-from iserblk.initiator.session.slots import TaskSlot
 from iserblk.options import Options
 from iserblk.scsi import remedies, sense, status
 from iserblk.scsi.sense_words import ASCQ_WORDS
 
 
 def error(status_: int, data: bytes = b"") -> ScsiError:
-    slot = TaskSlot(0)
+    slot = PlainCommand(0)
     slot.status = status_
     slot.sense = data
     found = failure(slot, "iscsi://host/iqn/0")

@@ -5,12 +5,12 @@ from __future__ import annotations
 from functools import partial
 from typing import Any, TypeVar
 
+from iserblk.commands.command import Operation
 from iserblk.disk.aio import TrioDisk
 from iserblk.disk.blocking import ThreadDisk
 from iserblk.disk.lun.operations import DiskCore
 from iserblk.disk.seam import BlockingLun
 from iserblk.initiator.session.session import Session
-from iserblk.initiator.session.slots import Operation
 
 T = TypeVar("T")
 

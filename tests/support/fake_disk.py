@@ -34,6 +34,7 @@ from typing import Any
 import trio
 
 from iserblk import errors
+from iserblk.commands.command import Command, Waiter
 from iserblk.disk.durability.losses import Losses
 from iserblk.disk.ending import EndOfUse
 from iserblk.disk.seam import (
@@ -45,7 +46,6 @@ from iserblk.disk.seam import (
     LossCount,
     LunInfo,
 )
-from iserblk.initiator.session.slots import TaskSlot, Waiter
 from iserblk.loop.strands import elsewhere
 
 MIB = 1 << 20
@@ -389,19 +389,19 @@ class AsyncFake:
         await elsewhere(trio.lowlevel.checkpoint)
         self.fake.cache(offset, length)
 
-    def begin_read(self, buffer: memoryview, offset: int, waiter: Waiter) -> TaskSlot | None:
+    def begin_read(self, buffer: memoryview, offset: int, waiter: Waiter) -> Command | None:
         return None
 
-    def begin_write(self, buffer: memoryview, offset: int, waiter: Waiter) -> TaskSlot | None:
+    def begin_write(self, buffer: memoryview, offset: int, waiter: Waiter) -> Command | None:
         return None
 
-    def end_read(self, slot: TaskSlot) -> float:
+    def end_read(self, slot: Command) -> float:
         raise AssertionError("no command was begun")
 
-    def end_write(self, slot: TaskSlot) -> float:
+    def end_write(self, slot: Command) -> float:
         raise AssertionError("no command was begun")
 
-    def take_over(self, slot: TaskSlot, buffer: bytearray) -> bytearray | None:
+    def take_over(self, slot: Command, buffer: bytearray) -> bytearray | None:
         return None
 
     def hold(self) -> bool:

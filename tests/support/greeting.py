@@ -7,12 +7,12 @@ from contextlib import asynccontextmanager
 
 import trio
 
+from iserblk.commands.command import Operation
+from iserblk.commands.running import failure, fill_no_data, take
 from iserblk.errors import IserblkError, ScsiError
-from iserblk.initiator.commands import failure, fill_no_data, take
 from iserblk.initiator.connecting.reach import connect
 from iserblk.initiator.drivers.tasks import TrioDriver
 from iserblk.initiator.session.session import Session
-from iserblk.initiator.session.slots import Operation
 from iserblk.options import Options
 from iserblk.scsi import cdb, luns
 from iserblk.scsi.sense import Sense

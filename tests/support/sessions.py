@@ -8,11 +8,11 @@ from typing import TypeVar
 
 import trio
 
+from iserblk.commands.command import Operation
+from iserblk.commands.running import command
 from iserblk.errors import TransportError
-from iserblk.initiator.commands import command
 from iserblk.initiator.connecting.reach import connect
 from iserblk.initiator.drivers.tasks import TrioDriver
-from iserblk.initiator.session.slots import Operation
 from iserblk.options import Options
 from iserblk.scsi import luns
 from iserblk.scsi import reservations as pr

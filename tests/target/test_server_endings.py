@@ -13,9 +13,9 @@ import pytest
 import trio
 import trio.testing
 
+from iserblk.commands.running import fill_write
 from iserblk.datamover.iser import HEADER_LENGTH
 from iserblk.errors import RemoteProtocolError, TargetNotFound, TransportError
-from iserblk.initiator.commands import FLAGS_NO_DATA, fill_write
 from iserblk.initiator.connecting.login import Login, over_rdma
 from iserblk.initiator.session.session import Session
 from iserblk.iscsi import bhs, pdu
@@ -23,6 +23,7 @@ from iserblk.options import Options
 from iserblk.rcap import seam
 from iserblk.rcap.inprocess import MemoryQueuePair, Message, memory_pair
 from iserblk.scsi import luns
+from iserblk.scsi.tasks import NO_DATA
 from iserblk.target.scsi.device import DeviceServer, LogicalUnit
 from iserblk.target.seam import Nexus
 from iserblk.target.server import TargetServer
@@ -96,7 +97,7 @@ class Bench:
         slot = session.queue.take_now()
         assert slot is not None
         slot.cdb[:] = bytes(16)
-        slot.flags, slot.length, slot.direction, slot.waiter = FLAGS_NO_DATA, 0, 0, waiter
+        slot.length, slot.direction, slot.waiter = 0, NO_DATA, waiter
         waiter.pending = 1
         session.queue.submit(slot)
         while waiter.pending:

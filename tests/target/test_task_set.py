@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from iserblk.target.task_set import ACA, HEAD_OF_QUEUE, ORDERED, SIMPLE, UNTAGGED, TaskSets
+from iserblk.scsi.tasks import ACA, HEAD_OF_QUEUE, ORDERED, SIMPLE, UNTAGGED
+from iserblk.target.task_set import TaskSets
 
 LUN = 3
 

@@ -12,10 +12,8 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final, NamedTuple
 
-from iserblk.disk.durability.journal import Entry
-from iserblk.disk.seam import LunInfo
-from iserblk.errors import IserblkError, ScsiError
-from iserblk.initiator.commands import (
+from iserblk.commands.command import Command, Operation, Waiter
+from iserblk.commands.running import (
     PARALLEL,
     Work,
     fill_read,
@@ -24,8 +22,10 @@ from iserblk.initiator.commands import (
     retry_delay,
     run,
 )
-from iserblk.initiator.session.commanding import CommandSession
-from iserblk.initiator.session.slots import Operation, TaskSlot, Waiter
+from iserblk.commands.session import CommandSession
+from iserblk.disk.durability.journal import Entry
+from iserblk.disk.seam import LunInfo
+from iserblk.errors import IserblkError, ScsiError
 from iserblk.loop.clock import monotonic
 from iserblk.scsi import opcodes
 from iserblk.scsi.cdb import Slot
@@ -159,13 +159,13 @@ class _Comparing(Work[_Expected]):
         self.differs = False
         self.refused: list[_Expected] = []
 
-    def fill(self, slot: TaskSlot, piece: _Expected, waiter: Waiter | None) -> bool:
+    def fill(self, slot: Command, piece: _Expected, waiter: Waiter | None) -> bool:
         buffer = self._buffers[piece.first] = bytearray(piece.blocks * self._block)
         fill_read(slot, self.lun, memoryview(buffer))
         self._pack_read(slot.cdb, piece.first, piece.blocks, 0)
         return True
 
-    def outcome(self, slot: TaskSlot, piece: _Expected) -> IserblkError | None:
+    def outcome(self, slot: Command, piece: _Expected) -> IserblkError | None:
         problem = super().outcome(slot, piece)
         if problem is None:
             found = memoryview(self._buffers.pop(piece.first))

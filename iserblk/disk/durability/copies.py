@@ -16,7 +16,7 @@ from __future__ import annotations
 import mmap
 from collections.abc import Callable, Iterator
 
-from iserblk.initiator.session.slots import NO_BYTES, TaskSlot
+from iserblk.commands.command import NO_BYTES, Command
 
 CHUNK = 1 << 20  # bytes; a multiple of every block size
 _RECORD = 4  # numbers: sequence, first block, where the copy begins in the chunk, where it ends
@@ -29,7 +29,7 @@ class Change:
 
     __slots__ = ("command_block", "data", "sequence", "slot")
 
-    def __init__(self, slot: TaskSlot) -> None:
+    def __init__(self, slot: Command) -> None:
         self.slot = slot
         self.sequence = 0
         self.data = NO_BYTES

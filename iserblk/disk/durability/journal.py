@@ -24,12 +24,12 @@ for it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from itertools import count
 from typing import Final, NamedTuple
 
+from iserblk.commands.command import NO_BYTES, QUEUED, Command, Waiter
 from iserblk.disk.durability.copies import CHUNK, Change, Chunk
-from iserblk.initiator.session.slots import NO_BYTES, QUEUED, TaskSlot, Waiter
 from iserblk.scsi import opcodes
 
 try:
@@ -97,7 +97,7 @@ class Journal:
     succeeded; raises MemoryError or OSError where there is no memory for the copy.
     """
 
-    def __init__(self, limit: int, block: int, tasks: list[TaskSlot]) -> None:
+    def __init__(self, limit: int, block: int, tasks: Sequence[Command]) -> None:
         self.limit = limit
         self._half = limit // 2
         self.at_once = len(tasks) + 1  # those in flight and the next
@@ -119,7 +119,7 @@ class Journal:
         """Changes that are submitted, or about to be, and not yet given back to their callers."""
         return [change for change in self.changes if change.sequence]
 
-    def has(self, slot: TaskSlot) -> bool:
+    def has(self, slot: Command) -> bool:
         """Whether the change that the command of ``slot`` makes is in the journal."""
         return self.changes[slot.index].sequence != 0
 
@@ -135,7 +135,7 @@ class Journal:
 
     # -- changes ----------------------------------------------------------------------------------
 
-    def add(self, slot: TaskSlot, data: memoryview | None, command_block: bytes = b"") -> None:
+    def add(self, slot: Command, data: memoryview | None, command_block: bytes = b"") -> None:
         """Enter the change of ``slot``, which is about to be submitted and has ``first`` and
         ``last`` set: a WRITE of ``data``, or ``command_block``. With the latter ``data`` must not
         change any more."""
@@ -144,7 +144,7 @@ class Journal:
         change.command_block = command_block
         change.sequence = next(self.numbers)  # last: from now on it is looked at
 
-    def ended(self, slot: TaskSlot, *, copy: bool = True) -> int:
+    def ended(self, slot: Command, *, copy: bool = True) -> int:
         """Keep or drop the change of ``slot``, whose command has ended, well or not. Call it before
         the slot is given back.
 
@@ -170,7 +170,7 @@ class Journal:
         self.copies.size += _size(entry)
         return entry.sequence
 
-    def take_over(self, slot: TaskSlot, buffer: bytearray) -> bytearray | None:
+    def take_over(self, slot: Command, buffer: bytearray) -> bytearray | None:
         """As ``keep``, without a copy: ``buffer``, in which the data is, belongs to the journal
         from now on. Returns another one of the same size for the caller, with some content. None,
         and nothing was done: the command has failed, or there is nothing to keep, or no memory."""

@@ -43,13 +43,12 @@ from enum import Enum, auto
 from itertools import count
 from typing import Final, NamedTuple
 
+from iserblk.commands.command import Command, InDoubt
 from iserblk.disk.durability.journal import Batches, Journal
 from iserblk.disk.durability.losses import Losses
 from iserblk.disk.ranges import RangeLock
 from iserblk.disk.seam import FlushClient
 from iserblk.errors import CommandTimeout, IserblkError, ScsiError
-from iserblk.initiator.session.sending import InDoubt
-from iserblk.initiator.session.slots import TaskSlot
 from iserblk.scsi import opcodes
 from iserblk.scsi import sense as sense_data
 from iserblk.scsi import status as sam
@@ -242,7 +241,7 @@ class Durability:
         if token.needed:
             self._doubt(what, tell)
 
-    def doubt_write(self, slot: TaskSlot, what: str, tell: bool) -> None:
+    def doubt_write(self, slot: Command, what: str, tell: bool) -> None:
         """The same of a WRITE with FUA, which may have been the command that was told what the
         target could not write of others (see ``_loses_more``). Call it before the slot is given
         back."""
@@ -293,17 +292,17 @@ class Durability:
             self._dirty = True
         return Flushed.DONE if token.losses == self.losses.count else Flushed.LOST
 
-    def hear(self, slot: TaskSlot) -> bool:
+    def hear(self, slot: Command) -> bool:
         """Take in ``slot.sense`` of a command of this LUN that ended with CHECK CONDITION. True:
         the connection has to be replaced, and the journal sent again before anything else."""
         return self._hear(slot, resuming=False)
 
-    def hear_resuming(self, slot: TaskSlot) -> None:
+    def hear_resuming(self, slot: Command) -> None:
         """As ``hear``, for a fresh connection that is not in use yet: queued commands will be sent
         on it after ``replay``."""
         self._hear(slot, resuming=True)
 
-    def _hear(self, slot: TaskSlot, resuming: bool) -> bool:
+    def _hear(self, slot: Command, resuming: bool) -> bool:
         sense = sense_data.decode(slot.sense)
         if sense.is_deferred:
             # The write that it belongs to has long been acknowledged (SPC-4, deferred errors).
@@ -360,7 +359,7 @@ class Durability:
         """Whether something that was acknowledged, or is under way, is not on stable storage."""
         return self.volatile and self._unflushed(None, False)
 
-    def _unflushed(self, but: TaskSlot | None, resuming: bool) -> bool:
+    def _unflushed(self, but: Command | None, resuming: bool) -> bool:
         """Whether something is not on stable storage. ``but``: the command that brought the report,
         and was not executed. ``resuming``: commands that have not ended do not count: they will be
         sent."""

@@ -16,12 +16,8 @@ from collections import deque
 from collections.abc import Callable
 from typing import Final, NamedTuple, Protocol
 
-from iserblk.disk.durability.comparing import PackRead, compare, is_final
-from iserblk.disk.durability.journal import Entry
-from iserblk.disk.durability.promise import Durability
-from iserblk.disk.seam import LunInfo
-from iserblk.errors import IserblkError
-from iserblk.initiator.commands import (
+from iserblk.commands.command import Command, Operation, Waiter
+from iserblk.commands.running import (
     PARALLEL,
     Work,
     fill_no_data,
@@ -31,8 +27,12 @@ from iserblk.initiator.commands import (
     is_unknown,
     run,
 )
-from iserblk.initiator.session.commanding import CommandSession
-from iserblk.initiator.session.slots import Operation, TaskSlot, Waiter
+from iserblk.commands.session import CommandSession
+from iserblk.disk.durability.comparing import PackRead, compare, is_final
+from iserblk.disk.durability.journal import Entry
+from iserblk.disk.durability.promise import Durability
+from iserblk.disk.seam import LunInfo
+from iserblk.errors import IserblkError
 from iserblk.loop.clock import monotonic
 from iserblk.scsi import cdb, opcodes
 from iserblk.scsi import lba as lba_data
@@ -237,7 +237,7 @@ class _Sending(Work[_Change]):
         self._pack_write = pack_write
         self.refused: list[tuple[_Change, IserblkError]] = []
 
-    def fill(self, slot: TaskSlot, piece: _Change, waiter: Waiter | None) -> bool:
+    def fill(self, slot: Command, piece: _Change, waiter: Waiter | None) -> bool:
         blocks = piece.blocks
         data: memoryview | None = piece.data
         if piece.kind == _UNMAP:
@@ -256,7 +256,7 @@ class _Sending(Work[_Change]):
             fill_write(slot, self.lun, data)
         return True
 
-    def outcome(self, slot: TaskSlot, piece: _Change) -> IserblkError | None:
+    def outcome(self, slot: Command, piece: _Change) -> IserblkError | None:
         if piece.kind == _UNMAP and slot.residual > 0:
             slot.residual = 0  # tgtd, as in ``DiskCore.trim``
         problem = super().outcome(slot, piece)

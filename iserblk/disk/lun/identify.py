@@ -11,6 +11,9 @@ from __future__ import annotations
 import logging
 from typing import NamedTuple
 
+from iserblk.commands.command import Operation
+from iserblk.commands.running import ask, command
+from iserblk.commands.session import CommandSession
 from iserblk.disk.lun.geometry import Geometry
 from iserblk.disk.seam import LunInfo
 from iserblk.errors import (
@@ -21,9 +24,6 @@ from iserblk.errors import (
     ScsiError,
     UnusableLun,
 )
-from iserblk.initiator.commands import ask, command
-from iserblk.initiator.session.commanding import CommandSession
-from iserblk.initiator.session.slots import Operation
 from iserblk.scsi import capacity, cdb, inquiry, lba, luns, mode
 from iserblk.scsi.sense import Sense
 

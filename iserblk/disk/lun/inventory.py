@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import logging
 
+from iserblk.commands.command import Command, Operation
+from iserblk.commands.listeners import LunListener
+from iserblk.commands.running import ask
+from iserblk.commands.session import CommandSession
 from iserblk.errors import CommandError, TransportError
-from iserblk.initiator.commands import ask
-from iserblk.initiator.session.commanding import CommandSession
-from iserblk.initiator.session.listeners import LunListener
-from iserblk.initiator.session.slots import Operation, TaskSlot
 from iserblk.scsi import cdb, luns
 from iserblk.scsi import sense as sense_data
 
@@ -55,7 +55,7 @@ class Inventory(LunListener):
         self.changed = False
         self._known: list[int] = []
 
-    def hear(self, slot: TaskSlot) -> None:
+    def hear(self, slot: Command) -> None:
         """A command of any LUN ended with ``slot.sense``."""
         sense = sense_data.decode(slot.sense)
         if sense.is_unit_attention and sense.code == sense_data.REPORTED_LUNS_CHANGED:

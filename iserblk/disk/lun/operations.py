@@ -15,6 +15,27 @@ from dataclasses import replace
 from itertools import islice
 from typing import Final, TypeVar
 
+from iserblk.commands.command import QUEUED, SENT, Command, EndedByReset, Operation, Waiter
+from iserblk.commands.running import (
+    AGAIN_S,
+    ATTEMPTS,
+    PARALLEL,
+    Work,
+    check_time,
+    command,
+    failure,
+    fill_no_data,
+    fill_read,
+    fill_write,
+    ignored_ndob,
+    is_refusal,
+    is_unfit,
+    is_unknown,
+    no_room,
+    retry_delay,
+    run,
+)
+from iserblk.commands.session import CommandSession, Place
 from iserblk.disk.durability.journal import Journal
 from iserblk.disk.durability.promise import Durability, Flushed, FlushToken, is_unheard
 from iserblk.disk.durability.replay import LEAST_WRITE_SAME, ZEROES, replay
@@ -43,30 +64,6 @@ from iserblk.errors import (
     WritesLost,
     without_frames,
 )
-from iserblk.initiator.commands import (
-    AGAIN_S,
-    ATTEMPTS,
-    PARALLEL,
-    Work,
-    check_time,
-    command,
-    failure,
-    fill_no_data,
-    fill_read,
-    fill_write,
-    ignored_ndob,
-    is_refusal,
-    is_unfit,
-    is_unknown,
-    no_room,
-    retry_delay,
-    run,
-)
-from iserblk.initiator.session.commanding import CommandSession
-from iserblk.initiator.session.connection import Connection
-from iserblk.initiator.session.sending import EndedByReset
-from iserblk.initiator.session.slots import QUEUED, SENT, Operation, TaskSlot, Waiter
-from iserblk.iscsi.serial import serial_lt
 from iserblk.loop.clock import monotonic
 from iserblk.metrics.counting import LunMetrics
 from iserblk.scsi import cdb
@@ -85,7 +82,7 @@ Piece = tuple[int, memoryview]  # first block, whole blocks from there
 Ranges = Iterator[tuple[int, int]]  # first block, blocks; ascending
 Range = tuple[int, int]  # first block, blocks
 Batch = list[Range]
-Command = tuple[bytes, memoryview | None]  # CDB, and the data that goes with it
+CdbAndData = tuple[bytes, memoryview | None]  # what goes with it
 
 
 def check_buffer(buffer: memoryview) -> None:
@@ -124,7 +121,7 @@ class _Asking(Work[P]):
         self._core = core
         self.refused: list[tuple[P, IserblkError]] = []
 
-    def outcome(self, slot: TaskSlot, piece: P) -> IserblkError | None:
+    def outcome(self, slot: Command, piece: P) -> IserblkError | None:
         problem = super().outcome(slot, piece)
         if problem is not None and (is_refusal(problem) or ignored_ndob(problem, slot.cdb)):
             self.refused.append((piece, problem))
@@ -140,7 +137,7 @@ class _Reading(_Asking[Piece]):
         super().__init__(core, deadline)
         self._epoch = 0
 
-    def fill(self, slot: TaskSlot, piece: Piece, waiter: Waiter | None) -> bool:
+    def fill(self, slot: Command, piece: Piece, waiter: Waiter | None) -> bool:
         core = self._core
         lba, view = piece
         fill_read(slot, core.lun, view)
@@ -161,7 +158,7 @@ class _Changing(_Asking[P]):
         super().__init__(core, deadline)
         self.kept: list[int] = []
 
-    def ended(self, slots: list[TaskSlot]) -> None:
+    def ended(self, slots: list[Command]) -> None:
         note = self._core.note_ended
         self.kept += [note(slot, self.durable, copy=False) for slot in slots]
 
@@ -177,9 +174,9 @@ class _Writing(_Changing[Piece]):
         super().__init__(core, deadline)
         self.durable = durable
         self.claims = True
-        self._itts: dict[int, int] = {}  # with FUA: of slots before they were sent
+        self._tags: dict[int, int] = {}  # with FUA: of commands before they were sent
 
-    def fill(self, slot: TaskSlot, piece: Piece, waiter: Waiter | None) -> bool:
+    def fill(self, slot: Command, piece: Piece, waiter: Waiter | None) -> bool:
         core = self._core
         lba, view = piece
         blocks = len(view) // core.block
@@ -190,7 +187,7 @@ class _Writing(_Changing[Piece]):
         fill_write(slot, core.lun, view)
         core.pack_write(slot.cdb, lba, blocks, cdb.FUA if self.durable else 0)
         if self.durable:
-            self._itts[slot.index] = slot.itt
+            self._tags[slot.index] = slot.tag
         journal = core.durability.journal
         # With FUA it is durable by itself. But where an older write, which is not, is sent again,
         # this one must be sent again after it.
@@ -198,14 +195,14 @@ class _Writing(_Changing[Piece]):
             journal.add(slot, view)
         return True
 
-    def ended(self, slots: list[TaskSlot]) -> None:
+    def ended(self, slots: list[Command]) -> None:
         if self.durable:
             self._doubt_unheard(slots)
         super().ended(slots)
 
-    def _doubt_unheard(self, slots: list[TaskSlot]) -> None:
+    def _doubt_unheard(self, slots: list[Command]) -> None:
         for slot in slots:
-            if slot.itt == self._itts[slot.index]:
+            if slot.tag == self._tags[slot.index]:
                 continue  # it was never sent
             problem = failure(slot, self.name) if slot.state < QUEUED else None
             if slot.state >= QUEUED or (problem is not None and is_unheard(problem)):
@@ -224,7 +221,7 @@ class _Exclusive(_Changing[Range]):
         super().__init__(core, deadline)
         self._form = form
 
-    def fill(self, slot: TaskSlot, piece: Range, waiter: Waiter | None) -> bool:
+    def fill(self, slot: Command, piece: Range, waiter: Waiter | None) -> bool:
         core = self._core
         lba, blocks = piece
         command_block, data = self._form.make(lba, blocks)
@@ -238,7 +235,7 @@ class _Exclusive(_Changing[Range]):
             core.durability.journal.add(slot, data, command_block)
         return True
 
-    def outcome(self, slot: TaskSlot, piece: Range) -> IserblkError | None:
+    def outcome(self, slot: Command, piece: Range) -> IserblkError | None:
         if self._form.short_ok and slot.residual > 0:
             slot.residual = 0
         return super().outcome(slot, piece)
@@ -265,7 +262,7 @@ class _Form(ABC):
         """The range as the LUN takes it."""
 
     @abstractmethod
-    def make(self, lba: int, blocks: int) -> Command: ...
+    def make(self, lba: int, blocks: int) -> CdbAndData: ...
 
     @abstractmethod
     def send(self, batch: Batch, deadline: float) -> Operation[Batch]:
@@ -284,7 +281,7 @@ class _Unmapping(_Form):
     def cut(self, first: int, blocks: int) -> Ranges:
         return self.core.geometry.unmap_ranges(first, blocks, self.most)
 
-    def make(self, lba: int, blocks: int) -> Command:
+    def make(self, lba: int, blocks: int) -> CdbAndData:
         parameters = memoryview(lba_data.unmap_parameters([(lba, blocks)]))
         return cdb.unmap(len(parameters)), parameters
 
@@ -327,7 +324,7 @@ class _Zeroing(_Form):
     def cut(self, first: int, blocks: int) -> Ranges:
         return self.core.geometry.write_same_ranges(first, blocks, self.most)
 
-    def make(self, lba: int, blocks: int) -> Command:
+    def make(self, lba: int, blocks: int) -> CdbAndData:
         data = None if self._ndob else ZEROES[: self.core.block]
         return cdb.write_same16(lba, blocks, self._unmap, self._ndob), data
 
@@ -425,34 +422,27 @@ class _Synchronizing(Work[bytes]):
     def __init__(self, core: DiskCore, deadline: float) -> None:
         super().__init__(core.session, core.lun, core.info.name, deadline)
         self.unheard = False
-        self._connection: Connection | None = None  # that it was sent on
-        self._cmd_sn = 0
-        self._itt = 0  # of the slot before it was sent
+        self.place: Place | None = None  # once it has an answer
+        self._tag = 0  # of the command before it was sent
 
-    def fill(self, slot: TaskSlot, piece: bytes, waiter: Waiter | None) -> bool:
+    def fill(self, slot: Command, piece: bytes, waiter: Waiter | None) -> bool:
         slot.cdb[:] = piece.ljust(16, b"\0")
         fill_no_data(slot, self.lun)
-        self._itt = slot.itt
+        self._tag = slot.tag
         return True
 
-    def ended(self, slots: list[TaskSlot]) -> None:
-        # (A command that was never sent has no new ITT.)
-        self.unheard = any(slot.itt != self._itt and self._is_unheard(slot) for slot in slots)
+    def ended(self, slots: list[Command]) -> None:
+        # (A command that was never sent has no new tag.)
+        self.unheard = any(slot.tag != self._tag and self._is_unheard(slot) for slot in slots)
 
-    def _is_unheard(self, slot: TaskSlot) -> bool:
+    def _is_unheard(self, slot: Command) -> bool:
         problem = failure(slot, self.name) if slot.state < QUEUED else None
         return slot.state >= QUEUED or (problem is not None and is_unheard(problem))
 
-    def outcome(self, slot: TaskSlot, piece: bytes) -> IserblkError | None:
+    def outcome(self, slot: Command, piece: bytes) -> IserblkError | None:
         if slot.error is None:  # else it may never have been sent
-            self._connection = slot.connection
-            self._cmd_sn = slot.cmd_sn
+            self.place = self.session.queue.place(slot)
         return super().outcome(slot, piece)
-
-    def may_overtake(self, slot: TaskSlot) -> bool:
-        """Whether the answer may have come before that of ``slot``, which is in flight, though the
-        target has given it later."""
-        return slot.connection is not self._connection or serial_lt(slot.cmd_sn, self._cmd_sn)
 
     def may_repeat(self, problem: IserblkError) -> bool:
         return not _proves_nothing(problem)
@@ -467,7 +457,7 @@ class _Resuming:
         self.fresh: CommandSession | None = None
         self.certain = False
 
-    def hear(self, slot: TaskSlot) -> None:
+    def hear(self, slot: Command) -> None:
         self._core.sizing.hear(slot)
         self._core.durability.hear_resuming(slot)
         if self.certain and decode(slot.sense).is_perhaps_another and self.fresh is not None:
@@ -601,7 +591,7 @@ class DiskCore:
 
     # -- what the target reports, and a new connection --------------------------------------------
 
-    def hear(self, slot: TaskSlot) -> None:
+    def hear(self, slot: Command) -> None:
         """Implements LunListener."""
         self.sizing.hear(slot)
         if self.durability.hear(slot):
@@ -859,7 +849,7 @@ class DiskCore:
 
     # -- the common case: one command for whole blocks ------------------------------------------
 
-    def begin_read(self, buffer: memoryview, offset: int, waiter: Waiter) -> TaskSlot | None:
+    def begin_read(self, buffer: memoryview, offset: int, waiter: Waiter) -> Command | None:
         """Send the one READ that fills ``buffer``, if one READ can and a slot is free.
 
         Returns its slot: wait for ``waiter``, then call ``ended``. None: nothing was done; run
@@ -889,7 +879,7 @@ class DiskCore:
         self.queue.submit(slot)
         return slot
 
-    def begin_write(self, buffer: memoryview, offset: int, waiter: Waiter) -> TaskSlot | None:
+    def begin_write(self, buffer: memoryview, offset: int, waiter: Waiter) -> Command | None:
         """As ``begin_read``, for a write without FUA. Then call ``ended_write``, or run
         ``write``."""
         length = len(buffer)
@@ -932,7 +922,7 @@ class DiskCore:
         self.queue.submit(slot)
         return slot
 
-    def ended(self, slot: TaskSlot) -> float:
+    def ended(self, slot: Command) -> float:
         """Give the slot of a read back. Returns 0: done; else the deadline until which ``read`` may
         try again. Raises the command's error where another try would be of no use."""
         if (
@@ -946,7 +936,7 @@ class DiskCore:
             return 0.0
         return self._failed(slot, self.durability.stale(self._epochs[slot.index]))
 
-    def ended_write(self, slot: TaskSlot) -> float:
+    def ended_write(self, slot: Command) -> float:
         """As ``ended``, for a write. A write that succeeded is not durable yet. Also raises
         IserblkError where the journal has no memory for it."""
         durability = self.durability
@@ -975,7 +965,7 @@ class DiskCore:
         finally:
             self.ranges.changed()
 
-    def take_over(self, slot: TaskSlot, buffer: bytearray) -> bytearray | None:
+    def take_over(self, slot: Command, buffer: bytearray) -> bytearray | None:
         """Before ``ended_write``: have the journal keep ``buffer``, in which the data of the write
         is, in place of a copy. Returns another buffer of the same size in its place. None: the
         caller still has ``buffer``."""
@@ -992,7 +982,7 @@ class DiskCore:
             " journal= flushes earlier"
         )
 
-    def _failed(self, slot: TaskSlot, again: bool) -> float:
+    def _failed(self, slot: Command, again: bool) -> float:
         problem = failure(slot, self.info.name)
         deadline = slot.deadline
         self.queue.release(slot)
@@ -1006,7 +996,7 @@ class DiskCore:
             self.metrics.retried()
         return deadline if again or problem is not None else 0.0
 
-    def dropped(self, slot: TaskSlot) -> None:
+    def dropped(self, slot: Command) -> None:
         """Give back the slot of a command whose outcome no caller waits for any more."""
         if slot.last >= slot.first:
             with contextlib.suppress(MemoryError, OSError):
@@ -1014,7 +1004,7 @@ class DiskCore:
         self.queue.release(slot)
         self.ranges.changed()
 
-    def note_ended(self, slot: TaskSlot, durable: bool = False, copy: bool = True) -> int:
+    def note_ended(self, slot: Command, durable: bool = False, copy: bool = True) -> int:
         """Note that the command of ``slot`` may have changed the LUN. ``durable``: what it changed
         needs no flush. ``copy`` and the result: see ``Journal.ended``."""
         if not durable:
@@ -1351,15 +1341,18 @@ class DiskCore:
                 durability.doubt(token, f"may have failed a flush {what}", tell)
             raise
         flushes = durability.answered(token)
+        place = work.place
         commands = [
-            (slot, slot.itt)
+            (slot, slot.tag)
             for slot in self.queue.tasks
-            if slot.state >= SENT and slot.lun == self.lun and work.may_overtake(slot)
+            if slot.state >= SENT
+            and slot.lun == self.lun
+            and (place is None or place.may_overtake(slot))
         ]
         pause = _SOON_S
         while durability.unanswered(flushes) or any(
-            slot.state >= QUEUED and slot.itt == itt
-            for slot, itt in commands  # QUEUED: its connection was lost, and another is to come
+            slot.state >= QUEUED and slot.tag == tag
+            for slot, tag in commands  # QUEUED: its connection was lost, and another is to come
         ):
             yield pause
             pause = min(2 * pause, AGAIN_S)

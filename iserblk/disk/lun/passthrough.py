@@ -19,10 +19,8 @@ relies on is kept:
 
 from __future__ import annotations
 
-from iserblk.disk.lun.operations import DiskCore
-from iserblk.disk.seam import NO_CLIENT, CommandResult
-from iserblk.errors import BadArgument, CommandTimeout, IserblkError, NotSupported, ScsiError
-from iserblk.initiator.commands import (
+from iserblk.commands.command import ANYTHING, Command, InDoubt, Operation, Unanswered, Waiter
+from iserblk.commands.running import (
     AGAIN_S,
     check_time,
     fill_bidirectional,
@@ -32,8 +30,9 @@ from iserblk.initiator.commands import (
     release_ended,
     take,
 )
-from iserblk.initiator.session.sending import InDoubt, Unanswered
-from iserblk.initiator.session.slots import ANYTHING, Operation, TaskSlot, Waiter
+from iserblk.disk.lun.operations import DiskCore
+from iserblk.disk.seam import NO_CLIENT, CommandResult
+from iserblk.errors import BadArgument, CommandTimeout, IserblkError, NotSupported, ScsiError
 from iserblk.iscsi import reasons
 from iserblk.loop.clock import monotonic
 from iserblk.scsi import opcodes
@@ -218,7 +217,7 @@ def _once(
         core.ranges.changed()
 
 
-def _result(slot: TaskSlot, core: DiskCore, both: bool) -> CommandResult:
+def _result(slot: Command, core: DiskCore, both: bool) -> CommandResult:
     """Raises what kept the command from having a status. ``both``: it is bidirectional."""
     if slot.error is not None:
         error = slot.error

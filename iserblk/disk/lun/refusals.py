@@ -3,7 +3,7 @@
 A refusal is ILLEGAL REQUEST with INVALID COMMAND OPERATION CODE (5/20/00: the LUN does not know the
 command), INVALID FIELD IN CDB (5/24/00) or an invalid field in the parameter list (5/26/xx: it
 knows the command, but not in this form, or not so much at once); see ``is_refusal`` of
-``iserblk.initiator.commands``.
+``iserblk.commands.running``.
 
 What was refused is remembered for the session, also on later connections: a LUN that begins to take
 what it has refused gains nothing worth a command that fails in front of others. One line is logged

@@ -14,6 +14,10 @@ import logging
 import socket
 from typing import NamedTuple
 
+from iserblk.commands.command import Command, Operation
+from iserblk.commands.listeners import LunListener
+from iserblk.commands.running import ask, command
+from iserblk.commands.session import CommandSession
 from iserblk.errors import (
     Busy,
     IserblkError,
@@ -22,10 +26,6 @@ from iserblk.errors import (
     ReservationLost,
     ScsiError,
 )
-from iserblk.initiator.commands import ask, command
-from iserblk.initiator.session.listeners import LunListener
-from iserblk.initiator.session.session import Session
-from iserblk.initiator.session.slots import Operation, TaskSlot
 from iserblk.names import machine_id
 from iserblk.scsi import reservations as pr
 from iserblk.scsi import sense as sense_data
@@ -112,12 +112,12 @@ class Reservation(LunListener):
         # ours whose answers may be lost.
         self._generations: set[int] = set()
         # Where it was acquired, for the logout; and the session that ``watch`` was called for.
-        self._acquired: tuple[Session, bytes] | None = None
-        self._watched: Session | None = None
+        self._acquired: tuple[CommandSession, bytes] | None = None
+        self._watched: CommandSession | None = None
 
     # -- opening ----------------------------------------------------------------------------------
 
-    def acquire(self, session: Session, lun: bytes) -> Operation[None]:
+    def acquire(self, session: CommandSession, lun: bytes) -> Operation[None]:
         """Reserve a free LUN, or take over a reservation that was left behind under our key; its
         tasks then have ended. Raises Busy when another initiator has the LUN, or another attach on
         this machine, and NotSupported where it has no persistent reservations; then nothing of ours
@@ -139,7 +139,7 @@ class Reservation(LunListener):
             raise
         log.info("%s: reserved for this host alone, key %#x", self.name, self.key)
 
-    def _can_persist(self, session: Session, lun: bytes) -> Operation[bool]:
+    def _can_persist(self, session: CommandSession, lun: bytes) -> Operation[bool]:
         try:
             answer = yield from self._ask(session, lun, pr.REPORT_CAPABILITIES)
         except ReservationConflict:
@@ -149,7 +149,9 @@ class Reservation(LunListener):
             return False
         return pr.decode_capabilities(answer).persists
 
-    def _check_free(self, session: Session, lun: bytes, present: _Present) -> Operation[None]:
+    def _check_free(
+        self, session: CommandSession, lun: bytes, present: _Present
+    ) -> Operation[None]:
         """Raises Busy when another key holds the LUN, or is registered: a registered initiator may
         write, also while another initiator holds a reservation of our type."""
         if present.held is not None:
@@ -161,7 +163,7 @@ class Reservation(LunListener):
                 "would have access, too; unregister them, or leave out reserve=exclusive"
             )
 
-    def _refuse(self, session: Session, lun: bytes, held: pr.Reservation) -> Operation[None]:
+    def _refuse(self, session: CommandSession, lun: bytes, held: pr.Reservation) -> Operation[None]:
         who = yield from self._holder(session, lun)
         remedy = "detach it there"
         if held.key:
@@ -173,7 +175,7 @@ class Reservation(LunListener):
             f"{remedy}"
         )
 
-    def _holder(self, session: Session, lun: bytes) -> Operation[str]:
+    def _holder(self, session: CommandSession, lun: bytes) -> Operation[str]:
         """The name of the initiator that holds the LUN, for messages; not every target tells it."""
         try:
             _, found = pr.decode_full_status(
@@ -189,7 +191,7 @@ class Reservation(LunListener):
 
     # -- a new session ----------------------------------------------------------------------------
 
-    def resume(self, session: Session, lun: bytes) -> Operation[None]:
+    def resume(self, session: CommandSession, lun: bytes) -> Operation[None]:
         """On a fresh session, before anything is written: register again, and check that the
         reservation is still ours. Raises ReservationLost when it is not, or when another initiator
         may have held it meanwhile (also one that has our key): then nothing may be written any
@@ -217,7 +219,7 @@ class Reservation(LunListener):
         except Busy as error:
             raise ReservationLost(f"{error}; nothing more is written; detach") from None
 
-    def _still_registered(self, session: Session, lun: bytes) -> Operation[bool]:
+    def _still_registered(self, session: CommandSession, lun: bytes) -> Operation[bool]:
         """Whether our key is registered on the nexus of this session: a REGISTER that changes
         nothing tells that."""
         try:
@@ -226,13 +228,13 @@ class Reservation(LunListener):
             return False
         return True
 
-    def watch(self, session: Session) -> None:
+    def watch(self, session: CommandSession) -> None:
         """From now on a unit attention that puts the reservation in doubt ends the connection of
         ``session``: on the next connection ``resume`` checks. (Until then the target itself refuses
         an initiator that is not registered any more.)"""
         self._watched = session
 
-    def hear(self, slot: TaskSlot) -> None:
+    def hear(self, slot: Command) -> None:
         """Implements LunListener."""
         session = self._watched
         sense = sense_data.decode(slot.sense)
@@ -252,7 +254,7 @@ class Reservation(LunListener):
     # -- both -------------------------------------------------------------------------------------
 
     def _take(
-        self, session: Session, lun: bytes, present: _Present, left_behind: bool
+        self, session: CommandSession, lun: bytes, present: _Present, left_behind: bool
     ) -> Operation[None]:
         """Register, reserve, and remove our key, with all tasks, from other nexuses. Raises Busy
         when another initiator was faster; then we are not registered any more."""
@@ -282,7 +284,7 @@ class Reservation(LunListener):
         generation after it are both ours."""
         self._generations |= {present.generation, (present.generation + 1) % _GENERATIONS}
 
-    def _preempt(self, session: Session, lun: bytes) -> Operation[None]:
+    def _preempt(self, session: CommandSession, lun: bytes) -> Operation[None]:
         """Remove our own key from all other nexuses. tgtd has no PREEMPT AND ABORT: it may still
         carry out commands of a dead process that it has already, but no later ones."""
         try:
@@ -293,7 +295,7 @@ class Reservation(LunListener):
             log.warning("%s: no PREEMPT AND ABORT: old commands are not waited for", self.name)
             yield from self._out(session, lun, pr.PREEMPT, self.key)
 
-    def _register(self, session: Session, lun: bytes) -> Operation[None]:
+    def _register(self, session: CommandSession, lun: bytes) -> Operation[None]:
         """Send REGISTER AND IGNORE EXISTING KEY, with APTPL so that it lasts, if the target can."""
         self._registered = True
         if self._persists:
@@ -312,11 +314,11 @@ class Reservation(LunListener):
         except ScsiError as error:
             raise NotSupported(f"{error}; the LUN cannot be reserved") from error
 
-    def _unregister(self, session: Session, lun: bytes) -> Operation[None]:
+    def _unregister(self, session: CommandSession, lun: bytes) -> Operation[None]:
         yield from self._out(session, lun, pr.REGISTER)
         self._registered = False
 
-    def release(self, session: Session, lun: bytes) -> Operation[None]:
+    def release(self, session: CommandSession, lun: bytes) -> Operation[None]:
         """Give the LUN back, at a clean end. Raises nothing: what cannot be done is logged, and the
         next attach of this machine takes over."""
         try:
@@ -337,7 +339,7 @@ class Reservation(LunListener):
 
     # -- commands ---------------------------------------------------------------------------------
 
-    def _look(self, session: Session, lun: bytes) -> Operation[_Present]:
+    def _look(self, session: CommandSession, lun: bytes) -> Operation[_Present]:
         try:
             answer = yield from self._ask(session, lun, pr.READ_RESERVATION)
             _, held = pr.decode_reservation(answer)
@@ -351,13 +353,13 @@ class Reservation(LunListener):
             raise
         return _Present(generation, keys, held)
 
-    def _ask(self, session: Session, lun: bytes, action: int) -> Operation[memoryview]:
+    def _ask(self, session: CommandSession, lun: bytes, action: int) -> Operation[memoryview]:
         reserve_in = pr.reserve_in(action, _ALLOCATION)
         return (yield from ask(session, lun, reserve_in, _ALLOCATION, self.name))
 
     def _out(
         self,
-        session: Session,
+        session: CommandSession,
         lun: bytes,
         action: int,
         action_key: int = 0,

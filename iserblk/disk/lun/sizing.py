@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import logging
 
-from iserblk.initiator.commands import command
-from iserblk.initiator.session.commanding import CommandSession
-from iserblk.initiator.session.slots import Operation, TaskSlot
+from iserblk.commands.command import Command, Operation
+from iserblk.commands.running import command
+from iserblk.commands.session import CommandSession
 from iserblk.scsi import capacity, cdb
 from iserblk.scsi import sense as sense_data
 
@@ -24,7 +24,7 @@ class Sizing:
         self._before = size  # the largest that it was
         self._untold = False  # a warning has told that the capacity cannot be told
 
-    def hear(self, slot: TaskSlot) -> None:
+    def hear(self, slot: Command) -> None:
         """A command of this LUN ended with ``slot.sense``."""
         sense = sense_data.decode(slot.sense)
         if sense.is_unit_attention and sense.code == sense_data.CAPACITY_CHANGED:

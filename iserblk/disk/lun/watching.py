@@ -12,12 +12,12 @@ import logging
 from collections import deque
 from typing import Protocol
 
+from iserblk.commands.command import Command
+from iserblk.commands.running import fill_read
+from iserblk.commands.session import CommandSession
 from iserblk.disk.lun.identity import is_identified
 from iserblk.disk.seam import LunInfo
 from iserblk.errors import IserblkError
-from iserblk.initiator.commands import fill_read
-from iserblk.initiator.session.commanding import CommandSession
-from iserblk.initiator.session.slots import TaskSlot
 from iserblk.scsi import capacity, cdb, inquiry, opcodes
 
 log = logging.getLogger(__name__)
@@ -55,7 +55,7 @@ class LunWatch:
         self._core = core
         self._ticks = 0
         self._asks: deque[bytes] = deque()  # CDBs of this look
-        self._slot: TaskSlot | None = None  # in flight
+        self._slot: Command | None = None  # in flight
         self._answer = memoryview(b"")
 
     def tick(self) -> None:

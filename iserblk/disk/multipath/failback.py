@@ -14,6 +14,7 @@ from contextlib import suppress
 
 import trio
 
+from iserblk.commands.command import Operation
 from iserblk.disk.lun.operations import DiskCore
 from iserblk.disk.multipath.paths import Address, Paths, access_state
 from iserblk.disk.multipath.policy import Way
@@ -24,7 +25,6 @@ from iserblk.initiator.connecting.reach import connect
 from iserblk.initiator.drivers.tasks import TrioDriver
 from iserblk.initiator.reconnecting import Driver, Reconnector
 from iserblk.initiator.session.session import Session
-from iserblk.initiator.session.slots import Operation
 from iserblk.loop.clock import monotonic
 from iserblk.loop.tasks import sleep
 from iserblk.scsi import alua

@@ -21,6 +21,9 @@ import logging
 from collections.abc import Awaitable, Callable, Sequence
 from typing import NamedTuple
 
+from iserblk.commands.command import Command, Operation
+from iserblk.commands.listeners import LunListener
+from iserblk.commands.running import PortRefused, ask, command
 from iserblk.disk.multipath.policy import Asking, Way, Ways
 from iserblk.errors import (
     AuthenticationError,
@@ -30,12 +33,9 @@ from iserblk.errors import (
     IserblkError,
     ScsiError,
 )
-from iserblk.initiator.commands import PortRefused, ask, command
 from iserblk.initiator.connecting.further import Further
 from iserblk.initiator.connecting.reach import connect
-from iserblk.initiator.session.listeners import LunListener
 from iserblk.initiator.session.session import Session
-from iserblk.initiator.session.slots import Operation, TaskSlot
 from iserblk.iscsi import pdu, reasons
 from iserblk.options import Options
 from iserblk.scsi import alua, cdb, inquiry, luns
@@ -322,7 +322,7 @@ class Paths(LunListener):
         self._watched = session
         session.listeners.add(lun, self)
 
-    def hear(self, slot: TaskSlot) -> None:
+    def hear(self, slot: Command) -> None:
         """Implements LunListener."""
         session = self._watched
         assert session is not None  # ``watch`` came before

@@ -15,6 +15,7 @@ from dataclasses import replace
 
 import trio
 
+from iserblk.commands.command import Operation
 from iserblk.discovery.targets import find_targets
 from iserblk.disk.lun.identify import identify
 from iserblk.disk.lun.identity import check_lun, identity_words, is_identified
@@ -26,7 +27,6 @@ from iserblk.errors import BadArgument, ConnectionLost, IserblkError, LunChanged
 from iserblk.initiator.connecting.reach import connect
 from iserblk.initiator.drivers.tasks import TrioDriver
 from iserblk.initiator.session.session import Session
-from iserblk.initiator.session.slots import Operation
 from iserblk.options import Options
 from iserblk.url import Url, name_portal
 

@@ -20,12 +20,12 @@ from typing import Final, TypeVar
 
 import trio
 
+from iserblk.commands.command import QUEUED, Operation, Waiter
 from iserblk.errors import ConnectionLost, LocalProtocolError
 from iserblk.initiator.session.deadlines import Ladder
 from iserblk.initiator.session.driving import LOGOUT_S, STALLED_S, TICK_S
 from iserblk.initiator.session.logout import CLOSE_S, fill_logout
 from iserblk.initiator.session.session import Session
-from iserblk.initiator.session.slots import QUEUED, Operation, Waiter
 from iserblk.loop import strands
 from iserblk.loop.busy_polling import FEW, Pace
 from iserblk.loop.clock import monotonic
@@ -389,13 +389,14 @@ class TrioDriver:
             self._tick_due = now + TICK_S
             self.ladder.stalled(late, now)
 
-    async def wait(self, waiter: TrioWaiter) -> None:
+    async def wait(self, waiter: Waiter) -> None:
         """Wait for commands of this task. If it is cancelled, or interrupted in the main task, they
         are aborted at the target; the buffers are free when Cancelled or KeyboardInterrupt is
         raised. A second interrupt ends the session instead of waiting for the target.
 
         In a strand: when the strand is closed meanwhile, its commands are aborted before that.
         """
+        assert isinstance(waiter, TrioWaiter)  # ``new_waiter`` made it
         strand = self._strands.running
         if strand is not None:
             if waiter.pending:
@@ -470,7 +471,6 @@ class TrioDriver:
                     await elsewhere(sleep, step)
                     self._look_back(monotonic())
                 else:
-                    assert isinstance(step, TrioWaiter)  # ``new_waiter`` made it
                     await self.wait(step)
         except StopIteration as stop:
             result: T = stop.value

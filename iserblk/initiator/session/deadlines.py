@@ -28,18 +28,19 @@ import math
 from collections import deque
 from typing import Final
 
-from iserblk.datamover.seam import NO_DATA
+from iserblk.commands.command import ABORTING, QUEUED, SENT, EndedByReset
 from iserblk.errors import CommandTimeout, ScsiError
 from iserblk.initiator.session.connection import Connection
-from iserblk.initiator.session.sending import NO_ANSWER, EndedByReset
+from iserblk.initiator.session.sending import NO_ANSWER
 from iserblk.initiator.session.session import Session
 from iserblk.initiator.session.silence import DEADLINE, UNANSWERED
-from iserblk.initiator.session.slots import ABORTING, QUEUED, SENT, TaskSlot
+from iserblk.initiator.session.slots import TaskSlot
 from iserblk.iscsi import bhs, pdu, reasons
 from iserblk.iscsi.serial import serial_lt
 from iserblk.loop.clock import monotonic
 from iserblk.scsi import opcodes
 from iserblk.scsi import status as sam
+from iserblk.scsi.tasks import NO_DATA
 
 log = logging.getLogger(__name__)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
-from iserblk.initiator.session.slots import Waiter
+from iserblk.commands.command import Waiter
 
 TICK_S = 1.0  # between two ticks of a driver, for deadlines and the keep-alive
 STALLED_S = 2.0  # a tick that is later than this shows that the process did not run

@@ -34,11 +34,12 @@ from collections.abc import Callable
 from enum import StrEnum
 from typing import Final
 
+from iserblk.commands.command import SENT
 from iserblk.errors import ConnectionLost, IserblkError, LocalProtocolError
 from iserblk.initiator.session.connection import Connection
 from iserblk.initiator.session.logout import ANSWER_S, LogoutWaiter, fill_connection_logout
 from iserblk.initiator.session.sending import NO_ANSWER, SendQueue
-from iserblk.initiator.session.slots import SENT, TaskSlot
+from iserblk.initiator.session.slots import TaskSlot
 from iserblk.iscsi import bhs, pdu, reasons
 
 log = logging.getLogger(__name__)

@@ -8,42 +8,41 @@ data in its command, or in Data-Outs behind it.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final
 
-from iserblk.datamover.seam import BARE, BIDIRECTIONAL, INLINE, NO_DATA, WRITE, PduSlot
+from iserblk.commands.command import (
+    ABORTING,
+    FREE,
+    NOBODY,
+    QUEUED,
+    SENT,
+    TAKEN,
+    Command,
+    InDoubt,
+    Waiter,
+    owner_of,
+)
+from iserblk.datamover.seam import BARE, INLINE, PduSlot
 from iserblk.errors import (
     Busy,
     CommandTimeout,
     IserblkError,
     NotSupported,
     RemoteProtocolError,
-    ScsiError,
 )
 from iserblk.initiator.session.connection import FIRST_SLOTS, Connection
 from iserblk.initiator.session.descriptors import Descriptors
 from iserblk.initiator.session.driving import SessionDriver, Undriven
 from iserblk.initiator.session.fair_queue import FairQueue
 from iserblk.initiator.session.life import Life, State
-from iserblk.initiator.session.slots import (
-    ABORTING,
-    FREE,
-    INDEX_BITS,
-    INDEX_MASK,
-    ITT_MASK,
-    NOBODY,
-    QUEUED,
-    SENT,
-    TAKEN,
-    TaskSlot,
-    Waiter,
-    owner_of,
-)
+from iserblk.initiator.session.slots import INDEX_BITS, INDEX_MASK, ITT_MASK, TaskSlot
 from iserblk.iscsi import bhs, pdu
 from iserblk.iscsi.serial import serial_lt
 from iserblk.iscsi.unexpected import NO_LIMIT, FromInitiator
 from iserblk.loop.clock import monotonic
 from iserblk.scsi import opcodes
+from iserblk.scsi.tasks import BIDIRECTIONAL, NO_DATA, READ, WRITE
 
 log = logging.getLogger(__name__)
 
@@ -57,24 +56,21 @@ NO_ANSWER: Final = 0xFF  # the ``response`` of a control PDU that was rejected, 
 MOST_AGAIN: Final = 16  # how often one PDU is sent again on its connection
 
 
-class InDoubt(ScsiError):
-    """The command was not sent: another LUN may have the number. What submits it has the LUN
-    compared (``LunListeners.reassure``), and tries again."""
+class _Sent:
+    """Implements Place: by CmdSN, on one connection."""
 
+    def __init__(self, slot: TaskSlot) -> None:
+        self._connection = slot.connection
+        self._cmd_sn = slot.cmd_sn
 
-class Unanswered(CommandTimeout):
-    """The target left the command unanswered for too long; it was aborted. It may have been carried
-    out, and may be sent again: its request has time left."""
-
-
-class EndedByReset(ScsiError):
-    """A LOGICAL UNIT RESET of this session has ended the command, as TASK ABORTED: the target left
-    another command, and its abort, unanswered. It may have been carried out, and may be sent
-    again."""
+    def may_overtake(self, command: Command) -> bool:
+        assert isinstance(command, TaskSlot)  # as all of the session
+        return command.connection is not self._connection or serial_lt(command.cmd_sn, self._cmd_sn)
 
 
 class SendQueue:
     """What a session sends: task slots, from the free ones to those in flight, and control PDUs.
+    Implements CommandQueue.
 
     ``connection``: the default connection, which is kept after its loss. ``connections``: all of
     them. ``descriptors``: of a session that may have several connections; else None. ``corked``: a
@@ -223,8 +219,10 @@ class SendQueue:
         self._promised.add(taker)
         return taker
 
-    def release(self, slot: TaskSlot) -> None:
+    def release(self, command: Command) -> None:
         """Give back a slot that was taken and is not in flight."""
+        assert isinstance(command, TaskSlot)  # ``take`` has returned it
+        slot = command
         slot.state = FREE
         slot.data = None
         slot.data_in = None
@@ -279,15 +277,22 @@ class SendQueue:
         for connection in lenders:
             connection.take_back(len(self.tasks))
 
-    def submit(self, slot: TaskSlot) -> None:
-        """Send the command of ``slot``. Queue it while the window is closed, or the session is
-        suspended: in order, but owners take turns.
+    def place(self, command: Command) -> _Sent:
+        """Implements CommandQueue."""
+        assert isinstance(command, TaskSlot)
+        return _Sent(command)
 
-        ``slot.waiter.pending`` already counts it. Never raises: once the session has failed, the
+    def submit(self, command: Command) -> None:
+        """Send the command. Queue it while the window is closed, or the session is suspended: in
+        order, but owners take turns.
+
+        ``pending`` of its waiter already counts it. Never raises: once the session has failed, the
         slot ends with its error at once, and with InDoubt while its LUN is doubted. Without a
         connection it ends at once, too, where the session gives up.
-        ``slot.deadline`` is its deadline; 0: the time for one request, from now.
+        Without a ``deadline`` it has the time for one request, from now.
         """
+        assert isinstance(command, TaskSlot)  # ``take`` has returned it
+        slot = command
         if not slot.deadline:
             slot.deadline = monotonic() + self._io_timeout
         limit = self.connection.ahs_limit
@@ -319,10 +324,11 @@ class SendQueue:
         self._doubted.add(lun)
         return self._take_refused()
 
-    def refuse(self, slots: list[TaskSlot]) -> None:
+    def refuse(self, commands: Sequence[Command]) -> None:
         """End the commands that ``doubt`` returned with InDoubt."""
-        for slot in slots:
-            self._refuse(slot)
+        for command in commands:
+            assert isinstance(command, TaskSlot)
+            self._refuse(command)
 
     def believe(self, lun: bytes) -> None:
         """Send commands to ``lun`` again."""
@@ -372,10 +378,14 @@ class SendQueue:
         itt = slot.itt
         length = slot.length
         immediate = 0
-        flags = slot.flags
+        flags = bhs.FLAG_FINAL | slot.attribute
         data = slot.data
+        direction = slot.direction
         pieces: list[PduSlot] | None = None
-        if slot.direction == WRITE and data is not None:
+        if direction == READ:
+            flags |= bhs.FLAG_READ
+        elif direction == WRITE and data is not None:
+            flags |= bhs.FLAG_WRITE
             # The data goes along whole or not at all; then no buffer of the caller is advertised.
             if length <= connection.immediate_limit:
                 slot.inline[:length] = data
@@ -389,11 +399,14 @@ class SendQueue:
                     slot.inline_length = immediate
                     slot.direction = INLINE
                     flags &= ~bhs.FLAG_FINAL & 0xFF
-        elif slot.direction == BIDIRECTIONAL:
+        elif direction == BIDIRECTIONAL:
+            flags |= bhs.FLAG_READ | bhs.FLAG_WRITE
             read_length = 0 if slot.data_in is None else len(slot.data_in)
             ahs = bhs.pack_bidirectional_read_length(slot.inline, read_length)
             slot.inline_length = ahs
             immediate = ahs // 4 << 24  # TotalAHSLength
+        elif direction != NO_DATA:
+            flags |= bhs.FLAG_WRITE
         bhs.pack_scsi_command(
             slot.bhs,
             0,

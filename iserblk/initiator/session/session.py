@@ -29,6 +29,8 @@ from collections import deque
 from collections.abc import Awaitable, Callable
 from typing import Final
 
+from iserblk.commands.command import SENT, TAKEN, Unanswered, Waiter
+from iserblk.commands.listeners import LunListeners
 from iserblk.datamover.seam import InitiatorDatamover, Losses, PduSlot
 from iserblk.errors import (
     CommandRejected,
@@ -42,7 +44,6 @@ from iserblk.initiator.session.connection import Connection
 from iserblk.initiator.session.driving import SessionDriver, Undriven
 from iserblk.initiator.session.ending import Ending
 from iserblk.initiator.session.life import Event, Life, State
-from iserblk.initiator.session.listeners import LunListeners
 from iserblk.initiator.session.logout import (
     ANSWER_S,
     AS_ASKED,
@@ -51,10 +52,10 @@ from iserblk.initiator.session.logout import (
     LogoutWaiter,
     fill_logout,
 )
-from iserblk.initiator.session.sending import SendQueue, Unanswered
+from iserblk.initiator.session.sending import SendQueue
 from iserblk.initiator.session.several import Several
 from iserblk.initiator.session.silence import Silence
-from iserblk.initiator.session.slots import INDEX_MASK, SENT, TAKEN, TaskSlot, Waiter
+from iserblk.initiator.session.slots import INDEX_MASK, TaskSlot
 from iserblk.iscsi import bhs, pdu, reasons
 from iserblk.iscsi.keys import SessionParameters
 from iserblk.loop.clock import monotonic

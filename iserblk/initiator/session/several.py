@@ -11,17 +11,18 @@ import logging
 from collections import deque
 from typing import Protocol
 
+from iserblk.commands.command import ABORTING, SENT
+from iserblk.commands.listeners import LunListeners
 from iserblk.datamover.seam import InitiatorUser
 from iserblk.errors import ConnectionLost, IserblkError, without_frames
 from iserblk.initiator.session.connection import Connection
 from iserblk.initiator.session.descriptors import Descriptors
 from iserblk.initiator.session.life import Event, Life
-from iserblk.initiator.session.listeners import LunListeners
 from iserblk.initiator.session.logout import AS_ASKED, DRAIN_S, ConnectionLogout
 from iserblk.initiator.session.recovery import PATIENCE_S, Recovery, Stage
 from iserblk.initiator.session.sending import SendQueue
 from iserblk.initiator.session.silence import Silence
-from iserblk.initiator.session.slots import ABORTING, SENT, TaskSlot
+from iserblk.initiator.session.slots import TaskSlot
 from iserblk.iscsi.keys import SessionParameters
 from iserblk.loop.clock import monotonic
 

@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from iserblk.commands.command import Command
 from iserblk.disk.durability import comparing
 from iserblk.disk.durability.comparing import compare
 from iserblk.disk.durability.journal import Entry
 from iserblk.errors import ConnectionLost
-from iserblk.initiator.session.slots import TaskSlot
 from iserblk.scsi import cdb
 from iserblk.scsi.sense import ILLEGAL_REQUEST, encode_fixed
 from tests.disk import fake_target
@@ -59,7 +59,7 @@ class Bench:
             assert self.fresh.busy == 0
             return bool(stop.value)
 
-    def answer(self, slot: TaskSlot) -> None:
+    def answer(self, slot: Command) -> None:
         if self.lost:
             self.fresh.end(slot, error=ConnectionLost("gone"))
         elif self.senses:

@@ -6,14 +6,14 @@ from collections.abc import Callable
 
 import pytest
 
+from iserblk.commands.command import NO_BYTES, SENT, TAKEN, Command, PlainCommand
 from iserblk.disk.durability import copies, journal
 from iserblk.disk.durability.copies import CHUNK
 from iserblk.disk.durability.journal import SMALL, Journal
-from iserblk.initiator.session.slots import NO_BYTES, SENT, TAKEN, TaskSlot
 
 BLOCK = 512
 
-Make = Callable[[int], tuple[Journal, list[TaskSlot]]]
+Make = Callable[[int], tuple[Journal, list[PlainCommand]]]
 
 
 def compiled() -> type[copies.Copies]:
@@ -32,8 +32,8 @@ def plain() -> type[copies.Copies]:
 def make(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Make:
     monkeypatch.setattr(journal, "Copies", request.param())
 
-    def made(limit: int) -> tuple[Journal, list[TaskSlot]]:
-        slots = [TaskSlot(index) for index in range(10)]
+    def made(limit: int) -> tuple[Journal, list[PlainCommand]]:
+        slots = [PlainCommand(index) for index in range(10)]
         for slot in slots:
             slot.state = SENT
         return Journal(limit, BLOCK, slots), slots
@@ -52,7 +52,7 @@ def test_the_compiled_form_is_taken() -> None:
 
 
 def _add(
-    journal: Journal, slot: TaskSlot, blocks: range, data: memoryview | None, command: bytes = b""
+    journal: Journal, slot: Command, blocks: range, data: memoryview | None, command: bytes = b""
 ) -> None:
     slot.first, slot.last = blocks.start, blocks.stop - 1
     journal.add(slot, data, command)

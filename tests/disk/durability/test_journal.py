@@ -11,12 +11,11 @@ from typing import Any
 
 import pytest
 
+from iserblk.commands.command import Command, Operation, PlainCommand, Unanswered
 from iserblk.disk.durability.copies import CHUNK
 from iserblk.disk.durability.journal import Journal
 from iserblk.disk.lun.operations import DiskCore
 from iserblk.errors import CommandTimeout, ConnectionLost, IserblkError, OutOfRange, ScsiError
-from iserblk.initiator.session.sending import Unanswered
-from iserblk.initiator.session.slots import Operation, TaskSlot
 from iserblk.scsi import opcodes
 from iserblk.scsi import sense as sense_data
 from iserblk.scsi.status import TASK_ABORTED
@@ -324,7 +323,7 @@ def test_shared_lun_that_lets_less_be_read_at_once_is_compared(most: int, lost: 
 
     refused = sense_data.encode_fixed(sense_data.ILLEGAL_REQUEST, 0x24, 0x00)
 
-    def refusal(slot: TaskSlot) -> bytes:
+    def refusal(slot: Command) -> bytes:
         blocks = int.from_bytes(slot.cdb[10:14], "big")
         return refused if slot.cdb[0] == opcodes.READ_16 and blocks > most else b""
 
@@ -457,7 +456,7 @@ def test_what_is_not_kept_is_not_taken_over(bench: Bench) -> None:
 @pytest.mark.parametrize("sizes", [(1 << 20, 3 << 19), (3 << 19, 1 << 20)])
 def test_memory_that_is_free_is_bounded_whatever_its_kind(sizes: tuple[int, int]) -> None:
     limit = 6 << 20
-    journal = Journal(limit, BLOCK, [TaskSlot(0)])
+    journal = Journal(limit, BLOCK, [PlainCommand(0)])
     (change,) = journal.changes
 
     def keep(size: int, copies: bool) -> None:
@@ -660,7 +659,7 @@ def test_cache_lost_again_during_the_replay() -> None:
     bench.target.cached.clear()
     ended = 0
 
-    def answer(fresh: FakeSession, slot: TaskSlot) -> None:
+    def answer(fresh: FakeSession, slot: Command) -> None:
         nonlocal ended
         if not ended:
             bench.core.listen_resuming(fresh)  # type: ignore[arg-type]
@@ -754,7 +753,7 @@ def test_deferred_error_fails_the_next_flush_with_a_journal_too() -> None:
         bench.run(bench.core.flush())
 
 
-def _replay(bench: Bench, answer: Callable[[FakeSession, TaskSlot], None]) -> FakeSession:
+def _replay(bench: Bench, answer: Callable[[FakeSession, Command], None]) -> FakeSession:
     """Run a replay on a fresh session; ``answer`` ends each command. Returns the session."""
     bench.session.suspend()
     fresh = FakeSession()
@@ -817,7 +816,7 @@ def test_replay_is_patient_with_a_busy_target() -> None:
     bench.target.cached.clear()
     times = 0
 
-    def answer(fresh: FakeSession, slot: TaskSlot) -> None:
+    def answer(fresh: FakeSession, slot: Command) -> None:
         nonlocal times
         times += 1
         if times % 3 == 0:
@@ -963,7 +962,7 @@ def test_a_flush_waits_for_the_end_of_an_older_command() -> None:
     flush = bench.core.flush()
     next(flush)
     (synchronize,) = [slot for slot in bench.session.flight if slot is not read]
-    read.cmd_sn, synchronize.cmd_sn = 1, 2
+    bench.session.order = {read.index: 1, synchronize.index: 2}
     bench.target.execute(synchronize)
     bench.session.end(synchronize)
     assert isinstance(next(flush), float) and isinstance(next(flush), float)

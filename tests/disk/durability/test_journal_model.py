@@ -15,9 +15,9 @@ import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
+from iserblk.commands.command import Command, Operation
 from iserblk.disk.lun.operations import DiskCore
 from iserblk.errors import IserblkError
-from iserblk.initiator.session.slots import Operation, TaskSlot
 from iserblk.scsi import opcodes
 from iserblk.scsi.sense import ILLEGAL_REQUEST, encode_fixed
 from tests.disk.fake_target import (
@@ -57,7 +57,7 @@ class Change:
     flush: bool = False
     extents: bool = False
     buffer: bytearray = field(default_factory=bytearray)
-    slot: TaskSlot | None = None
+    slot: Command | None = None
     operation: Operation[None] | None = None
     waiter: CountingWaiter | None = None
 
@@ -197,7 +197,7 @@ class Machine:
         """The LUN refuses more than before, or less: nothing of it is a loss."""
         most = {opcodes.WRITE_16: 1 + how % 2, opcodes.READ_16: 1 + how // 2 % 2}
 
-        def refusal(slot: TaskSlot) -> bytes:
+        def refusal(slot: Command) -> bytes:
             kind = slot.cdb[0]
             if kind == opcodes.WRITE_SAME_16 and how & 4:
                 return UNKNOWN if how & 8 else INVALID

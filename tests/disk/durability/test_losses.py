@@ -7,10 +7,10 @@ from dataclasses import replace
 
 import pytest
 
+from iserblk.commands.command import Operation
 from iserblk.disk.durability.losses import Losses
 from iserblk.disk.seam import FlushClient, LossCount
 from iserblk.errors import IserblkError, WritesLost
-from iserblk.initiator.session.slots import Operation
 from tests.disk.durability.test_promise import BLOCK, DEFERRED, MEDIUM_ERROR, POWER_ON, SYNC, Bench
 from tests.support import logs
 

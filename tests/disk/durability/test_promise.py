@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
+from iserblk.commands.command import QUEUED, SENT, EndedByReset, InDoubt, Operation, Unanswered
 from iserblk.disk.durability.journal import Journal
 from iserblk.errors import CommandTimeout, IserblkError, ScsiError, WritesLost
-from iserblk.initiator.session.sending import EndedByReset, InDoubt, Unanswered
-from iserblk.initiator.session.slots import QUEUED, SENT, Operation
+from iserblk.initiator.session.slots import TaskSlot
 from iserblk.scsi import opcodes
 from iserblk.scsi import sense as sense_data
 from iserblk.scsi.status import TASK_ABORTED
@@ -551,7 +551,7 @@ def test_command_that_missed_its_deadline_is_not_sent_again(bench: Bench) -> Non
     """One deadline per request: the caller has waited long enough."""
     waiter = CountingWaiter()
     slot = bench.disk.begin_read(memoryview(bytearray(512)), 0, waiter)
-    assert slot is not None
+    assert isinstance(slot, TaskSlot)
     bench.session.queue.end_aborted(slot, CommandTimeout("late"))
     with pytest.raises(CommandTimeout):
         bench.disk.ended(slot)

@@ -5,13 +5,13 @@ from __future__ import annotations
 
 import pytest
 
+from iserblk.commands.command import Command, Operation, Waiter
 from iserblk.disk.durability.copies import CHUNK
 from iserblk.disk.durability.journal import Journal
 from iserblk.disk.lun.operations import DiskCore
 from iserblk.disk.lun.passthrough import send
 from iserblk.disk.ranges import RangeLock
 from iserblk.errors import IserblkError, ScsiError
-from iserblk.initiator.session.slots import Operation, TaskSlot, Waiter
 from iserblk.scsi import cdb, opcodes
 from iserblk.scsi import lba as lba_data
 from iserblk.scsi.status import RESERVATION_CONFLICT
@@ -40,7 +40,7 @@ class Play:
         self.core: DiskCore = disk(self.session, 4096, max_transfer=max_transfer, wce=wce)
         self.core.keep_journal(limit)
 
-    def execute(self, slot: TaskSlot) -> None:
+    def execute(self, slot: Command) -> None:
         self.target.execute(slot)
         self.session.end(slot)
 
@@ -127,7 +127,7 @@ def test_a_write_that_claims_after_it_has_looked_is_kept(monkeypatch: pytest.Mon
     play = Play()
     claim = RangeLock.claim
 
-    def slow(self: RangeLock, slot: TaskSlot, first: int, last: int, waiter: Waiter | None) -> bool:
+    def slow(self: RangeLock, slot: Command, first: int, last: int, waiter: Waiter | None) -> bool:
         monkeypatch.setattr(RangeLock, "claim", claim)
         play.turn_volatile()
         play.flush()
@@ -317,7 +317,7 @@ def test_a_residual_of_a_replayed_unmap_is_no_loss() -> None:
     """tgtd reports an extent for each block."""
     play = Play(wce=True)
 
-    def execute(session: FakeSession, slot: TaskSlot) -> None:
+    def execute(session: FakeSession, slot: Command) -> None:
         play.target.execute(slot)
         session.flight.remove(slot)
         slot.status, slot.sense, slot.error, slot.response = 0, b"", None, 0
@@ -370,7 +370,7 @@ def test_extents_from_between_a_loss_and_its_repair_are_asked_for_again() -> Non
     assert outcome.value.value == [(0, 8 * BLOCK, 0)]
 
 
-def status(play: Play, slot: TaskSlot, deallocated: bool) -> None:
+def status(play: Play, slot: Command, deallocated: bool) -> None:
     answer = lba_data.encode_lba_status([(0, 64, 1 if deallocated else 0)])
     assert slot.data is not None
     slot.data[: len(answer)] = answer

@@ -7,11 +7,11 @@ from dataclasses import replace
 
 import pytest
 
+from iserblk.commands.command import Command
+from iserblk.commands.running import PARALLEL
 from iserblk.disk.durability.replay import replay
 from iserblk.disk.lun.operations import DiskCore
 from iserblk.errors import CommandTimeout, ConnectionLost, IserblkError, ScsiError
-from iserblk.initiator.commands import PARALLEL
-from iserblk.initiator.session.slots import TaskSlot
 from iserblk.scsi import opcodes
 from iserblk.scsi.sense import ILLEGAL_REQUEST, NOT_READY, encode_fixed
 from tests.disk import fake_target
@@ -23,10 +23,10 @@ UNKNOWN = encode_fixed(ILLEGAL_REQUEST, 0x20, 0x00)
 INVALID = encode_fixed(ILLEGAL_REQUEST, 0x24, 0x00)
 PARAMETER = encode_fixed(ILLEGAL_REQUEST, 0x26, 0x00)
 STANDBY = encode_fixed(NOT_READY, 0x04, 0x0B)
-Answer = Callable[[TaskSlot], None]
+Answer = Callable[[Command], None]
 
 
-def blocks_of(slot: TaskSlot) -> tuple[int, int]:
+def blocks_of(slot: Command) -> tuple[int, int]:
     """(first block, blocks) of a WRITE (16)."""
     return int.from_bytes(slot.cdb[2:10], "big"), int.from_bytes(slot.cdb[10:14], "big")
 
@@ -41,7 +41,7 @@ class Bench:
         self.core: DiskCore = fake_target.disk(self.session, BLOCKS, max_transfer)
         self.core.keep_journal(1 << 20)
         self.fresh = FakeSession()
-        self.rounds: list[list[TaskSlot]] = []
+        self.rounds: list[list[Command]] = []
 
     def write(self, first: int, blocks: int, byte: int) -> None:
         data = memoryview(bytes((byte,)) * blocks * BLOCK)
@@ -52,7 +52,7 @@ class Bench:
         self.target.cached.clear()
         self.core.durability.replay_needed = True
 
-    def answered(self, slot: TaskSlot) -> None:
+    def answered(self, slot: Command) -> None:
         self.target.execute(slot)
         self.fresh.end(slot)
 
@@ -135,7 +135,7 @@ def test_commands_are_no_larger_than_the_lun_takes_now() -> None:
     bench.lose()
     cdbs: list[tuple[int, int]] = []
 
-    def answer(slot: TaskSlot) -> None:
+    def answer(slot: Command) -> None:
         cdbs.append(blocks_of(slot))
         bench.answered(slot)
 
@@ -166,8 +166,8 @@ def trim(bench: Bench, first: int, blocks: int) -> None:
     fake_target.run(bench.core.trim(first * BLOCK, blocks * BLOCK), bench.session, bench.target)
 
 
-def refusing(bench: Bench, refusal: Callable[[TaskSlot], bytes]) -> Answer:
-    def answer(slot: TaskSlot) -> None:
+def refusing(bench: Bench, refusal: Callable[[Command], bytes]) -> Answer:
+    def answer(slot: Command) -> None:
         sense = refusal(slot)
         if not sense:
             bench.target.execute(slot)
@@ -176,7 +176,7 @@ def refusing(bench: Bench, refusal: Callable[[TaskSlot], bytes]) -> Answer:
     return answer
 
 
-def unmapped(slot: TaskSlot) -> int:
+def unmapped(slot: Command) -> int:
     assert slot.data is not None
     return int.from_bytes(slot.data[16:20], "big")
 
@@ -192,7 +192,7 @@ def test_unmap_and_write_same_are_no_larger_than_the_lun_takes_now() -> None:
     bench.core.geometry.max_unmap_blocks = 40
     sent: list[tuple[int, int]] = []
 
-    def refusal(slot: TaskSlot) -> bytes:
+    def refusal(slot: Command) -> bytes:
         count = unmapped(slot) if slot.cdb[0] == opcodes.UNMAP else blocks_of(slot)[1]
         sent.append((slot.cdb[0], count))
         most = {opcodes.UNMAP: 40, opcodes.WRITE_SAME_16: 30, opcodes.WRITE_16: 8}[slot.cdb[0]]
@@ -217,9 +217,9 @@ def test_zeroes_are_written_where_write_same_is_not_known_any_more(
     bench.lose()
     if told:
         bench.core.info = replace(bench.core.info, can_zero=False)
-    same: list[TaskSlot] = []
+    same: list[Command] = []
 
-    def refusal(slot: TaskSlot) -> bytes:
+    def refusal(slot: Command) -> bytes:
         if slot.cdb[0] != opcodes.WRITE_SAME_16:
             return b""
         same.append(slot)
@@ -241,7 +241,7 @@ def test_write_same_in_the_form_that_is_taken(most: int, ndob: bool) -> None:
     zero(bench, 0, 200)
     bench.lose()
 
-    def refusal(slot: TaskSlot) -> bytes:
+    def refusal(slot: Command) -> bytes:
         if slot.cdb[0] != opcodes.WRITE_SAME_16:
             return b""
         if slot.data is None and not ndob:
@@ -275,7 +275,7 @@ def test_writes_that_are_too_long_now_are_sent_in_shorter_ones(most: int) -> Non
         bench.write(first, blocks, byte)
     bench.lose()
 
-    def refusal(slot: TaskSlot) -> bytes:
+    def refusal(slot: Command) -> bytes:
         return INVALID if blocks_of(slot)[1] > most else b""
 
     bench.replay(refusing(bench, refusal))
@@ -304,7 +304,7 @@ def test_a_refused_change_is_given_up_and_told_by_the_next_flush() -> None:
         bench.write(at, 1, 9)
     bench.lose()
 
-    def answer(slot: TaskSlot) -> None:
+    def answer(slot: Command) -> None:
         if blocks_of(slot) == (0, 1):
             bench.fresh.end(slot, sense=MEDIUM_ERROR)
         else:
@@ -345,7 +345,7 @@ def test_a_busy_target_is_waited_for() -> None:
     bench.lose()
     answers = iter([8, 0x28, 0])
 
-    def answer(slot: TaskSlot) -> None:
+    def answer(slot: Command) -> None:
         status = next(answers)
         if status:
             bench.fresh.end(slot, status=status)
@@ -368,7 +368,7 @@ def test_another_loss_during_the_replay_begins_it_again() -> None:
     bench.core.listen_resuming(bench.fresh)  # type: ignore[arg-type]
     reports = iter([True])
 
-    def answer(slot: TaskSlot) -> None:
+    def answer(slot: Command) -> None:
         if next(reports, False):
             bench.target.cached.clear()
             bench.fresh.end(slot, sense=POWER_ON)

@@ -6,8 +6,8 @@ import logging
 
 import pytest
 
+from iserblk.commands.command import PlainCommand
 from iserblk.disk.lun.inventory import FIRST_ALLOCATION, TOLD, Inventory, report_luns
-from iserblk.initiator.session.slots import TaskSlot
 from iserblk.scsi import luns
 from iserblk.scsi.sense import (
     ILLEGAL_REQUEST,
@@ -56,7 +56,7 @@ async def test_a_list_that_changes_later_is_read_again(
     cores = await found(session)
     session.asked.clear()
     session.luns[3] = session.luns.pop(1)
-    slot = TaskSlot(0)
+    slot = PlainCommand(0)
     slot.sense = CHANGED
     slot.lun = luns.encode(2)
     session.listeners.hear(slot)

@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
+from iserblk.commands.command import Command, Waiter
 from iserblk.disk.lun.operations import DiskCore
 from iserblk.disk.lun.watching import EVERY, LunWatch
 from iserblk.errors import ConnectionLost
-from iserblk.initiator.session.slots import TaskSlot, Waiter
 from iserblk.scsi import inquiry
 from iserblk.scsi.sense import NOT_READY, UNIT_ATTENTION, encode_fixed
 from tests.disk.fake_lun import FakeLun, FakeLuns, known
@@ -43,7 +43,7 @@ class Session(FakeLuns):
         self.suspended = None  # type: ignore[assignment]
         self.takers: list[Waiter] = []
 
-    def take(self, waiter: Waiter, _again: bool = False) -> TaskSlot:
+    def take(self, waiter: Waiter, _again: bool = False) -> Command:
         if self.full:
             waiter.pending += 1
             self.takers.append(waiter)
@@ -156,9 +156,9 @@ def test_it_waits_for_a_free_slot(bench: Bench) -> None:
 
 
 def test_each_look_ends_before_the_next(bench: Bench) -> None:
-    held: list[TaskSlot] = []
+    held: list[Command] = []
 
-    def hold(slot: TaskSlot) -> None:
+    def hold(slot: Command) -> None:
         held.append(slot)
 
     bench.session.submit = hold  # type: ignore[method-assign]

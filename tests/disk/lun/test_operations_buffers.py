@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 import pytest
 
+from iserblk.commands.command import Operation
 from iserblk.errors import LocalProtocolError
 from iserblk.initiator.session.session import Session
-from iserblk.initiator.session.slots import Operation
 from tests.initiator.fake import CountingWaiter
 from tests.initiator.peer import disk_of, linked
 

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
+from iserblk.commands.command import Operation, Waiter
+from iserblk.commands.session import CommandSession
 from iserblk.disk.lun.geometry import Geometry
 from iserblk.disk.lun.operations import DiskCore
 from iserblk.disk.seam import LunInfo
 from iserblk.errors import CommandTimeout, IserblkError, LunChanged, NoSuchLun, NotSupported
-from iserblk.initiator.session.commanding import CommandSession
-from iserblk.initiator.session.slots import Operation, Waiter
 from iserblk.scsi import luns, opcodes
 from iserblk.scsi.sense import ILLEGAL_REQUEST, UNIT_ATTENTION, encode_descriptor, encode_fixed
 from tests.initiator.fake import CountingWaiter, FakeDriver

@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 import pytest
 
+from iserblk.commands.command import Operation
 from iserblk.disk.lun.operations import DiskCore
 from iserblk.errors import CommandTimeout, IserblkError
-from iserblk.initiator.session.slots import Operation
 from iserblk.scsi import opcodes
 from iserblk.scsi.sense import ILLEGAL_REQUEST, encode_fixed
 from tests.disk import fake_target

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
+from iserblk.commands.command import Unanswered
 from iserblk.disk.lun.passthrough import MOST_DATA, check_cdb, send
 from iserblk.disk.seam import CommandResult
 from iserblk.errors import BadArgument, CommandTimeout, NotSupported
-from iserblk.initiator.session.sending import Unanswered
 from iserblk.scsi import cdb, opcodes, sense, status
 from tests.disk.fake_lun import FakeLun, FakeLuns, finish, known
 from tests.disk.fake_target import FakeSession

@@ -8,10 +8,10 @@ from collections.abc import Callable
 
 import pytest
 
+from iserblk.commands.command import Command, Operation
 from iserblk.disk.lun.operations import DiskCore
 from iserblk.disk.seam import EXTENT_DATA, EXTENT_HOLE, EXTENT_ZERO
 from iserblk.errors import IserblkError, NotSupported, OutOfRange, ScsiError, WriteProtected
-from iserblk.initiator.session.slots import Operation, TaskSlot
 from iserblk.scsi import opcodes
 from iserblk.scsi.sense import DATA_PROTECT, ILLEGAL_REQUEST, encode_fixed
 from tests.disk.fake_target import BLOCK, MEDIUM_ERROR, FakeSession, FakeTarget, disk
@@ -27,14 +27,14 @@ PARAMETER = encode_fixed(ILLEGAL_REQUEST, 0x26, 0x00)
 RANGE = encode_fixed(ILLEGAL_REQUEST, 0x21, 0x00)
 PROTECTED = encode_fixed(DATA_PROTECT, 0x27, 0x00)
 X, NIL = b"x" * BLOCK, bytes(BLOCK)
-Habit = Callable[[TaskSlot], bytes]
+Habit = Callable[[Command], bytes]
 
 
-def operation(slot: TaskSlot) -> int:
+def operation(slot: Command) -> int:
     return slot.cdb[0]
 
 
-def blocks_of(slot: TaskSlot) -> int:
+def blocks_of(slot: Command) -> int:
     """Blocks that a command of 16 bytes, or UNMAP, is about."""
     if slot.cdb[0] == opcodes.UNMAP:
         assert slot.data is not None
@@ -63,7 +63,7 @@ class Lun:
         if journal:
             self.core.keep_journal(journal)
         self.refused: list[int] = []
-        self.sent: list[TaskSlot] = []
+        self.sent: list[Command] = []
         self.most = 0
 
     def end_one(self) -> None:
@@ -156,7 +156,7 @@ def test_write_same_of_hardly_anything_is_not_worth_it() -> None:
 def test_deallocation_that_is_refused() -> None:
     """The UNMAP bit, whatever the length. Without it WRITE SAME goes on, at full length."""
 
-    def habit(slot: TaskSlot) -> bytes:
+    def habit(slot: Command) -> bytes:
         unmap = operation(slot) == opcodes.WRITE_SAME_16 and slot.cdb[1] & 8
         return INVALID if unmap else b""
 
@@ -175,7 +175,7 @@ def test_a_refusal_in_the_middle_with_several_in_flight(sense: bytes, limit: int
     lun.core.geometry.max_write_same_blocks = 512
     begun = 0
 
-    def habit(slot: TaskSlot) -> bytes:
+    def habit(slot: Command) -> bytes:
         nonlocal begun
         if operation(slot) != opcodes.WRITE_SAME_16:
             return b""
@@ -325,7 +325,7 @@ def test_one_block_that_is_refused_is_an_error_and_teaches_nothing() -> None:
 def test_fua_that_is_refused() -> None:
     """A flush takes its place, for this write and for later ones."""
 
-    def habit(slot: TaskSlot) -> bytes:
+    def habit(slot: Command) -> bytes:
         return INVALID if operation(slot) == opcodes.WRITE_16 and slot.cdb[1] & 8 else b""
 
     lun = Lun(habit)
@@ -342,7 +342,7 @@ def test_read_and_write_of_16_bytes_that_are_not_known(caplog: pytest.LogCapture
     short: list[int] = []
     execute = lun.target.execute
 
-    def with_short(slot: TaskSlot) -> None:
+    def with_short(slot: Command) -> None:
         if operation(slot) in (opcodes.READ_10, opcodes.WRITE_10):
             short.append(operation(slot))
             lba, blocks = slot.cdb[2:6], slot.cdb[7:9]
@@ -415,7 +415,7 @@ def test_only_the_flush_of_10_bytes_is_known(caplog: pytest.LogCaptureFixture) -
     lun = Lun(lambda slot: UNKNOWN if operation(slot) == opcodes.SYNCHRONIZE_CACHE_16 else b"")
     execute = lun.target.execute
 
-    def with_short(slot: TaskSlot) -> None:
+    def with_short(slot: Command) -> None:
         if operation(slot) == opcodes.SYNCHRONIZE_CACHE_10:
             slot.cdb[0] = opcodes.SYNCHRONIZE_CACHE_16
         execute(slot)
@@ -439,7 +439,7 @@ def extents(lun: Lun, first: int, blocks: int) -> object:
 def test_status_that_is_refused_from_some_block_on(
     sense: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def habit(slot: TaskSlot) -> bytes:
+    def habit(slot: Command) -> bytes:
         asks = operation(slot) == opcodes.SERVICE_ACTION_IN_16 and slot.cdb[1] & 31 == 0x12
         return sense if asks and int.from_bytes(slot.cdb[2:10], "big") >= 4000 else b""
 
@@ -471,7 +471,7 @@ def test_status_in_blocks_of_another_size(times: int, caplog: pytest.LogCaptureF
     lun.target.stable = [NIL] * 3600 + [X] * (BLOCKS - 3600)
     execute = lun.target.execute
 
-    def counting(slot: TaskSlot) -> None:
+    def counting(slot: Command) -> None:
         execute(slot)
         if slot.cdb[1] & 31 == 0x12:
             assert slot.data is not None

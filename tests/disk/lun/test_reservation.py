@@ -9,6 +9,7 @@ from collections.abc import Iterator
 import pytest
 import trio
 
+from iserblk.commands.command import Operation
 from iserblk.disk.lun.reservation import TYPE, HostLock, Reservation, host_key
 from iserblk.errors import (
     Busy,
@@ -20,7 +21,6 @@ from iserblk.errors import (
     TransportError,
 )
 from iserblk.initiator.session.session import Session
-from iserblk.initiator.session.slots import Operation
 from iserblk.scsi import reservations as pr
 from iserblk.target.scsi import reservations as target_reservations
 from iserblk.target.scsi.commands import COMMANDS

@@ -6,9 +6,9 @@ import logging
 
 import pytest
 
+from iserblk.commands.command import Command, PlainCommand
 from iserblk.disk.lun.sizing import Sizing
 from iserblk.errors import ScsiError
-from iserblk.initiator.session.slots import TaskSlot
 from iserblk.scsi import luns
 from iserblk.scsi.sense import ILLEGAL_REQUEST, UNIT_ATTENTION, encode_fixed
 from tests.disk.fake_lun import FakeLun, FakeLuns, finish
@@ -18,9 +18,9 @@ REFUSED = encode_fixed(ILLEGAL_REQUEST, 0x24, 0x00)
 LUN = luns.encode(0)
 
 
-def told(sense: bytes) -> TaskSlot:
+def told(sense: bytes) -> Command:
     """A command that has ended with this sense data."""
-    slot = TaskSlot(0)
+    slot = PlainCommand(0)
     slot.sense = sense
     return slot
 
@@ -80,7 +80,7 @@ def test_another_change_while_the_target_is_asked_is_not_lost() -> None:
     sizing.changed = True
     submit = session.submit
 
-    def report_first(slot: TaskSlot) -> None:
+    def report_first(slot: Command) -> None:
         sizing.hear(told(CHANGED))
         submit(slot)
 

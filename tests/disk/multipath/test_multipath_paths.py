@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 import trio
 
+from iserblk.commands.command import Command, Operation, PlainCommand
+from iserblk.commands.running import PortRefused
 from iserblk.disk.multipath import paths as paths_module
 from iserblk.disk.multipath.paths import Access, Paths
 from iserblk.disk.multipath.policy import FIRST_ASK_S, LAST_ASK_S
@@ -23,8 +25,6 @@ from iserblk.errors import (
     IserblkError,
     ScsiError,
 )
-from iserblk.initiator.commands import PortRefused
-from iserblk.initiator.session.slots import Operation, TaskSlot
 from iserblk.options import Options
 from iserblk.scsi import alua
 from iserblk.scsi.sense import NOT_READY, UNIT_ATTENTION, encode_fixed
@@ -153,10 +153,10 @@ def bench(monkeypatch: pytest.MonkeyPatch) -> Bench:
     return made
 
 
-def refuse(bench: Bench, session: Any, sense: bytes = STANDBY) -> TaskSlot:
+def refuse(bench: Bench, session: Any, sense: bytes = STANDBY) -> Command:
     """A command ends with ``sense`` on the session in use."""
     bench.paths.watch(session, LUN)
-    slot = TaskSlot(0)
+    slot = PlainCommand(0)
     slot.status, slot.sense, slot.error = 2, sense, None
     bench.paths.hear(slot)
     return slot

@@ -10,12 +10,13 @@ import pytest
 import trio
 import trio.testing
 
+from iserblk.commands.command import SENT, Operation
 from iserblk.datamover.iser_initiator import IserInitiator
 from iserblk.datamover.seam import ROUNDS
 from iserblk.disk.aio import TrioDisk
 from iserblk.errors import ConnectionLost
 from iserblk.initiator.drivers.tasks import GATHER_BESIDE, GATHER_COMMANDS, TrioDriver, TrioWaiter
-from iserblk.initiator.session.slots import SENT, Operation, TaskSlot
+from iserblk.initiator.session.slots import TaskSlot
 from iserblk.iscsi import bhs, pdu
 from iserblk.loop import busy_polling
 from iserblk.loop.busy_polling import HITS
@@ -320,7 +321,7 @@ async def test_what_several_clients_begin_in_one_turn_leaves_together(
         held = disk.hold()
         slot = disk.begin_read(memoryview(bytearray(512)), number * 512, waiters[-1])
         disk.release(held)
-        assert slot is not None
+        assert isinstance(slot, TaskSlot)
         return slot
 
     def answer(heard: Heard) -> None:

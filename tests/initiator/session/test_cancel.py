@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from iserblk.commands.command import SENT, TAKEN
 from iserblk.errors import CommandTimeout, ConnectionLost, RemoteProtocolError
 from iserblk.initiator.session.deadlines import SPARE_CONTROLS, Ladder
 from iserblk.initiator.session.sending import CONTROL_SLOTS
-from iserblk.initiator.session.slots import SENT, TAKEN
 from iserblk.iscsi import bhs, pdu
 from tests.initiator.fake import CountingWaiter, FakeDatamover, command, itt_of, response, session
 

@@ -6,11 +6,10 @@ from typing import Any
 
 import pytest
 
+from iserblk.commands.command import ABORTING, ANYTHING, QUEUED, SENT, TAKEN, EndedByReset
 from iserblk.errors import CommandTimeout, ConnectionLost, ScsiError
 from iserblk.initiator.session.deadlines import IDLE_S, OVERTAKEN_S, STEP_S, Ladder
-from iserblk.initiator.session.sending import EndedByReset
 from iserblk.initiator.session.session import MOST_TOLD
-from iserblk.initiator.session.slots import ABORTING, ANYTHING, QUEUED, SENT, TAKEN
 from iserblk.iscsi import bhs, pdu
 from iserblk.scsi import status as sam
 from iserblk.scsi.sense import RECOVERED_ERROR, UNIT_ATTENTION, encode_fixed

@@ -7,13 +7,14 @@ from collections.abc import Sequence
 
 import pytest
 
+from iserblk.commands.command import QUEUED, SENT
 from iserblk.datamover.seam import BARE, PduSlot
 from iserblk.errors import ConnectionLost
 from iserblk.initiator.session.connection import FIRST_SLOTS, Connection
 from iserblk.initiator.session.deadlines import Ladder
 from iserblk.initiator.session.sending import CONTROL_SLOTS
 from iserblk.initiator.session.session import Session
-from iserblk.initiator.session.slots import QUEUED, SENT, TaskSlot
+from iserblk.initiator.session.slots import TaskSlot
 from tests.initiator.fake import (
     CountingWaiter,
     FakeDatamover,

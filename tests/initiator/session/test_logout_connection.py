@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from iserblk.commands.command import QUEUED
 from iserblk.initiator.session.life import State
 from iserblk.initiator.session.logout import ANSWER_S
-from iserblk.initiator.session.slots import QUEUED
 from iserblk.iscsi import bhs, pdu
 from tests.initiator.fake import response
 from tests.initiator.several import MOST, Bench, announced, logout_of, patient

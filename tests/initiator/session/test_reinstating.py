@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from iserblk.datamover.seam import BIDIRECTIONAL, READ, WRITE
+from iserblk.commands.command import QUEUED, SENT
 from iserblk.errors import CommandTimeout, ConnectionLost
 from iserblk.initiator.session.connection import Connection
 from iserblk.initiator.session.deadlines import Ladder
@@ -14,8 +14,8 @@ from iserblk.initiator.session.life import State
 from iserblk.initiator.session.logout import ANSWER_S
 from iserblk.initiator.session.recovery import PATIENCE_S, STEP_S
 from iserblk.initiator.session.session import Session
-from iserblk.initiator.session.slots import QUEUED, SENT
 from iserblk.iscsi import bhs, pdu
+from iserblk.scsi.tasks import BIDIRECTIONAL, READ, WRITE
 from tests.initiator.fake import cmd_sn_of, itt_of, response
 from tests.initiator.several import MOST, Bench, Polled
 from tests.support import logs

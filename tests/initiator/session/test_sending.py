@@ -9,13 +9,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from iserblk.datamover.seam import NO_DATA, InitiatorUser, PduSlot
+from iserblk.commands.command import QUEUED, SENT, TAKEN
+from iserblk.datamover.seam import InitiatorUser, PduSlot
 from iserblk.errors import RemoteProtocolError
 from iserblk.initiator.session.sending import CONTROL_SLOTS
 from iserblk.initiator.session.session import Session
-from iserblk.initiator.session.slots import QUEUED, SENT, TAKEN, TaskSlot
+from iserblk.initiator.session.slots import TaskSlot
 from iserblk.iscsi import bhs, pdu
 from iserblk.iscsi.keys import SessionParameters
+from iserblk.scsi.tasks import NO_DATA
 
 MASK = 0xFFFFFFFF
 DEPTH = 8

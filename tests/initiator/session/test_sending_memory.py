@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from iserblk.commands.command import QUEUED, SENT
 from iserblk.datamover.seam import PduSlot
 from iserblk.errors import Busy
-from iserblk.initiator.session.slots import QUEUED, SENT
 from tests.initiator.fake import (
     CountingWaiter,
     FakeDatamover,

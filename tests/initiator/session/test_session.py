@@ -8,10 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from iserblk.commands.command import FREE, QUEUED, SENT, TAKEN
 from iserblk.errors import CommandRejected, ConnectionLost, RemoteProtocolError
 from iserblk.initiator.session.deadlines import Ladder
 from iserblk.initiator.session.session import Session
-from iserblk.initiator.session.slots import FREE, QUEUED, SENT, TAKEN, TaskSlot
+from iserblk.initiator.session.slots import TaskSlot
 from iserblk.iscsi import bhs, pdu
 from tests.initiator.fake import (
     CountingWaiter,

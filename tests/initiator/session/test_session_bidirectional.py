@@ -8,14 +8,15 @@ from typing import Any
 
 import pytest
 
+from iserblk.commands.command import QUEUED, SENT
+from iserblk.commands.running import command as run_command
+from iserblk.commands.running import fill_bidirectional
 from iserblk.datamover.tcp_initiator import TcpInitiator
 from iserblk.errors import CommandTimeout, ConnectionLost, NotSupported, ScsiError
-from iserblk.initiator.commands import command as run_command
-from iserblk.initiator.commands import fill_bidirectional
 from iserblk.initiator.session.deadlines import Ladder
 from iserblk.initiator.session.sending import CONTROL_SLOTS
 from iserblk.initiator.session.session import UNEXPECTED, Session
-from iserblk.initiator.session.slots import QUEUED, SENT, TaskSlot
+from iserblk.initiator.session.slots import TaskSlot
 from iserblk.iscsi import bhs, pdu
 from iserblk.iscsi.keys import SessionParameters
 from iserblk.rcap import seam

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import pytest
 
+from iserblk.commands.command import QUEUED, SENT, TAKEN
+from iserblk.commands.running import check_time
 from iserblk.errors import CommandTimeout, ConnectionLost
-from iserblk.initiator.commands import check_time
 from iserblk.initiator.session.deadlines import Ladder
 from iserblk.initiator.session.ending import AWAY_S, RESUMING_S
 from iserblk.initiator.session.life import State
 from iserblk.initiator.session.session import Session
-from iserblk.initiator.session.slots import QUEUED, SENT, TAKEN, TaskSlot
+from iserblk.initiator.session.slots import TaskSlot
 from tests.initiator.fake import (
     CountingWaiter,
     FakeDatamover,

@@ -25,6 +25,8 @@ import trio
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from iserblk.commands import running as commands
+from iserblk.commands.command import Operation
 from iserblk.disk import aio
 from iserblk.disk.seam import BlockingLun
 from iserblk.errors import (
@@ -34,13 +36,13 @@ from iserblk.errors import (
     RemoteProtocolError,
     TransportError,
 )
-from iserblk.initiator import commands, reconnecting
+from iserblk.initiator import reconnecting
 from iserblk.initiator.drivers import tasks
 from iserblk.initiator.reconnecting import Reconnector
 from iserblk.initiator.session import deadlines
 from iserblk.initiator.session.sending import CONTROL_SLOTS
 from iserblk.initiator.session.session import Session
-from iserblk.initiator.session.slots import Operation, TaskSlot
+from iserblk.initiator.session.slots import TaskSlot
 from iserblk.iscsi import bhs, pdu
 from iserblk.rcap import seam
 from iserblk.rcap.iwarp import llp

@@ -8,14 +8,15 @@ from typing import Any
 
 import pytest
 
-from iserblk.datamover.seam import NO_DATA, READ, WRITE
+from iserblk.commands.command import SENT, TAKEN
 from iserblk.errors import CommandRejected, RemoteProtocolError
 from iserblk.initiator.session.deadlines import IDLE_S, SOON_S, STEP_S, Ladder
 from iserblk.initiator.session.sending import CONTROL_SLOTS, MOST_AGAIN
 from iserblk.initiator.session.session import Session
-from iserblk.initiator.session.slots import SENT, TAKEN, TaskSlot
+from iserblk.initiator.session.slots import TaskSlot
 from iserblk.iscsi import bhs, pdu
 from iserblk.iscsi.keys import SessionParameters
+from iserblk.scsi.tasks import NO_DATA, READ, WRITE
 from tests.initiator.fake import CountingWaiter, FakeDatamover, FakeDriver
 from tests.support import logs
 
@@ -44,7 +45,6 @@ class Bench:
         slot = self.session.queue.take_now()
         assert slot is not None
         slot.cdb[:] = bytes(16)
-        slot.flags = 0x81
         slot.direction = direction
         slot.data = None if direction == NO_DATA else memoryview(bytearray(size))
         slot.length = 0 if direction == NO_DATA else size

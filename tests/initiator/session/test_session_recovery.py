@@ -7,7 +7,11 @@ from itertools import pairwise
 
 import pytest
 
-from iserblk.datamover.seam import INLINE, WRITE
+from iserblk.commands.command import QUEUED, SENT, TAKEN, Command, InDoubt
+from iserblk.commands.listeners import LunListener
+from iserblk.commands.running import command as run_command
+from iserblk.commands.running import fill_write
+from iserblk.datamover.seam import INLINE
 from iserblk.errors import (
     CommandTimeout,
     ConnectionLost,
@@ -15,16 +19,14 @@ from iserblk.errors import (
     RemoteProtocolError,
     ScsiError,
 )
-from iserblk.initiator.commands import command as run_command
-from iserblk.initiator.commands import fill_write
 from iserblk.initiator.session.deadlines import STEP_S, Ladder
-from iserblk.initiator.session.listeners import LunListener
 from iserblk.initiator.session.logout import MOST_WAIT_S
-from iserblk.initiator.session.sending import CONTROL_SLOTS, InDoubt
+from iserblk.initiator.session.sending import CONTROL_SLOTS
 from iserblk.initiator.session.session import Session
-from iserblk.initiator.session.slots import QUEUED, SENT, TAKEN, TaskSlot
+from iserblk.initiator.session.slots import TaskSlot
 from iserblk.iscsi import bhs, pdu
 from iserblk.scsi import opcodes
+from iserblk.scsi.tasks import WRITE
 from tests.initiator.fake import (
     CountingWaiter,
     FakeDatamover,
@@ -546,7 +548,7 @@ def test_target_asks_for_a_logout(event: int, clock: Clock) -> None:
 class Unflushed(LunListener):
     """Follows a LUN with unflushed writes."""
 
-    def hear(self, slot: TaskSlot) -> None:
+    def hear(self, slot: Command) -> None:
         """Nothing comes."""
 
     def unflushed(self) -> bool:

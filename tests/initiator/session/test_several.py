@@ -7,17 +7,19 @@ import weakref
 
 import pytest
 
-from iserblk.datamover.seam import BIDIRECTIONAL, INLINE, NO_DATA, READ, WRITE, PduSlot
+from iserblk.commands.command import QUEUED, SENT, Command
+from iserblk.commands.listeners import LunListener
+from iserblk.datamover.seam import INLINE, PduSlot
 from iserblk.errors import CommandTimeout, ConnectionLost
 from iserblk.initiator.session.deadlines import IDLE_S, STEP_S, Ladder
 from iserblk.initiator.session.life import State
-from iserblk.initiator.session.listeners import LunListener
 from iserblk.initiator.session.logout import ANSWER_S
 from iserblk.initiator.session.recovery import PATIENCE_S
 from iserblk.initiator.session.sending import CONTROL_SLOTS, TOGETHER
-from iserblk.initiator.session.slots import QUEUED, SENT, TaskSlot
+from iserblk.initiator.session.slots import TaskSlot
 from iserblk.iscsi import bhs, pdu
 from iserblk.scsi import opcodes
+from iserblk.scsi.tasks import BIDIRECTIONAL, NO_DATA, READ, WRITE
 from tests.initiator.fake import CountingWaiter, cmd_sn_of, itt_of, response
 from tests.initiator.several import MOST, Bench, announced, logout_of, patient
 from tests.support import logs
@@ -224,7 +226,7 @@ def test_commands_of_a_lost_connection_wait_for_its_logout(two: Bench) -> None:
 class Unflushed(LunListener):
     """Follows a LUN with unflushed writes."""
 
-    def hear(self, slot: TaskSlot) -> None:
+    def hear(self, slot: Command) -> None:
         """Nothing comes."""
 
     def unflushed(self) -> bool:

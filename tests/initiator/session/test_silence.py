@@ -6,10 +6,10 @@ import logging
 
 import pytest
 
+from iserblk.commands.command import ABORTING
 from iserblk.errors import CommandTimeout, ConnectionLost
 from iserblk.initiator.session.deadlines import IDLE_S, STEP_S, Ladder
 from iserblk.initiator.session.silence import DEADLINE, SILENT_S, Silence
-from iserblk.initiator.session.slots import ABORTING
 from iserblk.iscsi import pdu
 from tests.initiator.fake import CountingWaiter, command, driver_of, itt_of, session
 

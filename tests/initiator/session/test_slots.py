@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from iserblk.datamover.seam import INLINE, NO_DATA, READ, WRITE
-from iserblk.initiator.session.slots import (
-    FREE,
-    INDEX_BITS,
-    INDEX_MASK,
-    ITT_MASK,
-    TaskSlot,
-)
+from iserblk.commands.command import FREE
+from iserblk.datamover.seam import INLINE
+from iserblk.initiator.session.slots import INDEX_BITS, INDEX_MASK, ITT_MASK, TaskSlot
 from iserblk.iscsi.bhs import NO_TAG
+from iserblk.scsi.tasks import NO_DATA, READ, WRITE
 
 
 def test_a_fresh_slot_is_free_and_changes_nothing() -> None:

@@ -9,15 +9,16 @@ from collections.abc import Iterator
 
 import pytest
 
+from iserblk.commands.command import ABORTING, ANYTHING, QUEUED, SENT, TAKEN, Unanswered
 from iserblk.errors import CommandTimeout, ConnectionLost
 from iserblk.initiator.session.deadlines import OVERTAKEN_S, STEP_S, WAITS_S, Ladder
 from iserblk.initiator.session.ending import ANSWERS_S
-from iserblk.initiator.session.sending import Unanswered
 from iserblk.initiator.session.session import Session
-from iserblk.initiator.session.slots import ABORTING, ANYTHING, QUEUED, SENT, TAKEN, TaskSlot
+from iserblk.initiator.session.slots import TaskSlot
 from iserblk.iscsi import bhs, pdu
 from iserblk.scsi import opcodes
 from iserblk.scsi.status import BUSY
+from iserblk.scsi.tasks import NO_DATA
 from tests.initiator.fake import (
     CountingWaiter,
     FakeDriver,
@@ -56,7 +57,7 @@ class Bench:
         slot = self.session.queue.take_now()
         assert slot is not None
         slot.cdb[:] = bytes((cdb0,)) + bytes(15)
-        slot.flags, slot.direction = 0x81, 0
+        slot.direction = NO_DATA
         slot.first, slot.last = first, last
         slot.deadline = self.now + self.session.io_timeout
         slot.waiter = self.waiter
@@ -431,7 +432,7 @@ def test_a_read_is_sent_again_into_the_same_buffer(wire: Wire) -> None:
     the buffer no more, and costs the connection."""
     buffer = bytearray(LENGTH)
     slot = wire.core.begin_read(memoryview(buffer), 0, wire.waiter)
-    assert slot is not None
+    assert isinstance(slot, TaskSlot)
     (first,) = wire.commands()
     asked = wire.unanswered(slot)
     wire.peer.write(tag_of(first), 0, b"\1" * BLOCK)
@@ -463,7 +464,7 @@ def test_a_write_is_sent_again_from_the_same_buffer(wire: Wire) -> None:
     data by then."""
     buffer = bytearray(b"\1" * LENGTH)
     slot = wire.core.begin_write(memoryview(buffer), 0, wire.waiter)
-    assert slot is not None
+    assert isinstance(slot, TaskSlot)
     (first,) = wire.commands()
     asked = wire.unanswered(slot)
     assert wire.waiter.pending == 1

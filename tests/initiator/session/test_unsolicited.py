@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from iserblk.commands.running import fill_write
 from iserblk.datamover.iser import CONTROL, MINIMUM_LENGTH, WSV, ControlHeader
 from iserblk.datamover.iser_initiator import IserInitiator, ZeroBasedInitiator
-from iserblk.datamover.seam import INLINE, UNSOLICITED, WRITE, PduSlot
+from iserblk.datamover.seam import INLINE, UNSOLICITED, PduSlot
 from iserblk.errors import ConnectionLost
-from iserblk.initiator.commands import fill_write
 from iserblk.initiator.session.sending import CONTROL_SLOTS
 from iserblk.initiator.session.session import UNEXPECTED, Session
 from iserblk.initiator.session.slots import TaskSlot
@@ -19,6 +19,7 @@ from iserblk.iscsi import bhs, pdu
 from iserblk.iscsi.keys import SessionParameters
 from iserblk.rcap import seam
 from iserblk.rcap.inprocess import Message, memory_pair
+from iserblk.scsi.tasks import WRITE
 from tests.initiator.fake import CountingWaiter, FakeDriver, response, session
 from tests.support import logs
 from tests.vectors import unsolicited

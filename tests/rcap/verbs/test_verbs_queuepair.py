@@ -11,10 +11,11 @@ import pytest
 from iserblk.datamover.iser import BHS_LENGTH
 from iserblk.datamover.iser_initiator import IserInitiator
 from iserblk.datamover.iser_target import IserTarget
-from iserblk.datamover.seam import BIDIRECTIONAL, READ, WRITE, PduSlot, TargetSlot
+from iserblk.datamover.seam import PduSlot, TargetSlot
 from iserblk.errors import Busy
 from iserblk.iscsi.keys import SessionParameters
 from iserblk.rcap.verbs import api
+from iserblk.scsi.tasks import BIDIRECTIONAL, READ, WRITE
 from tests.rcap.verbs.fake import fake_pair, link_of
 
 MODES = pytest.mark.parametrize("windows", [False, True], ids=["region", "window"])

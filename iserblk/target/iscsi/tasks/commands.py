@@ -18,6 +18,7 @@ from iserblk.iscsi.keys import SessionParameters
 from iserblk.iscsi.login_target import FIRST_BURST
 from iserblk.scsi import luns, sense
 from iserblk.scsi import status as sam
+from iserblk.scsi.tasks import ACA, HEAD_OF_QUEUE
 from iserblk.target.iscsi.control import ControlAnswers
 from iserblk.target.iscsi.numbers import Numbers
 from iserblk.target.iscsi.owners import ConnectionOwner
@@ -48,7 +49,7 @@ from iserblk.target.seam import (
     DeviceServer,
     ScsiTask,
 )
-from iserblk.target.task_set import ACA, HEAD_OF_QUEUE, NEVER_DORMANT
+from iserblk.target.task_set import NEVER_DORMANT
 
 log = logging.getLogger(__name__)
 

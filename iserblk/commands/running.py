@@ -12,7 +12,8 @@ from collections import deque
 from collections.abc import Iterable
 from typing import Final, Generic, TypeVar
 
-from iserblk.datamover.seam import BIDIRECTIONAL, NO_DATA, READ, WRITE
+from iserblk.commands.command import QUEUED, Command, InDoubt, Operation, Unanswered, Waiter
+from iserblk.commands.session import CommandSession
 from iserblk.errors import (
     CommandTimeout,
     IserblkError,
@@ -23,25 +24,18 @@ from iserblk.errors import (
     ScsiError,
     WriteProtected,
 )
-from iserblk.initiator.session.commanding import CommandSession
-from iserblk.initiator.session.sending import InDoubt, Unanswered
-from iserblk.initiator.session.slots import QUEUED, Operation, TaskSlot, Waiter
-from iserblk.iscsi import bhs, reasons
+from iserblk.iscsi import reasons
 from iserblk.loop.clock import monotonic
 from iserblk.scsi import alua, opcodes, remedies
 from iserblk.scsi import sense as sense_data
 from iserblk.scsi import status as sam
 from iserblk.scsi.cdb import NDOB
 from iserblk.scsi.sense import Sense
+from iserblk.scsi.tasks import BIDIRECTIONAL, NO_DATA, READ, SIMPLE, WRITE
 
 log = logging.getLogger(__name__)
 
 P = TypeVar("P")
-
-FLAGS_NO_DATA: Final = bhs.FLAG_FINAL | bhs.ATTR_SIMPLE
-FLAGS_READ: Final = FLAGS_NO_DATA | bhs.FLAG_READ
-FLAGS_WRITE: Final = FLAGS_NO_DATA | bhs.FLAG_WRITE
-FLAGS_BIDIRECTIONAL: Final = FLAGS_READ | FLAGS_WRITE
 
 PARALLEL: Final = 16  # commands that one work has in flight at most
 AGAIN_S: Final = 0.02  # between two looks whether a connection to be replaced has ended
@@ -55,31 +49,31 @@ class PortRefused(ScsiError):
     through another port, and the command is sent again there."""
 
 
-def fill_read(slot: TaskSlot, lun: bytes, buffer: memoryview) -> None:
+def fill_read(slot: Command, lun: bytes, buffer: memoryview) -> None:
     """Fill ``slot`` for Data-In into ``buffer``; the caller packs the CDB."""
     slot.lun = lun
-    slot.flags = FLAGS_READ
+    slot.attribute = SIMPLE
     slot.direction = READ
     slot.data = buffer
     slot.length = len(buffer)
 
 
-def fill_write(slot: TaskSlot, lun: bytes, buffer: memoryview) -> None:
+def fill_write(slot: Command, lun: bytes, buffer: memoryview) -> None:
     """Fill ``slot`` for Data-Out from ``buffer``; the caller packs the CDB."""
     slot.lun = lun
-    slot.flags = FLAGS_WRITE
+    slot.attribute = SIMPLE
     slot.direction = WRITE
     slot.data = buffer
     slot.length = len(buffer)
 
 
 def fill_bidirectional(
-    slot: TaskSlot, lun: bytes, data_out: memoryview, data_in: memoryview
+    slot: Command, lun: bytes, data_out: memoryview, data_in: memoryview
 ) -> None:
     """Fill ``slot`` for Data-Out from one buffer and Data-In into another; the caller packs the
     CDB."""
     slot.lun = lun
-    slot.flags = FLAGS_BIDIRECTIONAL
+    slot.attribute = SIMPLE
     slot.direction = BIDIRECTIONAL
     slot.data = data_out
     slot.length = len(data_out)
@@ -87,15 +81,15 @@ def fill_bidirectional(
     slot.residual_in = 0
 
 
-def fill_no_data(slot: TaskSlot, lun: bytes) -> None:
+def fill_no_data(slot: Command, lun: bytes) -> None:
     slot.lun = lun
-    slot.flags = FLAGS_NO_DATA
+    slot.attribute = SIMPLE
     slot.direction = NO_DATA
     slot.data = None
     slot.length = 0
 
 
-def failure(slot: TaskSlot, name: str) -> IserblkError | None:
+def failure(slot: Command, name: str) -> IserblkError | None:
     """The error of a command that has ended; None when it is GOOD and moved all its data."""
     if slot.error is not None:
         error = slot.error
@@ -239,7 +233,7 @@ def _too_late(session: CommandSession, name: str) -> CommandTimeout:
 
 def take(
     session: CommandSession, waiter: Waiter, deadline: float = 0.0, name: str = ""
-) -> Operation[TaskSlot]:
+) -> Operation[Command]:
     """Take a free slot, and wait for it if need be. Raises CommandTimeout when ``deadline`` has
     passed (0: never)."""
     while True:
@@ -252,7 +246,7 @@ def take(
             check_time(session, deadline, name)
 
 
-def release_ended(session: CommandSession, slots: list[TaskSlot]) -> None:
+def release_ended(session: CommandSession, slots: list[Command]) -> None:
     """Give back the slots that are not in flight. (A task that was cancelled may leave some in
     flight: they, and what they refer to, stay until the session ends.)"""
     for slot in slots:
@@ -271,7 +265,7 @@ class Work(ABC, Generic[P]):
         self.deadline = deadline
 
     @abstractmethod
-    def fill(self, slot: TaskSlot, piece: P, waiter: Waiter | None) -> bool:
+    def fill(self, slot: Command, piece: P, waiter: Waiter | None) -> bool:
         """Write the command of ``piece`` into ``slot``. False: its blocks are locked, and
         ``waiter`` is told of a change. ``waiter`` is None while commands of the same work run: a
         work that holds claims must not wait for a lock whose holder waits for them."""
@@ -279,7 +273,7 @@ class Work(ABC, Generic[P]):
     def begun(self) -> None:
         """Called when commands are about to be submitted."""
 
-    def outcome(self, slot: TaskSlot, piece: P) -> IserblkError | None:
+    def outcome(self, slot: Command, piece: P) -> IserblkError | None:
         """The error of a command that has ended; None: it succeeded."""
         return failure(slot, self.name)
 
@@ -297,7 +291,7 @@ class Work(ABC, Generic[P]):
         without that piece."""
         return problem
 
-    def ended(self, slots: list[TaskSlot]) -> None:
+    def ended(self, slots: list[Command]) -> None:
         """Called before slots are given back, for a last look at them. Where a task was
         cancelled, some may be in flight, and are not given back."""
 
@@ -319,12 +313,12 @@ def run(work: Work[P], pieces: Iterable[P]) -> Operation[None]:
     todo = deque((piece, 0) for piece in pieces)
     error: IserblkError | None = None
     while todo and error is None:
-        running: list[tuple[TaskSlot, P, int]] = []
+        running: list[tuple[Command, P, int]] = []
         pause = 0.0
         refused = 0
         doubted = False
         deadline = session.extended(work.deadline)
-        taken: TaskSlot | None = yield from take(session, waiter, deadline, name)
+        taken: Command | None = yield from take(session, waiter, deadline, name)
         try:
             while taken is not None:
                 piece, attempt = todo[0]
@@ -413,7 +407,7 @@ class _Command(Work[bytes]):
         self._task_attribute = attribute
         self.moved = 0
 
-    def fill(self, slot: TaskSlot, piece: bytes, waiter: Waiter | None) -> bool:
+    def fill(self, slot: Command, piece: bytes, waiter: Waiter | None) -> bool:
         slot.cdb[:] = piece.ljust(16, b"\0")
         if self._data_in is not None and self._data_out is not None:
             fill_bidirectional(slot, self.lun, self._data_out, self._data_in)
@@ -423,10 +417,10 @@ class _Command(Work[bytes]):
             fill_write(slot, self.lun, self._data_out)
         else:
             fill_no_data(slot, self.lun)
-        slot.flags = slot.flags & ~bhs.ATTR_MASK | self._task_attribute
+        slot.attribute = self._task_attribute
         return True
 
-    def outcome(self, slot: TaskSlot, piece: bytes) -> IserblkError | None:
+    def outcome(self, slot: Command, piece: bytes) -> IserblkError | None:
         self.moved = slot.length
         if self._short_ok and slot.residual > 0:
             self.moved = max(0, slot.length - slot.residual)
@@ -456,7 +450,7 @@ def command(
     data_out: memoryview | None = None,
     short_ok: bool = False,
     deadline: float = 0.0,
-    attribute: int = bhs.ATTR_SIMPLE,
+    attribute: int = SIMPLE,
 ) -> Operation[int]:
     """Run one command with its retries; returns the bytes of Data-In (or Data-Out) that moved.
 
@@ -466,8 +460,8 @@ def command(
 
     Raises the error of ``failure``. With ``short_ok`` a residual is no error: for Data-In of
     unknown length, and for commands that are only advice. ``deadline``: for all attempts together;
-    0: the session's ``patience``, from now. ``attribute``: ATTR_SIMPLE, ATTR_ORDERED or
-    ATTR_HEAD_OF_QUEUE of ``iserblk.iscsi.bhs``; a command that is sent again is a new task to the
+    0: the session's ``patience``, from now. ``attribute``: SIMPLE, ORDERED or HEAD_OF_QUEUE of
+    ``iserblk.scsi.tasks``; a command that is sent again is a new task to the
     target, younger than those that it was sent before.
     """
     deadline = deadline or monotonic() + session.patience

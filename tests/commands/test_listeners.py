@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from iserblk.initiator.session.listeners import LunListener, LunListeners
-from iserblk.initiator.session.slots import Operation, TaskSlot
+from iserblk.commands.command import Command, Operation
+from iserblk.commands.listeners import LunListener, LunListeners
+from iserblk.initiator.session.slots import TaskSlot
 from iserblk.scsi.luns import encode
 from tests.initiator.fake import CountingWaiter
 
@@ -12,11 +13,11 @@ LUN, OTHER = encode(0), encode(1)
 
 class Listener(LunListener):
     def __init__(self) -> None:
-        self.heard: list[TaskSlot] = []
+        self.heard: list[Command] = []
         self.retries = 0
         self.gone = False
 
-    def hear(self, slot: TaskSlot) -> None:
+    def hear(self, slot: Command) -> None:
         self.heard.append(slot)
 
     def retried(self) -> None:
@@ -80,7 +81,7 @@ def test_all_say_goodbye_one_after_another() -> None:
 
 def test_a_listener_that_leaves_out_what_it_does_not_need() -> None:
     class Deaf(LunListener):
-        def hear(self, slot: TaskSlot) -> None:
+        def hear(self, slot: Command) -> None:
             """Ignores every command."""
 
     listeners = LunListeners()

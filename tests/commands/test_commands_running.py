@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from iserblk.commands.running import ATTEMPTS, command
 from iserblk.errors import ScsiError
-from iserblk.initiator.commands import ATTEMPTS, command
 from iserblk.scsi import cdb, status
 from iserblk.scsi.sense import (
     ABORTED_COMMAND,

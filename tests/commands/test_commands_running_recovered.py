@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 
+from iserblk.commands.running import command
 from iserblk.errors import IserblkError, ScsiError
-from iserblk.initiator.commands import command
 from iserblk.scsi import cdb
 from iserblk.scsi import sense as sense_data
 from tests.disk.durability.test_promise import BLOCK, Bench

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from iserblk.initiator.session.slots import Operation, TaskSlot
+from iserblk.commands.command import Command, Operation
 
 
 class LunListener(Protocol):
@@ -14,7 +14,7 @@ class LunListener(Protocol):
     none depends on what another does.
     """
 
-    def hear(self, slot: TaskSlot) -> None:
+    def hear(self, slot: Command) -> None:
         """A command ended with a status other than GOOD and ``slot.sense``. Runs inside
         ``Session.progress``, before the waiter of the slot is told."""
 
@@ -61,7 +61,7 @@ class LunListeners:
     def remove(self, lun: bytes, listener: LunListener) -> None:
         self._of[lun].remove(listener)
 
-    def hear(self, slot: TaskSlot) -> None:
+    def hear(self, slot: Command) -> None:
         """See LunListener."""
         for listener in self._of.get(slot.lun, ()):
             listener.hear(slot)
