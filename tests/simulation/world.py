@@ -26,6 +26,7 @@ import trio
 from iserblk.disk.aio import TrioDisk, TrioDiskSet, open_disks
 from iserblk.disk.seam import EXTENT_DATA, FlushClient
 from iserblk.errors import CommandTimeout, IserblkError, ScsiError, TransportError, WritesLost
+from iserblk.initiator.drivers.tasks import TrioDriver
 from iserblk.initiator.session.session import Session
 from iserblk.metrics.target_reading import TargetReading
 from iserblk.scsi import sense
@@ -459,6 +460,7 @@ class World:
             opened = await stack.enter_async_context(open_disks(urls, self.settings.options))
             disk = opened.disks[opened.default]
             assert isinstance(disk, TrioDisk)
+            assert isinstance(disk.driver, TrioDriver)
             session = disk.driver.session
             self._portal = session.portal
             stack.callback(self._count, disk, session)
@@ -494,6 +496,7 @@ class World:
     def _count(self, disk: TrioDisk, session: Session) -> None:
         """What the session has gone through."""
         self._look(disk)
+        assert isinstance(disk.driver, TrioDriver)
         ladder = disk.driver.ladder
         for state, times in (
             (RECONNECTED, session.reconnects),
@@ -568,7 +571,7 @@ class World:
 
     def _look(self, disk: TrioDisk) -> None:
         """Whether the disk has been connected again: only then it takes changes for lost."""
-        session = disk.driver.session
+        session = disk.core.session
         if session.reconnects != self._reconnects:
             self._reconnects = session.reconnects
             self._disturbed()

@@ -14,12 +14,14 @@ from iserblk.disk.request_queue import Request, RequestQueue, open_queue
 from iserblk.disk.seam import AsyncDisk, BlockingDisk, DirectDisk, Extent, LunInfo
 from tests.support.gateway import running_gateway
 from tests.support.nbd_disk import FORMS, through_nbd
+from tests.support.plain_initiator import plain_disk
 
 FACES = ("async", "blocking")
 QUEUE = "queue"  # reads and writes of all tasks through one queue of requests
 NBD = "nbd"  # over one connection of each form
 NBD_FORMS = tuple(f"{NBD} {form}" for form in FORMS)  # over two connections of one form
 WAYS = (*FACES, NBD)
+MEMORY = "memory"  # over no iSCSI; a URL is ``memory:SIZE``, and perhaps ``/1``: large blocks
 GATEWAY = "gateway"  # over iSER; "gateway iscsi" over TCP
 THREADS = 64
 
@@ -156,6 +158,11 @@ async def one_disk(
             async with opened("async", front, options=options) as disks:
                 (disk,) = disks.values()
                 yield disk
+        return
+    if face == MEMORY:
+        size, _, number = url.removeprefix(f"{MEMORY}:").partition("/")
+        async with plain_disk(int(size), 4096 if number == "1" else 512, seed) as plain:
+            yield plain
         return
     if face == QUEUE:
         async with aio.open_disks([url], options or {}) as found:
