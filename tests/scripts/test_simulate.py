@@ -22,8 +22,13 @@ PLANTED = (
     "the-target-s-flush-does-nothing",
     "reinstatement-without-a-report",
     "a-loss-is-told-to-one-client",
+    "what-a-client-has-not-heard-ends-with-it",
 )
-NO_JOURNAL = ("a-loss-is-not-told", "a-loss-is-told-to-one-client")  # found without one
+NO_JOURNAL = (  # found without one
+    "a-loss-is-not-told",
+    "a-loss-is-told-to-one-client",
+    "what-a-client-has-not-heard-ends-with-it",
+)
 MOST = "4000"
 
 

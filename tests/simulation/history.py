@@ -73,13 +73,16 @@ class Read:
 
 class Hearer:
     """Who flushes, and is told of losses. ``owed``: changes that are lost, of which it was not
-    told. ``perhaps``: a loss may be told: a connection was lost, with changes. ``told``: when it
-    was, last."""
+    told; ``unheard``: those of them that a flush would have told of, whose answer was lost.
+    ``perhaps``: a loss may be told: a connection was lost, with changes. ``told``: when it was,
+    last. ``number``: later ones have greater ones."""
 
-    __slots__ = ("owed", "perhaps", "told")
+    __slots__ = ("number", "owed", "perhaps", "told", "unheard")
 
-    def __init__(self) -> None:
+    def __init__(self, number: int) -> None:
+        self.number = number
         self.owed: dict[Change, None] = {}
+        self.unheard: dict[Change, None] = {}
         self.perhaps = False
         self.told = -math.inf
 
@@ -102,11 +105,14 @@ class History:
         self._epoch = 0
         self._next = 1
         self._struck = -math.inf  # when the target has lost its cache, last
-        self.first = Hearer()
+        self._begun = 0  # hearers
+        self.first = Hearer(0)
         self._hearers: dict[Hearer, None] = {self.first: None}
         self._untold: dict[Change, None] = {}  # lost, and nobody was told
         self._in_trouble = False
-        self._left = False  # by one that has ended: others may be told of it, again
+        self._left = False  # one has ended: others may be told of it, again
+        self._debts: dict[Change, None] = {}  # that one has left: those who begin later are told
+        self._debts_from = 0  # who has begun later, and is told, ends them
         self._unpromised: dict[Change, None] = {}  # done, and a flush behind them has failed
         self._line = -math.inf  # when one was lost, or made, last
         self._disturbed = -math.inf  # the same, or when a change ended that was under way then
@@ -239,8 +245,9 @@ class History:
 
     def begin_hearer(self) -> Hearer:
         """A new one, who need not be told of what another was told of."""
-        hearer = Hearer()
-        hearer.owed = dict(self._untold)
+        self._begun += 1
+        hearer = Hearer(self._begun)
+        hearer.owed = self._untold | self._debts
         hearer.perhaps = any(each.perhaps or each.owed for each in self._hearers)
         self._hearers[hearer] = None
         return hearer
@@ -250,6 +257,12 @@ class History:
         del self._hearers[hearer]
         if hearer.owed or hearer.perhaps:
             self._left = True
+        debts = {
+            each: None for each in hearer.owed if each in hearer.unheard or each not in self._untold
+        }
+        if debts:
+            self._debts |= debts
+            self._debts_from = self._begun
 
     def _suspect(self) -> None:
         for hearer in self._hearers:
@@ -275,6 +288,7 @@ class History:
             for each in self._hearers:
                 each.owed.pop(change, None)
             self._untold.pop(change, None)
+            self._debts.pop(change, None)
             self._bind(change)
 
     def end_flush_with_loss(
@@ -300,8 +314,11 @@ class History:
             hearer.owed.clear()
             hearer.perhaps = False
             self._untold.clear()
+            if hearer.number > self._debts_from:
+                self._debts.clear()
         else:
             hearer.perhaps = True
+            hearer.unheard |= hearer.owed
         for change in list(self._unbound):
             if change.begun <= self._struck or change.ended <= begun:
                 # Nothing is promised of it any more; and who has been told is not told again, if it
@@ -364,9 +381,10 @@ class History:
         self._under_way.clear()
         self._unbound.clear()
         self._unpromised.clear()
-        self.first = Hearer()
+        self.first = Hearer(self._begun)
         self._hearers = {self.first: None}
         self._untold.clear()
+        self._debts.clear()
         self._in_trouble = self._left = False
         for entries in self._blocks:
             entries[:] = [each for each in entries if not each.gone]

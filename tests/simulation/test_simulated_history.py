@@ -375,6 +375,28 @@ def test_who_ends_without_being_told(careless: Play) -> None:
     careless.tell()
 
 
+@pytest.mark.parametrize("first", [True, False])
+def test_who_comes_back_is_told_what_it_has_not_heard(careless: Play, first: bool) -> None:
+    """Though another was told, before its end or behind it; until one that came back was told."""
+    history = careless.history
+    other = history.begin_hearer()
+    careless.write()
+    careless.strike()
+    if first:
+        careless.tell()
+    history.end_flush_with_loss(careless.step(), careless.step(), hearer=other, hears=False)
+    history.end_hearer(other)
+    if not first:
+        careless.tell()
+    again, third = history.begin_hearer(), history.begin_hearer()
+    with pytest.raises(Wrong, match="was not told"):
+        history.end_flush(careless.step(), careless.step(), again)
+    history.end_flush_with_loss(careless.step(), careless.step(), hearer=again)
+    with pytest.raises(Wrong, match="was not told"):
+        history.end_flush(careless.step(), careless.step(), third)
+    history.end_flush(careless.step(), careless.step(), history.begin_hearer())
+
+
 def test_a_flush_that_the_target_had_done_before_its_loss(careless: Play) -> None:
     change = careless.write()
     begun = careless.step()
