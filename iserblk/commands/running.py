@@ -299,6 +299,32 @@ class Work(ABC, Generic[P]):
         """Called after slots were given back."""
 
 
+def _fill(
+    work: Work[P],
+    todo: deque[tuple[P, int]],
+    running: list[tuple[Command, P, int]],
+    taken: Command,
+    waiter: Waiter,
+    deadline: float,
+) -> None:
+    """Move pieces, and how often each was tried, from ``todo`` to ``running``: the first to
+    ``taken``, more to the slots that are free."""
+    queue = work.session.queue
+    slot: Command | None = taken
+    while slot is not None:
+        piece, attempt = todo[0]
+        slot.waiter = waiter
+        slot.deadline = deadline
+        if monotonic() >= deadline or not work.fill(slot, piece, None if running else waiter):
+            queue.release(slot)
+            break
+        running.append((slot, piece, attempt))
+        todo.popleft()
+        if not todo or len(running) == PARALLEL:
+            break
+        slot = queue.take_now()
+
+
 def run(work: Work[P], pieces: Iterable[P]) -> Operation[None]:
     """Run one command for each piece, as many at once as slots allow, and at most PARALLEL. Each is
     sent again where that is legal.
@@ -318,22 +344,9 @@ def run(work: Work[P], pieces: Iterable[P]) -> Operation[None]:
         refused = 0
         doubted = False
         deadline = session.extended(work.deadline)
-        taken: Command | None = yield from take(session, waiter, deadline, name)
+        taken = yield from take(session, waiter, deadline, name)
         try:
-            while taken is not None:
-                piece, attempt = todo[0]
-                taken.waiter = waiter
-                taken.deadline = deadline
-                if monotonic() >= deadline or not work.fill(
-                    taken, piece, None if running else waiter
-                ):
-                    queue.release(taken)
-                    break
-                running.append((taken, piece, attempt))
-                todo.popleft()
-                if not todo or len(running) == PARALLEL:
-                    break
-                taken = queue.take_now()
+            _fill(work, todo, running, taken, waiter, deadline)
             if running:
                 work.begun()
                 # (A work with claims waits for no lock.)
