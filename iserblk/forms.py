@@ -114,6 +114,7 @@ OF_CONSTANTS = (
     "iserblk.disk.lun.identity",
     "iserblk.disk.lun.refusals",
     "iserblk.disk.seam",
+    "iserblk.initiator.session.logout",
     "iserblk.initiator.session.recovery",
     "iserblk.metrics.counting",
     "iserblk.scsi.limits",
