@@ -145,7 +145,7 @@ class NbdServer:
 
     async def pause(self) -> None:
         """Begin no request any more, take no connection, and return when everything that has begun
-        is answered. ``go_on`` or ``leave`` is to follow, also when this is cancelled. Not for
+        is answered. ``go_on`` or ``hand_over`` is to follow, also when this is cancelled. Not for
         clients with TLS."""
         self._open = trio.Event()
         self._handshakes.give_up_all()
