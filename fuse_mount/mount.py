@@ -19,7 +19,7 @@ import subprocess
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import NoReturn
 
 from fuse_mount.errors import (
     BY_STATUS,
@@ -51,9 +51,6 @@ from iserblk.metrics.places import directories
 from iserblk.metrics.records import Recorded, running
 from iserblk.named.resolving import resolve
 from iserblk.url import is_url
-
-if TYPE_CHECKING:
-    pass
 
 log = logging.getLogger(__name__)
 

@@ -75,6 +75,7 @@ class LunFiles(pyfuse3.Operations):
         self._ending = ending or EndOfUse()
         self._files = [LunFile(name, disk) for name, disk in disks.items()]
         self._names = [file.name for file in self._files]
+        self._failures: dict[FileNameT, str] = {}  # of the last flushes, by file
         self._options = options
         self._started_ns = since_epoch_ns()
         self._idle_buffers: list[memoryview] = []
@@ -310,28 +311,35 @@ class LunFiles(pyfuse3.Operations):
                     raise
 
     async def flush_all(self) -> Sequence[str]:
-        """Flush every LUN that was written since its last flush. Nothing is open any more. Returns
-        the errors, one line for each LUN that failed, or has lost writes of which a client that has
-        ended was not told."""
+        """Flush every LUN that was written since its last flush, all at once: a target that is away
+        holds up no other. Nothing is open any more. Returns the errors, one line for each LUN that
+        failed, or has lost writes of which a client that has ended was not told."""
         for client in self._clients.values():
             client.ended()
-        failed = []
-        for file in self._files:
-            disk = file.disk
-            # (For a LUN without a write cache, the disk sends no command.)
-            if disk.dirty:
-                try:
-                    await disk.flush(disk.new_client())
-                except IserblkError as error:
-                    failed.append(last_flush_failed(os.fsdecode(file.name), disk, error))
-        return failed
+        self._failures.clear()
+        async with trio.open_nursery() as flushes:
+            for file in self._files:
+                # (For a LUN without a write cache, the disk sends no command.)
+                if file.disk.dirty:
+                    flushes.start_soon(self._flush_last, file)
+        return self._failed()
+
+    async def _flush_last(self, file: LunFile) -> None:
+        try:
+            await file.disk.flush(file.disk.new_client())
+        except IserblkError as error:
+            name = os.fsdecode(file.name)
+            self._failures[file.name] = last_flush_failed(name, file.disk, error)
+
+    def _failed(self) -> list[str]:
+        return [self._failures[name] for name in self._names if name in self._failures]
 
     def not_flushed(self) -> Sequence[str]:
-        """The same, without a flush."""
-        return [
+        """The same, without a flush; of one that has ended, what it has told."""
+        return self._failed() + [
             not_flushed(os.fsdecode(file.name), file.disk)
             for file in self._files
-            if file.disk.dirty
+            if file.disk.dirty and file.name not in self._failures
         ]
 
     @property

@@ -131,9 +131,10 @@ class Mount:
                     _detach_dead(mountpoint, number)
                 disks.ending.ask()
                 with trio.move_on_after(LONGEST_S) as limit:
-                    self._failed += await files.flush_all()
+                    failed = await files.flush_all()
                 if limit.cancelled_caught:
-                    self._failed += files.not_flushed()
+                    failed = files.not_flushed()
+                self._failed = list(failed)
                 self._unflushed = files.unflushed
         finally:
             self._closed = True

@@ -127,13 +127,13 @@ def serve(
     except BaseExceptionGroup as group:
         raise first_error(group) from None
     if life.failed:
-        raise NotFlushed("; ".join(life.failed), *life.unflushed)
+        raise NotFlushed("; ".join(life.failed.values()), *life.unflushed)
     return told
 
 
 class _Life:
     """One server, from the first login to the last flush. ``failed``: what was not flushed, in
-    words; ``unflushed``: the bytes of that, one element."""
+    words, by LUN; ``unflushed``: the bytes of that, one element."""
 
     def __init__(
         self,
@@ -144,7 +144,7 @@ class _Life:
         terms: Terms,
         heard: UntilTold,
     ) -> None:
-        self.failed: list[str] = []
+        self.failed: dict[str, str] = {}
         self.unflushed: list[int | None] = []
         self._urls = urls
         self._options = options
@@ -278,12 +278,14 @@ class _Life:
         try:
             await disk.flush(disk.new_client())
         except WritesLost as error:
-            self.failed.append(f"{name}: data is lost, and a client has not heard of it: {error}")
+            self.failed[name] = f"{name}: data is lost, and a client has not heard of it: {error}"
         except IserblkError as error:
-            self.failed.append(last_flush_failed(name, disk, error))
+            self.failed[name] = last_flush_failed(name, disk, error)
 
     def _give_up(self) -> None:
-        self.failed[:] = [not_flushed(*each) for each in self._served.items() if each[1].dirty]
+        for name, disk in self._served.items():
+            if disk.dirty:  # where its last flush has ended, that has told more
+                self.failed.setdefault(name, not_flushed(name, disk))
 
     def _count_unflushed(self) -> None:
         self.unflushed[:] = [all_unflushed(self._served.values())]

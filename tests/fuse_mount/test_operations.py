@@ -16,6 +16,7 @@ pyfuse3 = pytest.importorskip("pyfuse3", reason="pyfuse3 is missing: run scripts
 
 from fuse_mount.operations import LunFiles  # noqa: E402 - after the look for pyfuse3
 from fuse_mount.options import MountOptions  # noqa: E402
+from iserblk.disk.seam import FlushClient  # noqa: E402
 from iserblk.errors import CommandTimeout, ScsiError  # noqa: E402
 from tests.support.fake_disk import MIB, AsyncFake, FakeDisk, lun_info  # noqa: E402
 
@@ -369,6 +370,31 @@ async def test_the_last_flush_names_what_failed(monkeypatch: pytest.MonkeyPatch)
         await fs.write(await opened(fs, inode), 0, b"x")
     failed = await fs.flush_all()
     assert [line.partition(":")[0] for line in failed] == ["lun0", "lun1"]
+
+
+class Slow(AsyncFake):
+    """A flush does not end. ``begun``: it was asked for."""
+
+    begun = False
+
+    async def flush(self, client: FlushClient | None = None) -> None:
+        self.begun = True
+        await trio.sleep_forever()
+
+
+async def test_the_last_flushes_begin_together(autojump_clock: trio.abc.Clock) -> None:
+    """A target that is away holds up no other, and what the other has told is known."""
+    slow, other = Slow(FakeDisk(lun_info(0))), AsyncFake(FakeDisk(lun_info(1)))
+    fs = LunFiles({"lun0": slow, "lun1": other}, MountOptions())
+    for inode in (LUN0, LUN1):
+        await fs.write(await opened(fs, inode), 0, b"x")
+    other.fake.losses.add()
+    with trio.move_on_after(1.0):
+        await fs.flush_all()
+    assert slow.begun and not other.fake.dirty
+    told, unknown = fs.not_flushed()
+    assert told == "lun1: the last flush failed, data may be lost: lun1: writes were lost"
+    assert unknown.startswith("lun0: not flushed")
 
 
 async def test_statfs_is_full() -> None:

@@ -229,6 +229,43 @@ def test_a_target_that_answers_is_waited_for_longer_and_not_for_ever(
         serve([url], {}, sockets, ready, watcher.stopping)
 
 
+@pytest.mark.logs("not done within 0.1 s: not waiting for the target")
+def test_a_certain_loss_is_told_though_another_flush_does_not_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is none of what may be lost."""
+
+    class Slow(AsyncFake):
+        async def flush(self, client: FlushClient | None = None) -> None:
+            await trio.sleep_forever()
+
+    @asynccontextmanager
+    async def open_disks(*_: object, metrics_later: bool) -> AsyncIterator[AsyncSet]:
+        lost, slow = (fake(number).fake for number in range(2))
+        lost.losses.add()
+        slow.dirty, slow.unflushed = True, 4096
+        found = AsyncSet([lost, slow])
+        found.disks[slow.info.name] = Slow(slow)
+        yield found
+
+    monkeypatch.setattr(serving, "open_disks", open_disks)
+    monkeypatch.setattr(serving, "LONGEST_S", 0.1)
+    watcher = Watcher()
+
+    def ready() -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    url = "iser://127.0.0.1/iqn.2026-11.example:a"
+    with (
+        listen_unix(str(tmp_path / "socket")) as (sockets, _),
+        pytest.raises(NotFlushed) as caught,
+    ):
+        serve([url], {}, sockets, ready, watcher.stopping)
+    first, second = str(caught.value).split("; ")
+    assert first.startswith("lun0: data is lost, and a client has not heard of it")
+    assert second.startswith("lun1: not flushed: 4096 bytes")
+
+
 def test_the_last_flushes_begin_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A target that is away does not hold up the flush of another."""
     begun: list[trio.Event] = []
