@@ -505,3 +505,76 @@ def test_the_floors_are_tested_in_a_clone(tmp_path: Path, why_plain: str) -> Non
     place = tmp_path / "cache/iserblk/lowest"
     tested = [line for line in (place / "ran").read_text().splitlines() if " -m " in line]
     assert tested == ([] if why_plain else [f"{place} -m pytest tests/x"] * 2)
+
+
+# A set-up that counts how often it runs, and may end with a status; and a Python that only looks at
+# iserblk, in the form that the first, or a later, set-up has made.
+FAILING_SET_UP = """#!/usr/bin/env bash
+[ -z "${STATUS-}" ] || exit "$STATUS"
+cd "$(dirname "$0")/.."
+echo "$*" >>set-ups
+mkdir -p .venv/bin build
+echo "cc: out of memory" >build/setup.log
+[ "$(wc -l <set-ups)" = 1 ] && cp first.py iserblk/forms.py || cp later.py iserblk/forms.py
+cat >.venv/bin/python <<'END'
+#!/bin/sh
+[ "$1" != -P ] || PYTHONPATH=$PWD exec "$PYTHON" "$@"
+[ "$2" != pytest ] || "$PWD/scripts/of-a-test" >>tested
+END
+chmod +x .venv/bin/python
+"""
+PLAIN, COMPILED = "why_plain = 'it is not compiled'\n", "why_plain = ''\n"
+
+
+def run_set_up(top: Path, first: str, later: str, status: str = "") -> tuple[int, str]:
+    """The exit status of ``scripts/test tests/x`` and what it says; with fakes of all else."""
+    for name in ("scripts", "iserblk"):
+        (top / name).mkdir(parents=True)
+    shutil.copy(ROOT / "scripts/test", top / "scripts")
+    for name, text in (
+        ("setup", FAILING_SET_UP),
+        ("peers", "#!/bin/sh\n"),
+        ("of-a-test", '#!/bin/sh\necho "set up: $ISERBLK_SET_UP"\n'),
+    ):
+        (top / "scripts" / name).write_text(text)
+        (top / "scripts" / name).chmod(0o755)
+    (top / "iserblk/__init__.py").touch()
+    (top / "first.py").write_text(first)
+    (top / "later.py").write_text(later)
+    env = {**os.environ, "PYTHON": sys.executable, "STATUS": status, "ISERBLK_SET_UP": ""}
+    done = subprocess.run(
+        [top / "scripts/test", "tests/x"],
+        stderr=subprocess.PIPE, text=True, check=False, env=env,
+    )  # fmt: skip
+    return done.returncode, done.stderr
+
+
+def test_tests_are_set_up_once_and_what_they_start_is_not(tmp_path: Path) -> None:
+    status, said = run_set_up(tmp_path, COMPILED, PLAIN)
+    assert status == 0 and "set up twice" not in said, said
+    assert (tmp_path / "set-ups").read_text() == "--tests\n"
+    assert (tmp_path / "tested").read_text() == "set up: yes\n"
+
+
+def test_a_set_up_that_does_not_compile_is_tried_again_and_told(tmp_path: Path) -> None:
+    status, said = run_set_up(tmp_path, PLAIN, COMPILED)
+    assert status == 0, said
+    assert said.endswith(
+        "test: set up twice: it is not compiled\ntest: set up twice: cc: out of memory\n"
+    )
+    assert (tmp_path / "set-ups").read_text() == "--tests\n" * 2
+
+
+@pytest.mark.parametrize(
+    ("form", "why"), [(PLAIN, "it is not compiled"), ("broken", "iserblk cannot be imported")]
+)
+def test_tests_of_what_is_not_compiled_fail(tmp_path: Path, form: str, why: str) -> None:
+    status, said = run_set_up(tmp_path, form, form)
+    assert status == 1 and said.endswith(f"test: FAILED: set-up: {why}\n"), said
+    assert (tmp_path / "set-ups").read_text() == "--tests\n" * 2
+    assert (tmp_path / "tested").exists()
+
+
+def test_a_set_up_that_fails_ends_the_tests(tmp_path: Path) -> None:
+    assert run_set_up(tmp_path, COMPILED, COMPILED, "3") == (3, "")
+    assert not (tmp_path / "tested").exists()
