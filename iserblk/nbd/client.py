@@ -349,8 +349,8 @@ class Client:
     async def pause(self) -> None:
         """Begin no request any more, and return when all that have begun are answered. A large
         write of which a part has come is one of these. The socket keeps what comes meanwhile.
-        ``go_on`` or ``hand_over`` is to follow, also when this is cancelled. Not with TLS, whose state
-        has bytes of the client, too."""
+        ``go_on`` or ``hand_over`` is to follow, also when this is cancelled. Not with TLS, whose
+        state has bytes of the client, too."""
         self._transmission.paused = True
         self._still = trio.Event()
         self._look_whether_still(self._still)
