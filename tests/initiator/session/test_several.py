@@ -713,3 +713,54 @@ def test_a_command_whose_answer_was_interrupted_is_not_reassigned(level2: Bench)
     level2.logged_out(0, logout_of(level2.dms[0]), exp_cmd_sn=3)
     assert level2.session.life.state is State.SUSPENDED
     assert isinstance(slot.error, ConnectionLost)
+
+
+# -- another number of connections ----------------------------------------------------------------
+
+
+def lose_all(bench: Bench) -> None:
+    bench.session.disconnect()
+    for dm in bench.dms:
+        dm.inbox.append(ConnectionLost("gone"))
+    bench.progress()
+    assert bench.session.life.state is State.SUSPENDED
+
+
+def test_a_session_of_one_connection_goes_on_with_several(benches: list[Bench]) -> None:
+    """A connection that joins, and its recovery, are those of the session that goes on."""
+    one, fresh = Bench(1), Bench(2)
+    benches += [one, fresh]
+    one.reconnectable()
+    slot = one.submit()
+    lose_all(one)
+    fresh.lose(1)  # while its LUNs were looked at
+    one.session.offer(fresh.session)
+    one.progress()
+    assert one.session.count == 1 and one.session.missing == 1
+    assert slot.connection.cid == 0 and slot.state == SENT
+    one.dms = [fresh.dms[0]]
+    one.add(1)
+    assert one.session.cids == {0, 1} and one.submit().connection.cid == 1
+    one.lose(1)
+    assert one.session.count == 1 and one.session.free_cid() == 2
+    patient(one)
+    one.logged_out(0, logout_of(one.dms[0]))
+    assert one.session.recovered == 1 and one.session.free_cid() == 1
+    assert fresh.session.recovered == 0
+
+
+def test_a_session_of_several_connections_goes_on_with_one(benches: list[Bench]) -> None:
+    two, fresh = Bench(2), Bench(1)
+    benches += [two, fresh]
+    two.reconnectable()
+    slot = two.submit()
+    lose_all(two)
+    two.session.offer(fresh.session)
+    two.progress()
+    assert two.session.fileno() == fresh.dms[0].fileno() and two.session.missing == 0
+    assert slot.state == SENT and slot.connection.cid == 0
+    late = two.add(1)
+    assert late.terminated and not two.session.offered and two.session.count == 1
+    fresh.dms[0].inbox.append(ConnectionLost("gone"))
+    two.progress()
+    assert two.session.life.state is State.SUSPENDED and slot.state == QUEUED
