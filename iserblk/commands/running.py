@@ -10,7 +10,7 @@ import logging
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Iterable
-from typing import Final, Generic, TypeVar
+from typing import Final, Generic, NamedTuple, TypeVar
 
 from iserblk.commands.command import QUEUED, Command, InDoubt, Operation, Unanswered, Waiter
 from iserblk.commands.session import CommandSession
@@ -124,27 +124,50 @@ def _from_sense(text: str, sense: Sense) -> ScsiError:
     return kind(text, sam.CHECK_CONDITION, sense)
 
 
-def retry_delay(error: IserblkError, attempt: int) -> float | None:
-    """Seconds to wait before the command may be sent again; None: it may not. ``attempt``: 0 after
-    the first. A condition that ends by itself is waited for until the caller's deadline: room for a
-    command, a LUN or port that gets ready."""
-    if isinstance(error, Unanswered):
-        return 0.0
+class Tried(NamedTuple):
+    """How often a command was sent again: ``waited`` times behind a condition that ends by itself,
+    and ``failed`` times behind others, of which there may be ATTEMPTS. An array that starts says
+    BUSY any number of times, and then that it was reset."""
+
+    waited: int = 0
+    failed: int = 0
+
+    def after(self, error: IserblkError) -> Tried:
+        """Once more, behind ``error``."""
+        if isinstance(error, Unanswered | InDoubt) or _ends_by_itself(error):
+            return Tried(self.waited + 1, self.failed)
+        return Tried(self.waited, self.failed + 1)
+
+
+ONCE: Final = Tried()  # it was sent, and never again
+
+
+def _ends_by_itself(error: IserblkError) -> bool:
+    """Whether the command finds room, or a LUN or port that is ready, some time later."""
     if not isinstance(error, ScsiError):
-        return None
-    pause = min(MOST_BACK_OFF_S, BACK_OFF_S * (1 << min(attempt, 16)))
+        return False
     sense = error.sense if isinstance(error.sense, Sense) else None
-    if isinstance(error, InDoubt):
-        return 0.0
-    if (
+    return (
         isinstance(error, PortRefused)
         or no_room(error)
         or port_state(error) == alua.TRANSITIONING
         or (sense is not None and sense.is_ready_soon and not sense.is_deferred)
-    ):
-        return pause
-    if attempt >= ATTEMPTS:
+    )
+
+
+def retry_delay(error: IserblkError, tried: Tried) -> float | None:
+    """Seconds to wait before the command may be sent again; None: it may not. A condition that ends
+    by itself is waited for until the caller's deadline."""
+    if isinstance(error, Unanswered | InDoubt):
+        return 0.0
+    if not isinstance(error, ScsiError):
         return None
+    pause = min(MOST_BACK_OFF_S, BACK_OFF_S * (1 << min(tried.waited + tried.failed, 16)))
+    if _ends_by_itself(error):
+        return pause
+    if tried.failed >= ATTEMPTS:
+        return None
+    sense = error.sense if isinstance(error.sense, Sense) else None
     if error.status == sam.TASK_ABORTED:
         return pause
     if sense is not None:
@@ -301,8 +324,8 @@ class Work(ABC, Generic[P]):
 
 def _fill(
     work: Work[P],
-    todo: deque[tuple[P, int]],
-    running: list[tuple[Command, P, int]],
+    todo: deque[tuple[P, Tried]],
+    running: list[tuple[Command, P, Tried]],
     taken: Command,
     waiter: Waiter,
     deadline: float,
@@ -312,13 +335,13 @@ def _fill(
     queue = work.session.queue
     slot: Command | None = taken
     while slot is not None:
-        piece, attempt = todo[0]
+        piece, tried = todo[0]
         slot.waiter = waiter
         slot.deadline = deadline
         if monotonic() >= deadline or not work.fill(slot, piece, None if running else waiter):
             queue.release(slot)
             break
-        running.append((slot, piece, attempt))
+        running.append((slot, piece, tried))
         todo.popleft()
         if not todo or len(running) == PARALLEL:
             break
@@ -336,10 +359,10 @@ def run(work: Work[P], pieces: Iterable[P]) -> Operation[None]:
     session, name = work.session, work.name
     queue = session.queue
     waiter = session.new_waiter()
-    todo = deque((piece, 0) for piece in pieces)
+    todo = deque((piece, ONCE) for piece in pieces)
     error: IserblkError | None = None
     while todo and error is None:
-        running: list[tuple[Command, P, int]] = []
+        running: list[tuple[Command, P, Tried]] = []
         pause = 0.0
         refused = 0
         doubted = False
@@ -359,19 +382,19 @@ def run(work: Work[P], pieces: Iterable[P]) -> Operation[None]:
             while waiter.pending:
                 yield waiter
             stale = work.stale()
-            for slot, piece, attempt in running:
+            for slot, piece, tried in running:
                 problem = work.outcome(slot, piece)
                 if problem is None:
                     if stale:
                         pause = max(pause, AGAIN_S)
-                        todo.append((piece, attempt))
+                        todo.append((piece, tried))
                     continue
                 if isinstance(problem, InDoubt) and monotonic() < deadline:
                     doubted = True
-                    todo.append((piece, attempt))
+                    todo.append((piece, tried))
                     continue
                 refused += no_room(problem)
-                delay = retry_delay(problem, attempt) if work.may_repeat(problem) else None
+                delay = retry_delay(problem, tried) if work.may_repeat(problem) else None
                 late = delay is not None and monotonic() + delay >= session.extended(work.deadline)
                 if late and isinstance(problem, Unanswered):
                     problem = _too_late(session, name)
@@ -381,7 +404,7 @@ def run(work: Work[P], pieces: Iterable[P]) -> Operation[None]:
                     log.info("%s; sending it again", problem)
                     session.listeners.retried(work.lun)
                     pause = max(pause, delay)
-                    todo.append((piece, attempt + 1))
+                    todo.append((piece, tried.after(problem)))
         finally:
             slots = [slot for slot, _, _ in running]
             if slots:

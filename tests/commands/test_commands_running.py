@@ -68,6 +68,27 @@ def test_what_need_not_end_is_tried_a_few_times(error: bytes) -> None:
     assert len(session.asked) == ATTEMPTS + 1
 
 
+RESET = encode_fixed(UNIT_ATTENTION, 0x29, 0x00)
+
+
+@pytest.mark.parametrize("error", [status.BUSY, status.TASK_SET_FULL, *PATIENCE.values()], ids=str)
+def test_what_was_waited_for_leaves_the_tries(error: bytes | int) -> None:
+    """An array that starts says BUSY for a while, and then that it was reset."""
+    errors: list[bytes | int] = [*[error] * (ATTEMPTS + 2), *[RESET] * ATTEMPTS, error]
+    session = FakeLuns(FakeLun(errors={"TEST UNIT READY": errors.copy()}))
+    ask(session)
+    assert len(session.asked) == len(errors) + 1
+
+
+def test_waits_give_no_tries_back() -> None:
+    """A LUN that is BUSY now and then is not tried for ever."""
+    errors: list[bytes | int] = [RESET, status.BUSY] * (ATTEMPTS + 2)
+    session = FakeLuns(FakeLun(errors={"TEST UNIT READY": errors}))
+    with pytest.raises(ScsiError, match="29/00"):
+        ask(session)
+    assert len(session.asked) == 2 * ATTEMPTS + 1
+
+
 def test_a_recovered_error_is_not_asked_again() -> None:
     session = FakeLuns(
         FakeLun(errors={"TEST UNIT READY": [encode_fixed(RECOVERED_ERROR, 0x5D, 0)]})

@@ -14,6 +14,7 @@ from typing import Final, NamedTuple
 
 from iserblk.commands.command import Command, Operation, Waiter
 from iserblk.commands.running import (
+    ONCE,
     PARALLEL,
     Work,
     fill_read,
@@ -42,7 +43,7 @@ def is_final(problem: IserblkError) -> bool:
     """Whether a command that failed so would do no better on the next connection."""
     return (
         isinstance(problem, ScsiError)
-        and retry_delay(problem, 0) is None
+        and retry_delay(problem, ONCE) is None
         and port_state(problem) is None
     )
 

@@ -19,6 +19,7 @@ from iserblk.commands.command import QUEUED, SENT, Command, EndedByReset, Operat
 from iserblk.commands.running import (
     AGAIN_S,
     ATTEMPTS,
+    ONCE,
     PARALLEL,
     Work,
     check_time,
@@ -991,7 +992,7 @@ class DiskCore:
                 self.queue.shrink()
             # What was refused, shorter commands may do.
             refused = is_refusal(problem)
-            if (retry_delay(problem, 0) is None and not refused) or monotonic() >= deadline:
+            if (retry_delay(problem, ONCE) is None and not refused) or monotonic() >= deadline:
                 raise problem
             self.metrics.retried()
         return deadline if again or problem is not None else 0.0
@@ -1238,7 +1239,7 @@ class DiskCore:
     def _flush(self, client: FlushClient, deadline: float) -> Operation[None]:
         durability = self.durability
         losses = durability.losses
-        attempts = 0
+        tried = ONCE
         while True:
             if durability.renew():
                 self.session.disconnect()
@@ -1249,10 +1250,10 @@ class DiskCore:
                 if lost:  # so the error tells of a loss
                     error.losses = losses.count
                 # What allows a retry (ABORTED COMMAND) is sent again, behind what it was to cover.
-                pause = retry_delay(error, attempts)
+                pause = retry_delay(error, tried)
                 if (lost and not _is_foreign(error)) or pause is None or not _proves_nothing(error):
                     raise error
-                attempts += 1
+                tried = tried.after(error)
                 yield max(pause, AGAIN_S)
                 check_time(self.session, deadline, self.info.name)
                 continue

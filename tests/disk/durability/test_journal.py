@@ -12,13 +12,14 @@ from typing import Any
 import pytest
 
 from iserblk.commands.command import Command, Operation, PlainCommand, Unanswered
+from iserblk.commands.running import ATTEMPTS
 from iserblk.disk.durability.copies import CHUNK
 from iserblk.disk.durability.journal import Journal
 from iserblk.disk.lun.operations import DiskCore
 from iserblk.errors import CommandTimeout, ConnectionLost, IserblkError, OutOfRange, ScsiError
 from iserblk.scsi import opcodes
 from iserblk.scsi import sense as sense_data
-from iserblk.scsi.status import TASK_ABORTED
+from iserblk.scsi.status import BUSY, TASK_ABORTED
 from tests.disk import fake_target
 from tests.disk.fake_target import (
     BLOCK,
@@ -248,6 +249,25 @@ def test_flush_that_is_aborted_several_times() -> None:
         assert bench.target.executed == [WRITE] * count
     bench.run(flush)
     assert bench.target.executed == [WRITE] * 3 + [SYNC]
+
+
+def test_flush_that_finds_no_room_many_times_may_still_be_aborted() -> None:
+    """What is waited for leaves the tries that there are for what need not end."""
+    bench = Bench()
+    bench.write(0, 1, 1)
+    flush = bench.core.flush()
+    next(flush)
+    for _ in range(2 * ATTEMPTS):
+        bench.session.end(bench.session.flight[0], status=BUSY)
+        while not bench.session.flight:
+            next(flush)
+    bench.session.end(bench.session.flight[0], status=TASK_ABORTED)
+    while not bench.session.flight:
+        next(flush)
+        if bench.session.disconnected:
+            reconnect(bench.core, bench.target, lost=False)
+    bench.run(flush)
+    assert bench.target.executed[-1] == SYNC
 
 
 def test_flush_that_was_given_up_has_the_journal_sent_again_before_the_next() -> None:
