@@ -25,10 +25,14 @@ from iserblk.secret import Secret
 DEFAULT_PORT = 3260
 ISNS_PORT = 3205
 SLP_PORT = 427
+SCHEMES = ("iser", "iscsi")
 _DIRECTORIES = {"isns": ISNS_PORT, "slp": SLP_PORT}  # schemes of what tells where targets are
+# For patterns: of every URL of ours, which may have a secret.
+OF_LUNS = "|".join(SCHEMES)
+OF_ALL = "|".join((*SCHEMES, *_DIRECTORIES))
 MAXIMUM_LUN = 16383
 _EXAMPLE = "iser://HOST/iqn.2026-11.example:disk/0"
-_MEANT = re.compile(r"(iser|iscsi|isns|slp):", re.ASCII | re.IGNORECASE)
+_MEANT = re.compile(rf"({OF_ALL}):", re.ASCII | re.IGNORECASE)
 # A URL without its scheme: its user may have a secret.
 _NO_SCHEME = re.compile(r"[^/]*@[^/]+/(?:iqn|eui|naa)\.", re.IGNORECASE)
 _HOST = re.compile(r"[^\W_]([\w.-]*[^\W_])?\.?")  # letters of any script, because of IDNA
@@ -130,7 +134,7 @@ def split_url(text: str, needs_target: bool = True) -> Url:
         what = "the // behind its scheme is missing" if is_url(text) else "it has no scheme"
         raise BadArgument(f"not a URL: {what}; write {_EXAMPLE}")
     scheme = scheme.lower()
-    if scheme not in ("iser", "iscsi") and (needs_target or scheme not in _DIRECTORIES):
+    if scheme not in SCHEMES and (needs_target or scheme not in _DIRECTORIES):
         name = shown(scheme) if scheme.isalnum() else "in front of ://"
         raise BadArgument(f"unknown scheme {name}; write {_EXAMPLE}")
     authority, slash, path = rest.partition("/")

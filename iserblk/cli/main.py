@@ -30,7 +30,7 @@ from iserblk.errors import BadArgument, IserblkError
 from iserblk.installation import HERE
 from iserblk.names import suggestion
 from iserblk.printable import log_to_stderr, printable
-from iserblk.url import may_be_url
+from iserblk.url import OF_ALL, may_be_url
 
 # Command → its line in `iserblk --help`. A command's module is imported when the command is run.
 COMMANDS = {
@@ -68,7 +68,7 @@ _OF_CSI = {"grpc": "grpcio", "google": "protobuf"}  # first parts of names of mo
 
 _words: Sequence[str] = ()  # of the command line
 
-_USER_INFO = re.compile(r"\b(iser|iscsi):.*@", re.DOTALL | re.IGNORECASE)
+_USER_INFO = re.compile(rf"\b({OF_ALL}):.*@", re.DOTALL | re.IGNORECASE)
 
 
 # What other programs call it.

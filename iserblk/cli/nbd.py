@@ -106,6 +106,10 @@ def command(
     that reaches the socket can read and write.
     """
     given = connection(options)
+    if (path is not None) + (listen is not None) + (handed_over() > 0) != 1:
+        raise click.UsageError(
+            "Give either --socket PATH or --listen HOST:PORT, or a socket unit of systemd."
+        )
     if not by_nbdkit and (filters or threads is not None):
         name = "--filter" if filters else "--threads"
         raise BadArgument(f"{name} is for nbdkit: add --nbdkit")
@@ -213,10 +217,6 @@ def _listening(
     path: str | None, listen: str | None, by_nbdkit: bool = False
 ) -> Iterator[tuple[list[socket.socket], str]]:
     count = handed_over()
-    if (path is not None) + (listen is not None) + (count > 0) != 1:
-        raise click.UsageError(
-            "Give either --socket PATH or --listen HOST:PORT, or a socket unit of systemd."
-        )
     if count > 1 and by_nbdkit:
         raise BadArgument(f"--nbdkit takes one socket of systemd, and there are {count}")
     if count:

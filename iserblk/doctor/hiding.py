@@ -16,6 +16,7 @@ from urllib.parse import quote, quote_plus
 
 from iserblk.printable import printable
 from iserblk.secret import Secret
+from iserblk.url import OF_ALL, OF_LUNS
 
 HIDDEN = "***"
 _SHORT = 6  # characters: a shorter secret is hidden as a whole word alone; others would lose parts
@@ -24,10 +25,10 @@ _LONGEST = 8192  # characters of a word or line
 # User info ends at the last @ of a URL, and a secret may have blanks and, wrongly, slashes in it:
 # all up to the last @ before the next URL. The host behind it stays.
 _USER_INFO = re.compile(
-    r"\b(iser|iscsi|isns|slp|nbds?|nbds?\+unix|https?):/{0,2}(?:(?!\b(?:iser|iscsi)://).)*@",
+    rf"\b({OF_ALL}|nbds?|nbds?\+unix|https?):/{{0,2}}(?:(?!\b(?:{OF_LUNS})://).)*@",
     re.IGNORECASE | re.DOTALL,
 )
-_LAST_URL = re.compile(r"\b(?:iser|iscsi|https?):(?!.*\b(?:iser|iscsi|https?):).*\Z", re.DOTALL)
+_LAST_URL = re.compile(rf"\b(?:{OF_LUNS}|https?):(?!.*\b(?:{OF_LUNS}|https?):).*\Z", re.DOTALL)
 # A URL without its scheme. Its user info begins somewhere in front of the @.
 _NO_SCHEME = re.compile(r"[^\s/]+@(?=[^\s/@]+/(?:iqn|eui|naa)\.)", re.IGNORECASE)
 # A value may have anything but & in a URL; where a line goes on behind it, that is hidden as well.

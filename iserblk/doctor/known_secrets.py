@@ -27,7 +27,7 @@ from pathlib import Path
 from iserblk.doctor.machine import Machine
 from iserblk.errors import BadArgument
 from iserblk.secret import Secret
-from iserblk.url import parse_place
+from iserblk.url import OF_ALL, parse_place
 
 _MOST_BYTES = 1 << 20  # of a file
 _MOST_FILES = 4096  # of one pattern
@@ -77,7 +77,7 @@ OPTIONS = {
 }
 _KEYS = ("server-key.pem", "client-key.pem", "ca-key.pem", "keys.psk")
 
-_URL = re.compile(r"\b(?:iser|iscsi|isns|slp)://[^\s\"',]+", re.IGNORECASE)
+_URL = re.compile(rf"\b(?:{OF_ALL})://[^\s\"',]+", re.IGNORECASE)
 _USER_INFO = re.compile(r"://[^\s/%:@]*[%:](.*)@", re.DOTALL)
 _BARE = re.compile(r"[^\s/%:@]+[%:](.+)@(?!.*@)", re.DOTALL)
 _SCHEME = re.compile(r"\A(?:-[\w-]+=)?\w+:/+")

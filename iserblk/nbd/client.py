@@ -677,7 +677,7 @@ class Client:
         if offset + length > disk.size and request.command != nbd.FLUSH:
             await disk.refresh()  # it may have grown
         long = self._export.long
-        if long.under_way and request.command in _CHANGES:
+        if long.under_way and request.command in nbd.CHANGES:
             await long.let_end(offset, length)
         if (
             length > LONG
@@ -759,5 +759,4 @@ class Client:
         self._transmission.discard()
 
 
-_CHANGES: Final = (nbd.WRITE, nbd.TRIM, nbd.WRITE_ZEROES)
 _GONE: Final = (errno.EPIPE, errno.ECONNRESET, errno.ETIMEDOUT, errno.ENOTCONN)

@@ -127,6 +127,8 @@ FLAG_REQ_ONE: Final = 1 << 3
 FLAG_FAST_ZERO: Final = 1 << 4
 FLAG_PAYLOAD_LEN: Final = 1 << 5  # extended headers: the length is that of the payload
 
+CHANGES: Final = (WRITE, TRIM, WRITE_ZEROES)  # commands that change the disk
+
 # FUA is allowed with every command, and ignored where nothing is written.
 FLAGS: dict[int, int] = {
     READ: FLAG_FUA | FLAG_DF,

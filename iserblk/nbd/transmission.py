@@ -51,7 +51,6 @@ _ROOM: Final = 8192  # with less room in an intake the next one is taken
 _MOST_STATUS_PAYLOAD: Final = 256  # bytes
 STATUS_COST: Final = nbd.MOST_EXTENTS * nbd.EXTENDED_EXTENT.size  # bytes of a large answer
 
-_CHANGES: Final = (nbd.WRITE, nbd.TRIM, nbd.WRITE_ZEROES)
 # Transmission flags without which a command, or a flag of it, is refused.
 _OFFERS: Final = {
     nbd.FLUSH: nbd.SEND_FLUSH,
@@ -485,7 +484,7 @@ class Transmission:
         may be answered now."""
         if not self._may_refuse():
             return False
-        read_only = command in _CHANGES and self.negotiated.flags & nbd.READ_ONLY
+        read_only = command in nbd.CHANGES and self.negotiated.flags & nbd.READ_ONLY
         if read_only:
             error, text = nbd.EPERM, "the export is read-only"
         elif command == nbd.BLOCK_STATUS and not self.negotiated.contexts:
@@ -743,7 +742,7 @@ def _offered(negotiated: Negotiated) -> dict[int, int]:
         if command not in _OFFERS or told & _OFFERS[command]
     }
     if told & nbd.READ_ONLY:
-        for command in _CHANGES:
+        for command in nbd.CHANGES:
             offered.pop(command, None)
     if not negotiated.contexts:
         del offered[nbd.BLOCK_STATUS]
