@@ -17,6 +17,8 @@ from iserblk.scsi.tasks import BIDIRECTIONAL, NO_DATA, SIMPLE
 
 NO_BYTES: Final = memoryview(b"")
 LUN_0: Final = bytes(8)
+# (A literal would have mypy refuse the attributes that a trait only declares.)
+_NO_SLOTS: Final[tuple[str, ...]] = ()
 
 T = TypeVar("T")
 
@@ -105,6 +107,8 @@ class Command:
     (A trait: the compiler finds attributes by their place in each class. It can do that with no
     float, so ``deadline`` is a property here, and an attribute of what is derived.)
     """
+
+    __slots__ = _NO_SLOTS
 
     index: int
     state: int

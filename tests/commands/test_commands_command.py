@@ -54,3 +54,11 @@ def test_the_owner_is_that_of_the_waiter() -> None:
     waiter = CountingWaiter()
     assert owner_of(waiter) is None
     assert owner_of(NOBODY) is None
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_command_takes_no_attribute_that_it_does_not_have(kind: type[Command]) -> None:
+    """In both forms: what sets a name of before is noticed."""
+    command = kind(0)  # type: ignore[call-arg]
+    with pytest.raises(AttributeError):
+        command.flags = 0x80  # type: ignore[attr-defined]
