@@ -127,6 +127,9 @@ class CommandDriver(Protocol):
     """What waits for the commands of a session, in tasks and strands of trio. See TrioDriver for
     iSCSI's."""
 
+    @property
+    def session(self) -> CommandSession: ...
+
     def check_here(self) -> None:
         """Raises LocalProtocolError in another thread than that of its loop."""
         ...

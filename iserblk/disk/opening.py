@@ -8,6 +8,7 @@ from dataclasses import replace
 from functools import partial
 
 from iserblk.commands.command import Operation
+from iserblk.commands.session import CommandDriver, CommandSession
 from iserblk.disk.lun.geometry import Geometry
 from iserblk.disk.lun.identify import NotADisk, identify, names
 from iserblk.disk.lun.identity import lasting_name
@@ -120,7 +121,7 @@ def _resume_by(
 
 
 async def find_disks(
-    driver: TrioDriver, address: Address, left_out: list[str] | None = None
+    driver: CommandDriver, address: Address, left_out: list[str] | None = None
 ) -> list[DiskCore]:
     """The disks that the URL names: its LUN, or every disk in REPORT LUNS. The driver must be
     running. ``left_out`` gets disks of the report that cannot be used, in words."""
@@ -134,7 +135,7 @@ async def find_disks(
     return cores
 
 
-async def _find(driver: TrioDriver, address: Address, left_out: list[str]) -> list[DiskCore]:
+async def _find(driver: CommandDriver, address: Address, left_out: list[str]) -> list[DiskCore]:
     url = address.url
     session = driver.session
     if url.lun is not None:
@@ -172,7 +173,7 @@ async def _find(driver: TrioDriver, address: Address, left_out: list[str]) -> li
     return cores
 
 
-async def _identify(driver: TrioDriver, address: Address, lun: int) -> DiskCore:
+async def _identify(driver: CommandDriver, address: Address, lun: int) -> DiskCore:
     session, url, options = driver.session, address.url, address.options
 
     name, text = f"lun{lun}", replace(url, lun=lun).redacted()
@@ -203,7 +204,7 @@ async def _identify(driver: TrioDriver, address: Address, lun: int) -> DiskCore:
 
 
 def _core(
-    session: Session, lun: bytes, info: LunInfo, geometry: Geometry, options: Options
+    session: CommandSession, lun: bytes, info: LunInfo, geometry: Geometry, options: Options
 ) -> DiskCore:
     core = DiskCore(session, lun, info, geometry)
     core.limit_transfer(options.max_transfer)
