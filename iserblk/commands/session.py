@@ -152,9 +152,9 @@ class CommandDriver(Protocol):
         Their waiters are told when they have ended: only then their buffers are free."""
         ...
 
-    def hold(self) -> bool:
-        """Have commands that are submitted from now on leave together, at ``release``. Returns the
-        argument of ``release``."""
+    def begin_batch(self) -> bool:
+        """Have commands that are submitted from now on leave together, at ``end_batch``. Returns
+        its argument."""
         ...
 
-    def release(self, held: bool) -> None: ...
+    def end_batch(self, held: bool) -> None: ...

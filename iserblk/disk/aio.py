@@ -34,8 +34,8 @@ class TrioDisk:
         self.end_read = core.ended
         self.end_write = core.ended_write
         self.take_over = core.take_over
-        self.hold = driver.hold
-        self.release = driver.release
+        self.begin_batch = driver.begin_batch
+        self.end_batch = driver.end_batch
         self.abandon = driver.abandon
         self.check_here = driver.check_here
 

@@ -276,11 +276,11 @@ class DiskThread:
                 request = inbox.popleft()
                 disk = request.disk
                 if disk not in held:
-                    held[disk] = disk.hold()
+                    held[disk] = disk.begin_batch()
                 self._begin(request)
         finally:
             for each, before in held.items():
-                each.release(before)
+                each.end_batch(before)
 
     def _begin(self, request: HandedRequest) -> None:
         if request.kind == TAKE_BACK:

@@ -78,8 +78,8 @@ class MeteredAsync:
 
     def __init__(self, disk: AsyncLun, metrics: LunMetrics, slots: int) -> None:
         self.disk = disk
-        self.hold = disk.hold
-        self.release = disk.release
+        self.begin_batch = disk.begin_batch
+        self.end_batch = disk.end_batch
         self.abandon = disk.abandon
         self.check_here = disk.check_here
         self.take_over = disk.take_over

@@ -386,12 +386,12 @@ class DirectDisk(AsyncDisk, Protocol):
 
     def take_over(self, slot: Command, buffer: bytearray, /) -> bytearray | None: ...
 
-    def hold(self) -> bool:
-        """Have commands that are begun from now on leave together, at ``release``. Returns the
-        argument of ``release``."""
+    def begin_batch(self) -> bool:
+        """Have commands that are begun from now on leave together, at ``end_batch``. Returns the
+        argument of ``end_batch``."""
         ...
 
-    def release(self, held: bool, /) -> None: ...
+    def end_batch(self, held: bool, /) -> None: ...
 
     def abandon(self, mine: Callable[[Waiter], bool], /) -> int:
         """Begin to abort at the target the commands whose waiter is ``mine``; returns how many.

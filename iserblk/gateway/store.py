@@ -157,7 +157,7 @@ class DiskStore:
         while not self._ended:
             await park()
             self._woken = False
-            held = self.disk.hold()
+            held = self.disk.begin_batch()
             try:
                 answered, self._answered = self._answered, []
                 for operation in answered:
@@ -167,7 +167,7 @@ class DiskStore:
                     _tell(operation, problem)
                 self.batch_ended()
             finally:
-                self.disk.release(held)
+                self.disk.end_batch(held)
 
     def _end(self, operation: _Operation) -> None:
         """The command of an operation has ended."""

@@ -482,7 +482,7 @@ class Client:
             self._wake()
 
     def _turn(self, receive: bool = True, first: bool = False, flush: bool = False) -> None:
-        held = self._disk.hold()
+        held = self._disk.begin_batch()
         transmission = self._transmission
         try:
             if self._done:
@@ -516,7 +516,7 @@ class Client:
             log.exception("%s: internal error", self.name)
             self._lose()
         finally:
-            self._disk.release(held)
+            self._disk.end_batch(held)
         if self._still is not None:
             self._look_whether_still(self._still)
 

@@ -350,10 +350,10 @@ class Failing:
         self.flush = flush
         self.client = SimpleNamespace(told=told, unheard=unheard)
 
-    def hold(self) -> bool:
+    def begin_batch(self) -> bool:
         return False
 
-    def release(self, _held: bool) -> None:
+    def end_batch(self, _held: bool) -> None:
         pass
 
 

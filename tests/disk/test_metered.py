@@ -90,7 +90,7 @@ class Bench:
 SLOTS = 3
 DIRECT = (
     *("begin_read", "begin_write", "end_read", "end_write", "take_over"),
-    *("hold", "release", "abandon", "check_here"),
+    *("begin_batch", "end_batch", "abandon", "check_here"),
 )
 NAMES = ("refresh", "read_into", "write", "flush", "trim", "zero", "extents", "cache")
 BUFFER = memoryview(bytearray(512))

@@ -404,10 +404,10 @@ class AsyncFake:
     def take_over(self, slot: Command, buffer: bytearray) -> bytearray | None:
         return None
 
-    def hold(self) -> bool:
+    def begin_batch(self) -> bool:
         return False
 
-    def release(self, held: bool) -> None:
+    def end_batch(self, held: bool) -> None:
         pass
 
     def abandon(self, mine: Callable[[Waiter], bool]) -> int:

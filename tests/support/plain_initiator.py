@@ -237,10 +237,10 @@ class PlainDriver:
     def check_here(self) -> None:
         """There is one thread."""
 
-    def hold(self) -> bool:
+    def begin_batch(self) -> bool:
         return False
 
-    def release(self, held: bool) -> None:
+    def end_batch(self, held: bool) -> None:
         """Each command is sent at once."""
 
     def abandon(self, mine: Callable[[Waiter], bool]) -> int:

@@ -41,7 +41,7 @@ GATHER_FROM: Final = 4  # commands under way, from which number on others are ga
 GATHER_DECAY: Final = 0.97  # of the recent number of commands under way, per command
 GATHER_QUIET: Final = 3  # turns of the loop without another command, after which they are sent
 GATHER_BESIDE: Final = (
-    8  # commands under way beside those of a ``hold``, from which on it waits for others
+    8  # commands under way beside those of a batch, from which on it waits for others
 )
 GATHER_COMMANDS: Final = 8  # at most, that are sent at once
 SINGLY: Final = 4  # answers at a time: fewer than this come one by one
@@ -320,13 +320,13 @@ class TrioDriver:
         else:
             self._gather_soon(GATHER_QUIET)
 
-    def hold(self) -> bool:
-        """Have commands that are submitted from now on leave together, at ``release`` or a turn of
-        the loop later. Returns the argument of ``release``."""
+    def begin_batch(self) -> bool:
+        """Have commands that are submitted from now on leave together, at ``end_batch`` or a turn
+        of the loop later. Returns the argument of ``end_batch``."""
         held, self._batch = self._batch, True
         return held
 
-    def release(self, held: bool) -> None:
+    def end_batch(self, held: bool) -> None:
         if held:
             return
         self._batch = False

@@ -318,9 +318,9 @@ async def test_what_several_clients_begin_in_one_turn_leaves_together(
 
     def client(number: int) -> TaskSlot:
         waiters.append(TrioWaiter())
-        held = disk.hold()
+        held = disk.begin_batch()
         slot = disk.begin_read(memoryview(bytearray(512)), number * 512, waiters[-1])
-        disk.release(held)
+        disk.end_batch(held)
         assert isinstance(slot, TaskSlot)
         return slot
 

@@ -310,7 +310,7 @@ async def test_what_was_put_off_when_the_connection_was_lost_is_sent_on_the_next
         for number in range(5):
             nursery.start_soon(once, number)
         await end.peer.hears(6)
-        before = end.driver.hold() if held else False
+        before = end.driver.begin_batch() if held else False
         for number in range(5, 8):
             nursery.start_soon(once, number)
         while end.session.queue.busy < 8:
@@ -325,7 +325,7 @@ async def test_what_was_put_off_when_the_connection_was_lost_is_sent_on_the_next
         end.session.offer(fresh)
         end.driver.kick()
         if held:
-            end.driver.release(before)
+            end.driver.end_batch(before)
         await until(lambda: len(done) == 8)
         await end.read()  # and nothing is left of the batch
         assert end.session.queue.in_flight == 0
