@@ -117,23 +117,28 @@ class Simulation:
         loop, chance, runnable = self.loop, self.loop.chance, self._runnable
         turn, draw = loop.turn, chance.random
         left = PASS
+        quiet = False  # trio has had its turn since the last thing that was done here
         while True:
             # ``count``: without this task, which runs.
             if left <= 0 or (runnable.count and draw() < 0.5):
                 left = PASS
+                quiet = True
                 await trio.lowlevel.checkpoint()
                 continue
             left -= 1
             try:
-                if not turn() and (runnable.count or self._jump()):
+                if turn():
+                    quiet = False
+                elif runnable.count or self._jump(quiet):
                     left = 0
             except BaseException as error:
                 self._problem = self._problem or error
                 scope.cancel()
                 left = 0
 
-    def _jump(self) -> bool:
-        """To the moment when something happens; returns whether in trio."""
+    def _jump(self, quiet: bool) -> bool:
+        """To the moment when something happens; returns whether in trio. Where nothing is left,
+        trio may still have to end what was cancelled, unless it is ``quiet``."""
         loop = self.loop
         ours = loop.due()
         statistics = trio.lowlevel.current_statistics()
@@ -142,6 +147,8 @@ class Simulation:
         theirs = loop.now() + statistics.seconds_to_next_deadline
         when = min(ours, theirs)
         if when == math.inf:
+            if not quiet:
+                return True
             raise Stuck("nothing is left that could happen: what waits, waits for ever")
         loop.advance(when)
         return when == theirs
