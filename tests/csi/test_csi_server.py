@@ -125,7 +125,7 @@ def test_no_more_calls_wait_than_there_is_room_for(
 
         def is_served() -> bool:  # the calls that have ended are counted for a moment longer
             try:
-                return kubelet.call("NodeGetInfo").node_id == "worker-1"
+                return bool(kubelet.call("NodeGetInfo").node_id == "worker-1")
             except grpc.RpcError as error:
                 assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
                 return False

@@ -712,7 +712,8 @@ def test_a_bug_in_the_end_of_one_request_ends_the_others(
     except BaseException as error:
         said = repr(error)
     assert "broken" in said
-    assert errors == ["internal error", "the disks were closed while a request was under way"]
+    told = ["internal error", "the disks were closed while a request was under way"]
+    assert sorted(errors) == told  # which thread is told first is chance
     caplog.clear()  # records refer to errors, and those to much
 
 
