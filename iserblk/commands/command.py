@@ -130,12 +130,14 @@ class Command:
     error: Exception | None
 
     @property
+    @abstractmethod
     def deadline(self) -> float:
-        raise NotImplementedError
+        """See above."""
 
     @deadline.setter
     def deadline(self, deadline: float) -> None:
-        raise NotImplementedError
+        # (The compiler takes no abstract setter.)
+        raise AttributeError("a class of commands has a deadline of its own")
 
     @property
     @abstractmethod
