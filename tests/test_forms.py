@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 import sysconfig
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -226,6 +227,56 @@ def test_handlers_that_wait_are_found() -> None:
         for kind in ("except ValueError", "finally"):
             assert waiting_handlers(ast.parse(f"try:\n    pass\n{kind}:\n    {line}"))
     assert not waiting_handlers(ast.parse("try:\n    yield\nfinally:\n    def f(): yield"))
+
+
+def at_import(node: ast.AST) -> Iterator[ast.AST]:
+    """The expressions in a module that are computed while it is imported."""
+    for each in ast.iter_child_nodes(node):
+        if isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef):
+            arguments = each.args
+            found = [*arguments.defaults, *filter(None, arguments.kw_defaults)]
+            for expression in (*found, *each.decorator_list):
+                yield from ast.walk(expression)
+        elif not isinstance(each, ast.Lambda):
+            yield each
+            yield from at_import(each)
+
+
+def without_type(module: str) -> set[str]:
+    """Names of a module that it computes at its top level, and does not say of which type."""
+    found = set()
+    for node in ast.parse(Path(forms.source_of(module)).read_text()).body:
+        if isinstance(node, ast.AnnAssign) and ast.unparse(node.annotation) != "Final":
+            continue
+        if isinstance(node, ast.Assign | ast.AnnAssign):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            computed = not isinstance(node.value, ast.Constant | ast.UnaryOp | ast.BinOp)
+            if computed:
+                found |= {
+                    each.id
+                    for target in targets
+                    for each in ast.walk(target)
+                    if isinstance(each, ast.Name)
+                }
+    return found
+
+
+def test_what_others_compute_with_at_import_says_its_type() -> None:
+    """mypyc has mypy take all compiled modules as one circle of imports, within which a module may
+    be looked at before those of which it takes ``module.NAME``."""
+    for path in sorted((TOP / "iserblk").rglob("*.py")):
+        tree = ast.parse(path.read_text())
+        modules = {
+            name: f"{package}.{name}"
+            for package, name in imported(tree)
+            if (TOP / forms.source_of(f"{package}.{name}")).is_file()
+        }
+        for node in at_import(tree):
+            if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+                module = modules.get(node.value.id)
+                assert not module or node.attr not in without_type(module), (
+                    f"{path}:{node.lineno}: {module}.{node.attr} has no type that mypyc could see"
+                )
 
 
 def test_every_module_is_there() -> None:

@@ -79,7 +79,7 @@ CMD_SN_OFFSET: Final = 24
 CDB_OFFSET: Final = 32
 EXP_DATA_SN_OFFSET: Final = 36  # of a SCSI Response, and of a Task Management Function Request
 RESIDUAL_OFFSET: Final = 44
-NO_LUN: Final = bytes(8)  # where the field is reserved
+NO_LUN: Final[bytes] = bytes(8)  # where the field is reserved
 ITT: Final = struct.Struct(">I")
 CMD_SN_EXP_STAT_SN: Final = struct.Struct(">II")
 LENGTHS: Final = struct.Struct(">I")
@@ -87,13 +87,13 @@ LENGTHS_OFFSET: Final = 4
 
 # Layouts for the hot path. A SCSI Command: opcode, flags, TotalAHSLength (top byte) with
 # DataSegmentLength, LUN, ITT, EDTL, CmdSN, ExpStatSN, CDB.
-SCSI_COMMAND_FIELDS: Final = struct.Struct(">BBxxI8sIIII16s")
+SCSI_COMMAND_FIELDS: Final[struct.Struct] = struct.Struct(">BBxxI8sIIII16s")
 # A SCSI Data-Out: opcode, flags, lengths, LUN, ITT, TTT, ExpStatSN, DataSN, Buffer Offset.
-DATA_OUT_FIELDS: Final = struct.Struct(">BBxxI8sII4xI4xII4x")
+DATA_OUT_FIELDS: Final[struct.Struct] = struct.Struct(">BBxxI8sII4xI4xII4x")
 # A SCSI Data-In: opcode, flags, status, lengths, LUN, ITT, TTT, StatSN, ExpCmdSN, MaxCmdSN, DataSN,
 # Buffer Offset, residual count; and of these only lengths, ITT, DataSN and Buffer Offset.
-DATA_IN_FIELDS: Final = struct.Struct(">BBxBI8sIIIIIIII")
-DATA_IN_PLACE: Final = struct.Struct(">4xI8xI16xII")
+DATA_IN_FIELDS: Final[struct.Struct] = struct.Struct(">BBxBI8sIIIIIIII")
+DATA_IN_PLACE: Final[struct.Struct] = struct.Struct(">4xI8xI16xII")
 # A SCSI Response: opcode, flags, response and status as one word, lengths, ITT, StatSN, ExpCmdSN,
 # MaxCmdSN, residual count. SNACK Tag, ExpDataSN and the bidirectional residual count are written as
 # zeroes.

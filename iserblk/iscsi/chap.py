@@ -26,7 +26,10 @@ from dataclasses import dataclass, field
 from iserblk.errors import AuthenticationError, BadArgument, RemoteProtocolError
 from iserblk.secret import Secret
 
-MD5, SHA1, SHA256, SHA3_256 = 5, 6, 7, 8
+MD5 = 5
+SHA1 = 6
+SHA256 = 7
+SHA3_256 = 8
 _HASHES = {MD5: "md5", SHA1: "sha1", SHA256: "sha256", SHA3_256: "sha3_256"}
 # The offer, in order of preference. SHA-256 is last: tgtd takes its number for SHA-1, and must find
 # MD5 before it. All four protect the secret equally well. MD5 is not first, although LIO before

@@ -213,7 +213,7 @@ _ROWS = (
 TABLE = {row.name: row for row in _ROWS}
 
 # Only the leading login of a session may send these (RFC 7143 section 13, RFC 7145 section 6).
-LEADING_ONLY = frozenset(
+LEADING_ONLY: frozenset[str] = frozenset(
     (
         "RDMAExtensions",
         "MaxConnections",

@@ -151,7 +151,7 @@ ERROR_DATA: Final = struct.Struct(">IH")  # error, length of the text behind it
 CONTEXT_ID: Final = struct.Struct(">I")
 EXTENT: Final = struct.Struct(">II")  # length, flags of the context
 EXTENDED_CONTEXT: Final = struct.Struct(">II")  # context ID, number of extents
-EXTENDED_EXTENT: Final = struct.Struct(">QQ")
+EXTENDED_EXTENT: Final[struct.Struct] = struct.Struct(">QQ")
 # The payload of a BLOCK_STATUS request with FLAG_PAYLOAD_LEN: length, then IDs of contexts.
 STATUS_PAYLOAD: Final = struct.Struct(">Q")
 

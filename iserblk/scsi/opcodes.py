@@ -57,7 +57,7 @@ SA_REPORT_SUPPORTED_OPERATION_CODES = 0x0C
 SA_SET_TARGET_PORT_GROUPS = 0x0A
 
 # Opcodes that are a command only together with a service action.
-WITH_ACTIONS = (
+WITH_ACTIONS: tuple[int, ...] = (
     PERSISTENT_RESERVE_IN,
     PERSISTENT_RESERVE_OUT,
     EXTENDED_COPY,

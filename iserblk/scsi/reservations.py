@@ -57,7 +57,7 @@ WRITE_EXCLUSIVE_REGISTRANTS = 5
 EXCLUSIVE_ACCESS_REGISTRANTS = 6
 WRITE_EXCLUSIVE_ALL = 7  # all registrants hold it
 EXCLUSIVE_ACCESS_ALL = 8
-TYPES = (1, 3, 5, 6, 7, 8)
+TYPES: tuple[int, ...] = (1, 3, 5, 6, 7, 8)
 
 # Flags of the OUT parameter list.
 SPEC_I_PT = 0x08
