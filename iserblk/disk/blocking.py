@@ -37,6 +37,16 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
+# For this long a thread waits for what may take an outage, until Python looks at its signals. A
+# signal that has come when Python had looked, and before the thread slept, does not end the sleep;
+# nor does one of which the kernel tells another thread.
+LOOK_S = 1.0
+
+
+def wait(event: threading.Event) -> None:
+    while not event.wait(LOOK_S):
+        pass
+
 
 class Bell:
     """Wakes the thread that waits for it; a ring is kept until then.
@@ -151,7 +161,7 @@ class Places:
             try:
                 ended = threading.Event()
                 thread.take_back(HandedRequest(thread, request.disk, ended.set), request)
-                ended.wait()
+                wait(ended)
                 break
             except BaseException:  # another interrupt: it is urgent
                 thread.cut()
@@ -320,7 +330,7 @@ class ThreadDiskSet:
         self._places = Places(thread)
         try:
             thread.start()
-            self._opened.wait()
+            wait(self._opened)
             if self._error is not None:
                 thread.join()
                 error, self._error = self._error, None

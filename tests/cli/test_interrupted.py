@@ -86,14 +86,18 @@ def test_a_signal_while_it_connects(
             env=environment(),
             start_new_session=True,
         )
-        with taken(server, process) as connection:
-            assert connection.recv(1) == b"M"  # the MPA Request: signal handlers are set by now
-            if group:
-                os.killpg(process.pid, number)
-            else:
-                process.send_signal(number)
-            # Until every process that has stderr open has ended.
-            _, said = process.communicate(timeout=END_S)
+        with process:
+            try:
+                with taken(server, process) as connection:
+                    assert connection.recv(1) == b"M"  # the MPA Request: handlers are set by now
+                    if group:
+                        os.killpg(process.pid, number)
+                    else:
+                        process.send_signal(number)
+                    # Until every process that has stderr open has ended.
+                    _, said = process.communicate(timeout=END_S)
+            finally:
+                process.kill()  # it ends, or has ended
     assert process.returncode == 128 + number
     assert len(said.strip().splitlines()) <= 1
     assert not os.path.ismount(place)

@@ -619,21 +619,28 @@ def test_a_fork_while_a_thread_wakes_the_thread_of_the_disks(
     assert status == 0
 
 
-def test_opening_is_interrupted() -> None:
-    """Nothing is left running."""
+@pytest.mark.parametrize("told", ["this thread", "another thread"])
+def test_opening_is_interrupted(told: str) -> None:
+    """Nothing is left running. A signal of which another thread is told does not wake this one."""
     cancelled = threading.Event()
+    numbers = {signal.SIGINT} if told == "another thread" else set()
 
     @asynccontextmanager
     async def never() -> Any:
-        interrupt()
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, numbers)
+        os.kill(os.getpid(), signal.SIGINT)
         try:
             await trio.sleep_forever()
             yield
         finally:
             cancelled.set()
 
-    with pytest.raises(KeyboardInterrupt):
-        ThreadDiskSet(never)
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            ThreadDiskSet(never)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
     assert cancelled.wait(60)
     until_blocking(lambda: all(each.name != NAME for each in threading.enumerate()))
 
