@@ -1250,8 +1250,11 @@ class DiskCore:
                 if lost:  # so the error tells of a loss
                     error.losses = losses.count
                 # What allows a retry (ABORTED COMMAND) is sent again, behind what it was to cover.
+                # A loss is told by the error; NO_CLIENT is told of none, and a change of which the
+                # flush is a part is carried out again behind it.
                 pause = retry_delay(error, tried)
-                if (lost and not _is_foreign(error)) or pause is None or not _proves_nothing(error):
+                tells = lost and client is not NO_CLIENT and not _is_foreign(error)
+                if tells or pause is None or not _proves_nothing(error):
                     raise error
                 tried = tried.after(error)
                 yield max(pause, AGAIN_S)

@@ -328,6 +328,24 @@ def test_a_write_with_fua_that_ends_otherwise(bench: Bench, how: str) -> None:
     assert bench.disk.durability.losses.count == (how == "given up")
 
 
+def test_a_flush_of_a_write_is_sent_again_where_it_was_aborted_behind_a_loss(bench: Bench) -> None:
+    """The loss is that of another write, which a flush of its client tells of. The write itself is
+    carried out again."""
+    bench.disk.info = replace(bench.disk.info, fua=False)
+    bench.write()
+    bench.run(bench.disk.write(BLOCK, 512, fua=True), b"", ABORTED)
+    assert [heard.operation for heard in bench.peer.heard] == [
+        WRITE,
+        WRITE,
+        SYNC,
+        SYNC,
+        WRITE,
+        SYNC,
+    ]
+    assert bench.flush_fails()
+    assert not bench.flush_fails()
+
+
 def test_flush_that_another_initiator_has_aborted_is_sent_again(bench: Bench) -> None:
     """Its LOGICAL UNIT RESET is no failure of the target's own."""
     bench.write()
