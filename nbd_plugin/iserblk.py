@@ -31,6 +31,7 @@ import syslog
 import threading
 import traceback
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
@@ -303,25 +304,30 @@ def cleanup() -> None:
         with contextlib.closing(_opened.pop()) as disks:
             for each in _only:
                 each.ended()
-            failed = False
-            for name, disk in disks.disks.items():
-                # (For a LUN without a write cache, the disk sends no command.)
-                if disk.dirty and watch.by_force:
-                    _log.error("%s", not_flushed(name, disk))
-                    failed = True
-                    continue
-                if disk.dirty:
-                    try:
-                        disk.flush(disk.new_client())
-                    except IserblkError as error:
-                        _log.error("%s", last_flush_failed(name, disk, error))
-                        failed = True
-                        continue
-                for each in _only:
-                    each.changed()
-            if failed:
+            last = functools.partial(_flush_last, watch)
+            # At the same time: a target that is away holds up no other.
+            with ThreadPoolExecutor(len(disks.disks), "iserblk-flush") as threads:
+                flushed = [*threads.map(last, disks.disks, disks.disks.values())]
+            if not all(flushed):
                 watch.leave(all_unflushed(disks.disks.values()))
                 _tell_parent("lost")
+
+
+def _flush_last(watch: EndWatch, name: str, disk: BlockingDisk) -> bool:
+    """Whether nothing is left to flush. (For a LUN without a write cache, the disk sends no
+    command.)"""
+    if disk.dirty and watch.by_force:
+        _log.error("%s", not_flushed(name, disk))
+        return False
+    if disk.dirty:
+        try:
+            disk.flush(disk.new_client())
+        except IserblkError as error:
+            _log.error("%s", last_flush_failed(name, disk, error))
+            return False
+    for each in _only:
+        each.changed()
+    return True
 
 
 class EndWatch:

@@ -244,3 +244,21 @@ def test_while_its_device_is_being_detached_it_has_no_patience(
     wish.make()
     until_blocking(lambda: "the end is wanted" in server.log())
     server.end()
+
+
+def test_the_last_flushes_begin_together(
+    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A LUN whose target is away holds up no other."""
+    hold = tmp_path / "hold"
+    monkeypatch.setenv("FAKE_HOLD", str(hold))
+    server = start(luns=[{}, {}, {}])
+    for name in ("lun0", "lun1"):  # and lun2 is not written to
+        client = server.connect(name)
+        client.pwrite(b"x", 0)
+        client.shutdown()
+    hold.touch()
+    server.process.terminate()
+    until_blocking(lambda: server.log().count("a flush waits") == 2)
+    hold.unlink()
+    server.end()
