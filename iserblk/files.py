@@ -8,11 +8,15 @@ from __future__ import annotations
 import ctypes
 import errno
 import fcntl
+import glob
 import os
 import secrets
+import stat
+from contextlib import suppress
 from pathlib import Path
 
 MOST_TEXT = 4 << 20  # bytes
+_PART = "[0-9a-f]" * 8  # how the name of a file that is being written ends
 PUNCH_HOLE = 0x02 | 0x01  # never without KEEP_SIZE
 ZERO_RANGE = 0x10 | 0x01  # with KEEP_SIZE
 
@@ -47,22 +51,59 @@ def read_text(path: Path) -> str:
 def write_whole(path: Path, content: bytes, *, replace: bool) -> None:
     """Write a file of mode 0600: all of it or nothing, also if the power fails. Raises OSError;
     FileExistsError when there is such a file and ``replace`` is not set. Then the file is as it
-    was."""
-    part = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
-    fd = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    was. Removes what writers of the same path that were killed have left beside it."""
+    remove_parts(path)
+    part, fd = _open_part(path)
     try:
         with os.fdopen(fd, "wb") as file:
             os.fchmod(fd, 0o600)
             file.write(content)
             file.flush()
             os.fsync(fd)
-        if replace:
-            os.replace(part, path)
-        else:
-            os.link(part, path)  # unlike rename, fails where there is one
+            if replace:
+                os.replace(part, path)
+            else:
+                os.link(part, path)  # unlike rename, fails where there is one
     finally:
         part.unlink(missing_ok=True)
     sync_directory(path.parent)
+
+
+def remove_parts(path: Path) -> None:
+    """Remove the files that ``write_whole`` has left beside ``path`` because its process was
+    killed; they may hold a secret. A part that its writer still has is locked, and stays. What
+    cannot be removed stays as well."""
+    with suppress(OSError):
+        for part in path.parent.glob(f".{glob.escape(path.name)}.{_PART}"):
+            _remove_part(part)
+
+
+def _remove_part(part: Path) -> None:
+    try:
+        fd = os.open(part, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
+        return
+    try:
+        about = os.fstat(fd)
+        if stat.S_ISREG(about.st_mode) and about.st_uid == os.geteuid():
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            part.unlink()
+    except OSError:  # its writer lives, the file system has no locks, or another process was first
+        pass
+    finally:
+        os.close(fd)
+
+
+def _open_part(path: Path) -> tuple[Path, int]:
+    """A new file beside ``path``, locked for as long as its descriptor is open."""
+    while True:
+        part = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+        fd = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        with suppress(OSError):  # without locks, parts are never removed
+            fcntl.flock(fd, fcntl.LOCK_EX)
+        if os.fstat(fd).st_nlink:
+            return part, fd
+        os.close(fd)  # before it was locked, another writer took it for a part that was left
 
 
 def sync_directory(path: Path) -> None:

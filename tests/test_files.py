@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
+import re
 import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -148,6 +151,95 @@ def test_a_file_that_is_not_written_leaves_nothing(
     with pytest.raises(OSError, match="No space left"):
         write_whole(path, b"two", replace=True)
     assert [each.read_bytes() for each in tmp_path.iterdir()] == [b"one"]
+
+
+_KILLED = """
+import os, sys
+from pathlib import Path
+from iserblk.files import write_whole
+os.fsync = lambda fd: os._exit(0)
+write_whole(Path(sys.argv[1]), b"a secret", replace=True)
+"""
+
+
+def _killed_writer(path: Path) -> Path:
+    """What a writer leaves that is killed when its content is written."""
+    subprocess.run([sys.executable, "-c", _KILLED, str(path)], check=True)
+    (left,) = path.parent.glob(f".{path.name}.????????")
+    assert left.read_bytes() == b"a secret"
+    return left
+
+
+def test_what_a_killed_writer_left_is_removed_by_the_next(tmp_path: Path) -> None:
+    path, other = tmp_path / "disk.chap", tmp_path / "disk"
+    left, of_other = _killed_writer(path), _killed_writer(other)
+    assert re.fullmatch(r"\.disk\.chap\.[0-9a-f]{8}", left.name)
+    write_whole(path, b"another", replace=True)
+    assert sorted(tmp_path.iterdir()) == [of_other, path]
+    files.remove_parts(other)
+    assert [*tmp_path.iterdir()] == [path]
+
+
+def test_the_part_of_a_living_writer_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "disk.chap"
+    fsync = os.fsync
+    seen = []
+
+    def meanwhile(fd: int) -> None:
+        monkeypatch.setattr(os, "fsync", fsync)
+        write_whole(path, b"of the second writer", replace=True)
+        seen.extend(sorted(each.name for each in tmp_path.iterdir()))
+        fsync(fd)
+
+    monkeypatch.setattr(os, "fsync", meanwhile)
+    write_whole(path, b"of the first writer", replace=True)
+    assert len(seen) == 2
+    assert [(each.name, each.read_bytes()) for each in tmp_path.iterdir()] == [
+        ("disk.chap", b"of the first writer")
+    ]
+
+
+def test_a_part_that_is_taken_for_a_left_one_is_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another writer comes between the making of the part and its lock."""
+    path = tmp_path / "file"
+    flock = fcntl.flock
+
+    def late(fd: int, how: int) -> None:
+        monkeypatch.setattr(fcntl, "flock", flock)
+        files.remove_parts(path)
+        assert [*tmp_path.iterdir()] == []
+        flock(fd, how)
+
+    monkeypatch.setattr(fcntl, "flock", late)
+    write_whole(path, b"all", replace=False)
+    assert [(each.name, each.read_bytes()) for each in tmp_path.iterdir()] == [("file", b"all")]
+
+
+@pytest.mark.parametrize("other", ["directory", "link", "pipe", "no locks", "of a user"])
+def test_what_no_writer_left_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, other: str
+) -> None:
+    path, part = tmp_path / "file", tmp_path / ".file.0123abcd"
+    if other == "directory":
+        part.mkdir()
+    elif other == "link":
+        part.symlink_to("/dev/null")
+    elif other == "pipe":
+        os.mkfifo(part)
+    elif other == "of a user":
+        part = tmp_path / ".file.backup"
+        part.touch()
+    else:
+        part.touch()
+
+        def no_locks(_fd: int, _how: int) -> None:
+            raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+        monkeypatch.setattr(fcntl, "flock", no_locks)
+    write_whole(path, b"all", replace=True)
+    assert sorted(tmp_path.iterdir()) == [part, path]
 
 
 def test_what_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

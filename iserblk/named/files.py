@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from iserblk.errors import BadArgument, IserblkError, PermissionDenied
-from iserblk.files import sync_directory, write_whole
+from iserblk.files import remove_parts, sync_directory, write_whole
 from iserblk.names import shown
 from iserblk.secret import Secret
 from iserblk.url import may_be_url
@@ -302,8 +302,11 @@ def save(named: Named, lines: Iterable[Secret] = (), *, replace: bool = False) -
 def delete(named: Named) -> None:
     """Remove a named LUN and its secrets. Raises PermissionDenied, IserblkError."""
     with _system_errors(named.path.parent):
+        chap = named.path.with_name(f"{named.name}.chap")
         named.path.unlink()
-        named.path.with_name(f"{named.name}.chap").unlink(missing_ok=True)
+        chap.unlink(missing_ok=True)
+        for each in (named.path, chap):
+            remove_parts(each)
         sync_directory(named.path.parent)
 
 
