@@ -14,6 +14,7 @@ from typing import Final
 
 from iserblk.loop.busy_polling import Turns
 from iserblk.loop.clock import monotonic
+from iserblk.loop.renewing import renewed
 from iserblk.loop.timers import Timer, Timers
 from iserblk.loop.work import Ended, Function, Limit, nothing
 from iserblk.loop.workers import IDLE_S, Workers
@@ -27,31 +28,35 @@ _FOR_EVER: Final = 3600.0
 
 
 class EpollWatch:
-    """See ``seam.Watch``."""
+    """See ``seam.Watch``. ``made``: the number of the turn. ``mask``: what the kernel reports."""
 
-    __slots__ = ("_loop", "_mask", "fd", "made", "ready")
+    __slots__ = ("_loop", "fd", "made", "mask", "ready")
 
     def __init__(self, loop: EpollLoop, fd: int, ready: Function, made: int) -> None:
         self._loop = loop
-        self._mask = _IN
-        self.made = made  # the number of the turn
+        self.mask = _IN
+        self.made = made
         self.fd = fd
         self.ready = ready
 
     def want(self, readable: bool, writable: bool) -> None:
         mask = (_IN if readable else 0) | (_OUT if writable else 0) or _NEITHER
-        if mask != self._mask and self.fd >= 0:
-            self._mask = mask
-            self._loop.change(self.fd, mask)
+        if mask != self.mask and self.fd >= 0:
+            self.mask = mask
+            self._loop.change(self)
 
     def expect(self, until: float) -> None:
         self._loop.stay_awake(until)
 
     def close(self) -> None:
+        if self.fd >= 0:
+            self._loop.forget(self.drop())
+
+    def drop(self) -> int:
+        """Closed, as far as this object goes; returns the number of the descriptor."""
         fd, self.fd = self.fd, -1
-        if fd >= 0:
-            self.ready = nothing  # it refers to the owner of this watch: no circle is left
-            self._loop.forget(fd)
+        self.ready = nothing  # it refers to the owner of this watch: no circle is left
+        return fd
 
 
 class EpollLoop:
@@ -76,6 +81,7 @@ class EpollLoop:
         self._awake = 0.0
         self._turns = Turns()
         self._number = 0  # of the turn
+        self._forgot = 0  # the number of the turn in which a watch was closed last
         self._workers = Workers(self.wake)
         self._retiring: Timer | None = None
         self.stopped = False
@@ -93,7 +99,11 @@ class EpollLoop:
 
     def watch(self, fd: int, ready: Function) -> EpollWatch:
         self._epoll.register(fd, _IN)
+        before = self._watches.get(fd)
         made = self._watches[fd] = EpollWatch(self, fd, ready, self._number)
+        if before is not None:  # its descriptor was closed, or ``register`` would have failed
+            before.drop()
+            self._renew()
         return made
 
     def wake(self, function: Function) -> None:
@@ -108,12 +118,19 @@ class EpollLoop:
 
     # -- of its watches ---------------------------------------------------------------------------
 
-    def change(self, fd: int, mask: int) -> None:
-        self._epoll.modify(fd, mask)
+    def change(self, watch: EpollWatch) -> None:
+        try:
+            self._epoll.modify(watch.fd, watch.mask)
+        except OSError:  # its descriptor was closed
+            watch.close()
 
     def forget(self, fd: int) -> None:
         del self._watches[fd]
-        self._epoll.unregister(fd)
+        self._forgot = self._number
+        try:
+            self._epoll.unregister(fd)
+        except OSError:  # it was closed, and a copy may be left
+            self._renew()
 
     def stay_awake(self, until: float) -> None:
         self._awake = max(self._awake, until)
@@ -141,6 +158,8 @@ class EpollLoop:
                         raise
             elif fd == self._bell:
                 os.eventfd_read(self._bell)
+            elif self._forgot != number:  # else its watch may have been closed in this turn
+                self._renew()
         timers = self._timers
         if timers and timers.next() <= (now := monotonic()):
             timers.run(now)
@@ -193,6 +212,19 @@ class EpollLoop:
         with self._ringing:
             if self._bell >= 0:
                 os.eventfd_write(self._bell, 1)
+
+    def _renew(self) -> None:
+        """A descriptor was closed behind the loop, and the kernel may go on to report it."""
+        masks = {fd: watch.mask for fd, watch in self._watches.items()}
+        masks[self._bell] = _IN
+        try:
+            new, gone = renewed(self._epoll, masks)
+        except OSError:
+            return  # no room: the turn that hears of that descriptor tries again
+        self._epoll.close()
+        self._epoll = new
+        for fd in gone:
+            self._watches.pop(fd).drop()
 
     def _retire(self) -> None:
         self._workers.retire()

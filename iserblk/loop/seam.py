@@ -37,7 +37,12 @@ class Watch(Protocol):
 
     def close(self) -> None:
         """Call ``ready`` no more. To be called before the descriptor is closed; may be called
-        twice, and from ``ready``."""
+        twice, and from ``ready``.
+
+        A descriptor that was closed before all the same does no harm: ``want`` and ``close`` raise
+        nothing, and behind ``close`` the loop hears of that descriptor no more, though another
+        process may have a copy. Before that, ``ready`` may be called because of the copy. The
+        number may be watched anew: the old watch is closed then."""
 
 
 class Loop(Protocol):

@@ -18,6 +18,7 @@ from iserblk.loop.blocking import Poller
 from iserblk.loop.busy_polling import Turns
 from iserblk.loop.clock import monotonic
 from iserblk.loop.nap import Nap
+from iserblk.loop.renewing import renewed
 from iserblk.loop.tasks import task_time, until_readable
 from iserblk.loop.timers import Timer, Timers
 from iserblk.loop.work import Ended, Function, Limit, nothing
@@ -30,31 +31,35 @@ _NEITHER: Final = select.EPOLLET  # the end and errors, which always count, are 
 
 
 class TrioWatch:
-    """See ``seam.Watch``."""
+    """See ``seam.Watch``. ``made``: the number of the turn. ``mask``: what the kernel reports."""
 
-    __slots__ = ("_loop", "_mask", "fd", "made", "ready")
+    __slots__ = ("_loop", "fd", "made", "mask", "ready")
 
     def __init__(self, loop: TrioLoop, fd: int, ready: Function, made: int) -> None:
         self._loop = loop
-        self._mask = _IN
-        self.made = made  # the number of the turn
+        self.mask = _IN
+        self.made = made
         self.fd = fd
         self.ready = ready
 
     def want(self, readable: bool, writable: bool) -> None:
         mask = (_IN if readable else 0) | (_OUT if writable else 0) or _NEITHER
-        if mask != self._mask and self.fd >= 0:
-            self._mask = mask
-            self._loop.change(self.fd, mask)
+        if mask != self.mask and self.fd >= 0:
+            self.mask = mask
+            self._loop.change(self)
 
     def expect(self, until: float) -> None:
         self._loop.stay_awake(until)
 
     def close(self) -> None:
+        if self.fd >= 0:
+            self._loop.forget(self.drop())
+
+    def drop(self) -> int:
+        """Closed, as far as this object goes; returns the number of the descriptor."""
         fd, self.fd = self.fd, -1
-        if fd >= 0:
-            self.ready = nothing  # it refers to the owner of this watch: no circle is left
-            self._loop.forget(fd)
+        self.ready = nothing  # it refers to the owner of this watch: no circle is left
+        return fd
 
 
 class TrioLoop:
@@ -69,6 +74,7 @@ class TrioLoop:
         self._in_turn = False  # whose end looks at ``_soon``
         self._caller: Nap | None = None  # of the task that looks at it else
         self._number = 0  # of the turn
+        self._forgot = 0  # the number of the turn in which a watch was closed last
         self._awake = 0.0
         self._turns = Turns()
         self._timers = Timers()
@@ -98,16 +104,18 @@ class TrioLoop:
     def watch(self, fd: int, ready: Function) -> TrioWatch:
         epoll = self._epoll
         if epoll is None:
-            epoll = self._epoll = select.epoll()
-            poller = Poller()
-            poller.add(epoll.fileno())
-            trio.lowlevel.spawn_system_task(self._run, epoll, poller, name="wait for connections")
+            epoll = select.epoll()
+            self._begin(epoll)
         try:
             epoll.register(fd, _IN)
         except OSError:
             self._close_unused()
             raise
+        before = self._watches.get(fd)
         made = self._watches[fd] = TrioWatch(self, fd, ready, self._number)
+        if before is not None:  # its descriptor was closed, or ``register`` would have failed
+            before.drop()
+            self._renew()
         return made
 
     def wake(self, function: Function) -> None:
@@ -121,25 +129,57 @@ class TrioLoop:
 
     # -- of its watches ---------------------------------------------------------------------------
 
-    def change(self, fd: int, mask: int) -> None:
+    def change(self, watch: TrioWatch) -> None:
         if self._epoll is not None:
-            self._epoll.modify(fd, mask)
+            try:
+                self._epoll.modify(watch.fd, watch.mask)
+            except OSError:  # its descriptor was closed
+                watch.close()
 
     def forget(self, fd: int) -> None:
         del self._watches[fd]
+        self._forgot = self._number
         if self._epoll is not None:
-            self._epoll.unregister(fd)
+            try:
+                self._epoll.unregister(fd)
+            except OSError:  # it was closed, and a copy may be left
+                self._renew()
             self._close_unused()
 
     def stay_awake(self, until: float) -> None:
         self._awake = max(self._awake, until)
 
+    def _begin(self, epoll: select.epoll) -> None:
+        """Wait for what ``epoll`` has."""
+        self._epoll = epoll
+        poller = Poller()
+        poller.add(epoll.fileno())
+        trio.lowlevel.spawn_system_task(self._run, epoll, poller, name="wait for connections")
+
+    def _renew(self) -> None:
+        """A descriptor was closed behind the loop, and the kernel may go on to report it."""
+        old = self._epoll
+        if old is None:
+            return
+        try:
+            new, gone = renewed(old, {fd: watch.mask for fd, watch in self._watches.items()})
+        except OSError:
+            return  # no room: the turn that hears of that descriptor tries again
+        self._begin(new)
+        self._end(old)
+        for fd in gone:
+            self._watches.pop(fd).drop()
+
+    def _end(self, epoll: select.epoll) -> None:
+        """Its task ends, too."""
+        trio.lowlevel.notify_closing(epoll.fileno())
+        epoll.close()
+
     def _close_unused(self) -> None:
         epoll = self._epoll
         if epoll is not None and not self._watches:
             self._epoll = None
-            trio.lowlevel.notify_closing(epoll.fileno())
-            epoll.close()
+            self._end(epoll)
             if self._caller is not None:
                 self._caller.wake()  # it ends
 
@@ -196,8 +236,11 @@ class TrioLoop:
         self._number += 1
         for fd, _ in epoll.poll(0, _MOST_DESCRIPTORS):
             watch = self._watches.get(fd)
-            # Else one before it has closed it, or even given its number to another one.
-            if watch is not None and watch.made != self._number:
+            if watch is None:
+                if self._forgot != self._number:  # else it may have been closed in this turn
+                    self._renew()
+            # Else one before it has closed it, and given its number to another one.
+            elif watch.made != self._number:
                 watch.ready()
 
     def _rouse(self) -> None:

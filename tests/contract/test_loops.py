@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import gc
 import os
+import resource
 import signal
 import socket
 import threading
 import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,10 @@ SIMULATED = "simulated"
 NOT_SIMULATED = {
     "test_a_number_that_is_used_again_at_once": "dup2 and read are the system's",
     "test_a_descriptor_that_cannot_be_watched": "a file is the system's",
+    "test_a_descriptor_that_was_closed_behind_the_loop": "descriptors are the system's",
+    "test_no_room_to_let_go_of_a_descriptor": "the limit is the system's",
+    "test_the_number_of_a_descriptor_that_was_closed_behind_the_loop": "dup2 is the system's",
+    "test_a_file_has_the_number_of_a_descriptor_that_was_closed": "dup2 is the system's",
     "test_functions_without_end_keep_nothing_waiting": "one of them is a thread",
     "test_a_thread_wakes_a_loop_that_sleeps": "a thread",
     "test_a_handler_of_a_signal_wakes_a_loop_that_sleeps": "a timer of the system",
@@ -204,6 +209,141 @@ def test_a_number_that_is_used_again_at_once(run: Run, lines: Lines) -> None:
         await until(lambda: "new" in called)
         watches["new"].close()
         watches[called[0]].close()
+
+    run(body)
+
+
+def watched() -> set[int]:
+    """The inodes of all that epoll instances of this process have."""
+    found: set[int] = set()
+    for info in Path("/proc/self/fdinfo").iterdir():
+        with suppress(FileNotFoundError):  # of the directory itself
+            lines = info.read_text().splitlines()
+            for line in lines:
+                if line.startswith("tfd:"):
+                    found.add(int(line.partition(" ino:")[2].split()[0], 16))
+    return found
+
+
+@pytest.mark.parametrize("copied", [False, True])
+@pytest.mark.parametrize("by", ["close", "want"])
+def test_a_descriptor_that_was_closed_behind_the_loop(
+    run: Run, lines: Lines, copied: bool, by: str
+) -> None:
+    """Its watch raises nothing. Where a copy is left, as in a child process, the kernel would go
+    on to report it, and the loop would never sleep again."""
+    (here, there), (other, beyond) = lines[:2]
+    heard: list[bytes] = []
+    calls = 0
+
+    def ready() -> None:
+        nonlocal calls
+        calls += 1
+
+    async def body() -> None:
+        watch = loop_here().watch(here.fileno(), ready)
+        silent = loop_here().watch(other.fileno(), lambda: heard.append(other.recv(9)))
+        silent.want(readable=False, writable=False)
+        inode = os.fstat(here.fileno()).st_ino
+        with here.dup() if copied else nullcontext():
+            here.close()
+            there.sendall(b"x") if copied else None
+            await turns(3)
+            if by == "close":
+                watch.close()
+            else:
+                watch.want(readable=True, writable=True)
+            assert watch.fd == -1
+            watch.want(readable=True, writable=False)
+            watch.close()
+            before = calls
+            await turns(3)
+            assert calls == before
+            assert inode not in watched()
+        beyond.sendall(b"a")
+        await turns(3)
+        assert not heard  # what another watch waits for has not changed
+        silent.want(readable=True, writable=False)
+        await until(lambda: heard == [b"a"])
+        silent.close()
+
+    run(body)
+
+
+def test_no_room_to_let_go_of_a_descriptor(run: Run, lines: Lines) -> None:
+    """At the limit of open files: a later turn lets go of it."""
+    (here, there), (other, _) = lines[:2]
+
+    async def body() -> None:
+        watch = loop_here().watch(here.fileno(), lambda: None)
+        last = loop_here().watch(other.fileno(), lambda: None)
+        inode = os.fstat(here.fileno()).st_ino
+        limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+        with here.dup():
+            here.close()
+            there.sendall(b"x")
+            resource.setrlimit(resource.RLIMIT_NOFILE, (0, limits[1]))
+            try:
+                watch.close()
+                await turns(3)
+            finally:
+                resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+            assert inode in watched()
+            await until(lambda: inode not in watched())
+        last.close()
+
+    run(body)
+
+
+@pytest.mark.parametrize("copied", [False, True])
+def test_the_number_of_a_descriptor_that_was_closed_behind_the_loop(
+    run: Run, lines: Lines, copied: bool
+) -> None:
+    """Another descriptor has it, and is watched: the old watch does nothing to that."""
+    (here, there), (other, beyond) = lines[:2]
+    heard: list[bytes] = []
+    called: list[str] = []
+
+    async def body() -> None:
+        old = loop_here().watch(here.fileno(), lambda: called.append("old"))
+        number = here.fileno()
+        inode = os.fstat(number).st_ino
+        with here.dup() if copied else nullcontext():
+            os.dup2(other.fileno(), number)
+            new = loop_here().watch(number, lambda: heard.append(os.read(number, 9)))
+            assert old.fd == -1
+            old.want(readable=False, writable=False)
+            old.close()
+            there.sendall(b"x") if copied else None
+            await turns(3)
+            assert not called
+            assert not heard  # ``new`` is not told of what the copy has
+            beyond.sendall(b"a")
+            await until(lambda: heard == [b"a"])
+            assert inode not in watched()
+            new.close()
+
+    run(body)
+
+
+def test_a_file_has_the_number_of_a_descriptor_that_was_closed(run: Run, lines: Lines) -> None:
+    """Two were closed behind the loop. When it finds out about the first, it does not begin to
+    watch the socket that has the number of the second."""
+    (here, _), (second, _), (unwatched, beyond) = lines[:3]
+    called: list[str] = []
+
+    async def body() -> None:
+        first = loop_here().watch(here.fileno(), lambda: called.append("first"))
+        other = loop_here().watch(second.fileno(), lambda: called.append("second"))
+        rest = loop_here().watch(lines[3][0].fileno(), lambda: called.append("rest"))
+        here.close()
+        os.dup2(unwatched.fileno(), second.fileno())
+        beyond.sendall(b"x")
+        first.close()
+        await turns(3)
+        assert not called
+        assert other.fd == -1
+        rest.close()
 
     run(body)
 
