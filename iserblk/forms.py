@@ -40,6 +40,7 @@ MODULES = (
     "iserblk.disk.durability.journal",
     "iserblk.disk.durability.promise",
     "iserblk.disk.durability.replay",
+    "iserblk.disk.lun.checked_identity",
     "iserblk.disk.lun.operations",
     "iserblk.disk.metered",
     "iserblk.disk.ranges",

@@ -105,14 +105,14 @@ def _resume_by(
         paths.left_nothing()
     listen(cores, fresh)
     for core in cores:
-        if core.is_another:
+        if core.identity.is_another:
             continue
         core.elsewhere = paths.elsewhere
         try:
             yield from paths.look(core.info.lun, fresh)
             yield from check_identity(core, fresh)
         except NoSuchLun:
-            if not core.gone:
+            if not core.identity.gone:
                 raise
             continue
         yield from paths.reset(core.info.lun, fresh)

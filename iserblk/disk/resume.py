@@ -91,14 +91,14 @@ def resume(core: DiskCore, fresh: CommandSession) -> Operation[None]:
     """Run all steps for one LUN; none for a LUN that another one has replaced, nor for one that was
     gone before and still is. Nothing is sent to these, and the session's other LUNs go on. What
     they had not flushed counts as lost all the same."""
-    if core.is_another:
+    if core.identity.is_another:
         return
     listen([core], fresh)
     try:
         for step in STEPS:
             yield from step(core, fresh)
     except NoSuchLun:
-        if not core.gone:
+        if not core.identity.gone:
             raise
         core.missed()
 

@@ -42,4 +42,4 @@ def settle(
 
 
 def _can_be_flushed(core: DiskCore) -> bool:
-    return core.durability.unflushed and not core.gone and not core.is_another
+    return core.durability.unflushed and not core.identity.gone and not core.identity.is_another

@@ -270,9 +270,9 @@ def test_a_lun_that_was_gone_while_its_session_was_reinstated(journal: int) -> N
         core.keep_journal(journal)
     core.durability.wrote()
     there = session.luns.pop(0)
-    core.suspect("it may be gone")
+    core.identity.suspect("it may be gone")
     with pytest.raises(NoSuchLun):
-        finish(core.reassure(core.deadline()))
+        finish(core.identity.reassure(core.deadline()))
     session.suspended_at = 1.0
     fresh = FakeLuns()
     del fresh.luns[0]
@@ -280,13 +280,13 @@ def test_a_lun_that_was_gone_while_its_session_was_reinstated(journal: int) -> N
     durability = core.durability
     assert (durability.replay_needed, durability.losses.count) == (bool(journal), int(not journal))
     session.luns[0] = there
-    operation = core.reassure(core.deadline())
+    operation = core.identity.reassure(core.deadline())
     if journal:
         assert isinstance(next(operation), float)
-        assert session.disconnected and core.in_doubt
+        assert session.disconnected and core.identity.in_doubt
         finish(resume.resume(core, session_of(FakeLuns())))
     finish(operation)
-    assert not core.in_doubt and not durability.replay_needed
+    assert not core.identity.in_doubt and not durability.replay_needed
     assert durability.unflushed and session.disconnected is bool(journal)
 
 

@@ -182,7 +182,7 @@ def test_a_lun_that_is_gone_keeps_no_other_from_leaving() -> None:
         raise NoSuchLun("lun0: the target has no LUN 0")
 
     core.look = look
-    core.suspect("it may be gone")
+    core.identity.suspect("it may be gone")
     with pytest.raises(NoSuchLun):
         bench.settle()
     fake_target.run(settle([core, other], monotonic() + 30, bench.leave), session, target)

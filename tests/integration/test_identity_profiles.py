@@ -103,7 +103,7 @@ async def test_a_number_is_given_away_without_a_word(tmp_path: Path) -> None:
         await disk.flush()
         target.device.take_away(0)
         target.device.give(0, target.unit("two"))
-        await until(lambda: core_of(disk).in_doubt)
+        await until(lambda: core_of(disk).identity.in_doubt)
         with pytest.raises(LunChanged):
             await write(disk, b"more" * 128, 0)
     assert target.data("two") == bytes(SIZE)

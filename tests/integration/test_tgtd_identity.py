@@ -115,7 +115,7 @@ async def test_the_number_is_given_away(start: Start, tmp_path: Path, face: str,
             return
         await in_thread(tgtd.add_lun, other, "TWO")
         if way == "silent":
-            await until(lambda: core_of(disk).in_doubt)
+            await until(lambda: core_of(disk).identity.in_doubt)
         for _ in range(2):
             with pytest.raises(LunChanged, match="another LUN is there now"):
                 await write(disk, b"more" * 128, 0)

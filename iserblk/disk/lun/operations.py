@@ -18,7 +18,6 @@ from typing import Final, TypeVar
 from iserblk.commands.command import QUEUED, SENT, Command, EndedByReset, Operation, Waiter
 from iserblk.commands.running import (
     AGAIN_S,
-    ATTEMPTS,
     ONCE,
     PARALLEL,
     Work,
@@ -41,9 +40,9 @@ from iserblk.disk.durability.journal import Journal
 from iserblk.disk.durability.promise import Durability, Flushed, FlushToken, is_unheard
 from iserblk.disk.durability.replay import LEAST_WRITE_SAME, ZEROES, replay
 from iserblk.disk.lun import refusals
+from iserblk.disk.lun.checked_identity import CheckedIdentity, Found
 from iserblk.disk.lun.geometry import Geometry
 from iserblk.disk.lun.identify import identify
-from iserblk.disk.lun.identity import NEVER, check_lun
 from iserblk.disk.lun.inventory import Inventory
 from iserblk.disk.lun.refusals import Refusals, words
 from iserblk.disk.lun.reservation import Reservation
@@ -54,16 +53,12 @@ from iserblk.disk.seam import EXTENT_DATA, NO_CLIENT, Extent, FlushClient, LunIn
 from iserblk.errors import (
     IserblkError,
     LocalProtocolError,
-    LunChanged,
-    NoSuchLun,
     NotSupported,
     OutOfRange,
     RemoteProtocolError,
     ScsiError,
-    UnusableLun,
     WriteProtected,
     WritesLost,
-    without_frames,
 )
 from iserblk.loop.clock import monotonic
 from iserblk.metrics.counting import LunMetrics
@@ -71,14 +66,13 @@ from iserblk.scsi import cdb
 from iserblk.scsi import lba as lba_data
 from iserblk.scsi import status as sam
 from iserblk.scsi.limits import MAXIMUM_BLOCKS
-from iserblk.scsi.sense import ABORTED_COMMAND, REPORTED_LUNS_CHANGED, Sense, decode
+from iserblk.scsi.sense import ABORTED_COMMAND, Sense, decode
 
 log = logging.getLogger(__name__)
 
 P = TypeVar("P")
 _SOON_S: Final = 0.0005  # between two looks whether commands that are under way have ended
 
-Found = tuple[LunInfo, Geometry]
 Piece = tuple[int, memoryview]  # first block, whole blocks from there
 Ranges = Iterator[tuple[int, int]]  # first block, blocks; ascending
 Range = tuple[int, int]  # first block, blocks
@@ -516,15 +510,8 @@ class DiskCore:
         self.inventory: Inventory | None = None  # of a URL without a LUN; all its disks share it
         self.elsewhere = False  # a fresh session uses another portal than before
         self._resuming = _Resuming(self)
-        # Reports that another LUN may have the number, and up to which of them it was compared.
-        self._reports = 0
-        self._compared = 0
-        self._since_list = False  # the first was that of another LUN: the list has changed
-        self._comparing = False  # an operation does; others wait for it
-        self._reassured: Final[list[Waiter]] = []
+        self.identity = CheckedIdentity(self)
         self._watch = LunWatch(self)
-        self._gone = False  # when it was looked at last, the target had no such LUN
-        self._another: LunChanged | None = None  # nothing is sent to the LUN any more
         # When each read began, by the index of its slot; see ``Durability.stale``.
         self._epochs = [0] * len(session.queue.tasks)
 
@@ -598,126 +585,20 @@ class DiskCore:
         if self.durability.hear(slot):
             self.session.disconnect()  # it is compared on the next connection, before a replay
             return
-        report = decode(slot.sense)
-        if not report.is_perhaps_another:
-            return
-        ours = self._since_list  # the report of the same change; each LUN has its own
-        self.suspect(str(report))
-        if report.is_unit_attention and report.code == REPORTED_LUNS_CHANGED and not ours:
-            self.session.listeners.doubt()
+        self.identity.hear(decode(slot.sense))
 
     def doubt(self) -> None:
         """Implements LunListener."""
-        if not self.in_doubt:
-            self.suspect("the target's LUNs have changed")
-            self._since_list = True
+        self.identity.doubt_by_list()
 
-    # -- which LUN it is --------------------------------------------------------------------------
-
-    @property
-    def in_doubt(self) -> bool:
-        """Whether another LUN may have the number. Then nothing is sent to it but what tells which
-        it is."""
-        return self._reports != self._compared
+    def reassure(self, deadline: float) -> Operation[None]:
+        """Implements LunListener."""
+        return self.identity.reassure(deadline)
 
     @property
     def long_cdbs(self) -> bool:
         """Whether the LUN has READ CAPACITY(16)."""
         return self.geometry.long_cdbs
-
-    @property
-    def gone(self) -> bool:
-        """Whether the target had no such LUN when it was looked at last."""
-        return self._gone and self.in_doubt
-
-    @property
-    def is_another(self) -> bool:
-        """Whether another LUN has taken its place. That is for good."""
-        return self._another is not None
-
-    def suspect(self, why: str) -> None:
-        """Send nothing to the LUN before it has been compared. What is queued
-        ends, and what is being read is read again; the operations have the LUN compared
-        (``reassure``), and go on. ``why``: for the log."""
-        first = not self.in_doubt
-        self._reports += 1
-        self._since_list = False
-        refused = self.session.queue.doubt(self.lun)
-        self.durability.doubt_reads()
-        if first:
-            log.info("%s: %s; which LUN it is has to be looked up", self.info.name, why)
-        self.session.queue.refuse(refused)
-
-    def reassure(self, deadline: float) -> Operation[None]:
-        """Implements LunListener. One operation compares, the others wait for it. Raises LunChanged
-        or NoSuchLun, or why the LUN does not tell: then the next operation asks again."""
-        while self.in_doubt:
-            if self._another is not None:
-                raise LunChanged(str(self._another))
-            check_time(self.session, deadline, self.info.name)
-            waiter = self.session.new_waiter()
-            compares = not self._comparing
-            self._comparing = True
-            if not compares:
-                waiter.pending += 1
-                self._reassured.append(waiter)
-            if not compares:
-                while waiter.pending:
-                    yield waiter
-                continue
-            try:
-                yield from self._compare()
-            finally:
-                self._comparing = False
-                self._wake_reassured()
-            if self.in_doubt:
-                yield AGAIN_S  # until the connection is lost that is about to be replaced
-
-    def _wake_reassured(self) -> None:
-        waiters = self._reassured.copy()
-        self._reassured.clear()
-        for waiter in waiters:
-            waiter.task_done()
-
-    def _compare(self) -> Operation[None]:
-        known = self.info
-        for _ in range(ATTEMPTS):
-            reports = self._reports
-            try:
-                info, geometry = yield from self.look(self.session)
-                check_lun(known, info)
-            except NoSuchLun:
-                self._gone = True
-                raise
-            except UnusableLun:  # it may be one that is not ready yet
-                raise
-            except NotSupported as error:  # it is no disk any more
-                self._another = LunChanged(f"{known.url}: {error}; {NEVER}")
-            except LunChanged as error:
-                self._another = without_frames(error)
-            if self._another is not None:
-                log.error("%s", self._another)
-                raise LunChanged(str(self._another))
-            # (The first command takes away what the target had to report; then it is asked again.)
-            if reports == self._reports:
-                if self.durability.replay_needed:
-                    self.session.disconnect()  # the next one begins with that (``missed``)
-                    return
-                self.renew(info, geometry)
-                self.sizing.changed = False
-                self.believe(reports)
-                return
-        raise IserblkError(f"{known.name}: the LUN has changed each time it was looked at")
-
-    def believe(self, reports: int) -> None:
-        """After ``reports`` the LUN was found to be the one in use: send commands to it, unless
-        there were others."""
-        if reports != self._reports:
-            return
-        self._compared = reports
-        self._gone = self._since_list = False
-        self.session.queue.believe(self.lun)
-        log.info("%s: it is the same LUN", self.info.name)
 
     def begin_check(self) -> None:
         """The LUN is about to be compared on the fresh session of ``listen_resuming``."""
@@ -726,8 +607,7 @@ class DiskCore:
     def checked(self) -> None:
         """It is the LUN in use. The session has no connection; commands go out on the next."""
         self._resuming.certain = True
-        if self.in_doubt:
-            self.believe(self._reports)
+        self.identity.checked()
 
     def retried(self) -> None:
         """Implements LunListener."""
@@ -737,8 +617,7 @@ class DiskCore:
         """Implements LunListener: what waits for a range, or for another operation to compare the
         LUN, looks again, and checks its deadline. Who does that may have far more time."""
         self.ranges.changed()
-        if self._reassured:
-            self._wake_reassured()
+        self.identity.tick()
         self._watch.tick()
 
     def unflushed(self) -> bool:
@@ -810,8 +689,8 @@ class DiskCore:
         changed, and REPORT LUNS if the target has reported that its list changed."""
         if self.inventory is not None and self.inventory.changed:
             yield from self.inventory.look_again(self.session, deadline)
-        if self.in_doubt:
-            yield from self.reassure(deadline)
+        if self.identity.in_doubt:
+            yield from self.identity.reassure(deadline)
         if self.sizing.changed:
             yield from self.refresh(deadline)
 
@@ -819,15 +698,15 @@ class DiskCore:
         """Send READ CAPACITY; sets ``size`` (bytes) and returns it. A LUN of another size may be
         another LUN: then it is compared. Raises as ``reassure``, too."""
         deadline = deadline or self.deadline()
-        if self.in_doubt:
-            yield from self.reassure(deadline)
+        if self.identity.in_doubt:
+            yield from self.identity.reassure(deadline)
         size = yield from self.sizing.ask(
             self.session, self.lun, self.block, self.geometry.long_cdbs, deadline
         )
         if size != self.size:
-            self.suspect(f"it had {self.size} bytes, and has {size}")
-        if self.in_doubt:
-            yield from self.reassure(deadline)
+            self.identity.suspect(f"it had {self.size} bytes, and has {size}")
+        if self.identity.in_doubt:
+            yield from self.identity.reassure(deadline)
         return self.size
 
     # -- checks -----------------------------------------------------------------------------------

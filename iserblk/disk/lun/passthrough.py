@@ -167,7 +167,7 @@ def _surely(
                 raise
             check_time(core.session, deadline, core.info.name)
         except InDoubt:
-            yield from core.reassure(deadline)
+            yield from core.identity.reassure(deadline)
             check_time(core.session, deadline, core.info.name)
 
 

@@ -15,6 +15,7 @@ from typing import Protocol
 from iserblk.commands.command import Command
 from iserblk.commands.running import fill_read
 from iserblk.commands.session import CommandSession
+from iserblk.disk.lun.checked_identity import CheckedIdentity
 from iserblk.disk.lun.identity import is_identified
 from iserblk.disk.seam import LunInfo
 from iserblk.errors import IserblkError
@@ -42,9 +43,7 @@ class Watched(Protocol):
     def long_cdbs(self) -> bool: ...
 
     @property
-    def in_doubt(self) -> bool: ...
-
-    def suspect(self, why: str) -> None: ...
+    def identity(self) -> CheckedIdentity: ...
 
 
 class LunWatch:
@@ -65,7 +64,7 @@ class LunWatch:
         if (
             self._ticks < EVERY
             or self.pending
-            or self._core.in_doubt
+            or self._core.identity.in_doubt
             or session.suspended is not None
             or session.error is not None
         ):
@@ -125,7 +124,7 @@ class LunWatch:
             log.debug("%s: a look at it: %s", self._core.info.name, error)
             return
         if why:
-            self._core.suspect(why)
+            self._core.identity.suspect(why)
         elif self._asks:
             self._ask()
 

@@ -173,7 +173,7 @@ class FailBack:
             state = yield from access_state(trial, core.info.lun, way.name)
             if state is not None and state not in alua.USABLE:
                 return state
-            if not core.is_another:
+            if not core.identity.is_another:
                 yield from recognise(core, trial, elsewhere=True)
             found = state if found is None else found
         if trial.error is not None:

@@ -76,7 +76,7 @@ def test_two_commands_in_less_than_ten_seconds(bench: Bench) -> None:
     assert bench.ticks(EVERY - 1) == []
     for _ in range(3):
         assert bench.ticks(EVERY) == ["VPD 83", CAPACITY]
-    assert not bench.disk.in_doubt and bench.session.queue.busy == 0
+    assert not bench.disk.identity.in_doubt and bench.session.queue.busy == 0
 
 
 def test_a_serial_number_counts_where_nothing_is_unique() -> None:
@@ -84,17 +84,17 @@ def test_a_serial_number_counts_where_nothing_is_unique() -> None:
     assert bench.ticks() == ["VPD 83", "VPD 80", CAPACITY]
     bench.lun.serial = "S2"
     bench.ticks()
-    assert bench.disk.in_doubt
+    assert bench.disk.identity.in_doubt
 
 
 @pytest.mark.parametrize("lun", [Lun(serial="", errors={"VPD 83": encode_fixed(5, 0x24, 0)})])
 def test_one_that_tells_nothing_but_its_kind(lun: FakeLun) -> None:
     bench = Bench(lun)
     assert bench.ticks() == ["INQUIRY", CAPACITY]
-    assert not bench.disk.in_doubt
+    assert not bench.disk.identity.in_doubt
     bench.disk.info = replace(bench.disk.info, product="another")
     bench.ticks()
-    assert bench.disk.in_doubt
+    assert bench.disk.identity.in_doubt
 
 
 @pytest.mark.parametrize("what", ["names", "size", "block", "gone"])
@@ -108,7 +108,7 @@ def test_a_swap_that_nobody_tells_is_found(bench: Bench, what: str) -> None:
     else:
         del bench.session.luns[0]
     bench.ticks()
-    assert bench.disk.in_doubt
+    assert bench.disk.identity.in_doubt
     assert bench.ticks() == [], "it is compared before it is looked at again"
 
 
@@ -117,14 +117,14 @@ def test_a_swap_that_nobody_tells_is_found(bench: Bench, what: str) -> None:
 def test_an_error_means_nothing(bench: Bench, what: str, error: bytes | int) -> None:
     bench.lun.errors[what] = [error]
     bench.ticks()
-    assert not bench.disk.in_doubt and bench.session.queue.busy == 0
+    assert not bench.disk.identity.in_doubt and bench.session.queue.busy == 0
     assert bench.ticks() == ["VPD 83", CAPACITY]
 
 
 def test_what_a_look_is_told_counts(bench: Bench) -> None:
     bench.lun.errors[CAPACITY] = [encode_fixed(UNIT_ATTENTION, 0x3F, 0x0E)]
     bench.ticks()
-    assert bench.disk.in_doubt
+    assert bench.disk.identity.in_doubt
 
 
 def _odd(_cdb: bytearray) -> tuple[str, bytes]:
@@ -134,7 +134,7 @@ def _odd(_cdb: bytearray) -> tuple[str, bytes]:
 def test_an_answer_that_is_none_of_that_page(bench: Bench) -> None:
     bench.lun.answer = _odd  # type: ignore[method-assign, assignment]
     assert bench.ticks() == ["odd"]
-    assert not bench.disk.in_doubt
+    assert not bench.disk.identity.in_doubt
 
 
 def test_nothing_is_asked_without_a_connection(bench: Bench) -> None:

@@ -176,7 +176,7 @@ def test_other_reports_are_about_the_same_lun(bench: Bench, report: tuple[int, i
     one.go_on()
     if not one.ended:
         assert bench.heard == [WRITE]
-    assert bench.looking.count == 0 and not bench.disk.in_doubt
+    assert bench.looking.count == 0 and not bench.disk.identity.in_doubt
 
 
 @pytest.mark.logs("another LUN is there now")
@@ -197,7 +197,7 @@ def test_nothing_is_sent_to_another_lun(bench: Bench, report: bytes) -> None:
     for each in begun + later:
         assert isinstance(each.error, LunChanged) and "S2" in str(each.error)
     assert bench.heard == [] and bench.looking.count == 1
-    assert bench.disk.is_another and not bench.disk.gone
+    assert bench.disk.identity.is_another and not bench.disk.identity.gone
 
 
 @pytest.mark.logs("is a tape")
@@ -224,12 +224,12 @@ def test_it_is_gone_and_comes_back(bench: Bench) -> None:
         one = bench.write()
         bench.looking.answer()
         one.go_on()
-        assert isinstance(one.error, NoSuchLun) and bench.disk.gone
+        assert isinstance(one.error, NoSuchLun) and bench.disk.identity.gone
         assert bench.heard == []
     back = bench.write()
     bench.looking.answer()
     back.go_on()
-    assert bench.heard == [WRITE] and not bench.disk.gone
+    assert bench.heard == [WRITE] and not bench.disk.identity.gone
     bench.answer()
     back.go_on()
     assert back.ended and back.error is None
@@ -286,7 +286,7 @@ def test_one_that_changes_at_each_look(bench: Bench) -> None:
     bench.answer(LIST_CHANGED)
     one.go_on()
     while not one.ended:
-        bench.disk.suspect("it has changed")
+        bench.disk.identity.suspect("it has changed")
         bench.looking.answer()
         one.go_on()
     assert "has changed each time" in str(one.error) and bench.heard == []
@@ -349,15 +349,15 @@ def test_all_luns_are_compared_when_the_list_has_changed() -> None:
     one.go_on()
     bench.answer()
     one.go_on()
-    assert one.ended and not bench.disk.in_doubt
+    assert one.ended and not bench.disk.identity.in_doubt
     probe = Running(bench.other.refresh())  # it waits for the look, too
     slot = bench.session.queue.take_now()
     assert slot is not None
     slot.lun, slot.sense = bench.other.lun, LIST_CHANGED
     bench.session.listeners.hear(slot)  # its own report of the same change
-    assert not bench.disk.in_doubt
+    assert not bench.disk.identity.in_doubt
     bench.session.listeners.hear(slot)  # another change
-    assert bench.disk.in_doubt
+    assert bench.disk.identity.in_doubt
     bench.session.queue.release(slot)
     bench.session.fail(IserblkError("end of test"))
     for each in (other, probe):
@@ -384,7 +384,7 @@ def test_a_deadline_holds_for_those_that_wait_for_the_look(bench: Bench) -> None
     one = bench.write()
     bench.answer(LIST_CHANGED)
     one.go_on()
-    two = Running(bench.disk.reassure(0.5))  # long over
+    two = Running(bench.disk.identity.reassure(0.5))  # long over
     assert isinstance(two.error, CommandTimeout)
     bench.looking.answer()
     one.go_on()
@@ -418,12 +418,12 @@ def test_on_a_fresh_connection_a_report_counts_once_it_was_compared(bench: Bench
 
 
 def test_a_new_connection_ends_the_doubt(bench: Bench) -> None:
-    bench.disk.suspect("it may be another")
-    assert bench.disk.in_doubt
+    bench.disk.identity.suspect("it may be another")
+    assert bench.disk.identity.in_doubt
     bench.disk.begin_check()
     bench.disk.checked()
     one = bench.write()
-    assert bench.heard == [WRITE] and not bench.disk.in_doubt
+    assert bench.heard == [WRITE] and not bench.disk.identity.in_doubt
     assert not one.ended
 
 
