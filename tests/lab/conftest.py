@@ -32,6 +32,8 @@ def lab_url() -> str:
     return os.environ["LAB_URL"]
 
 
+# Last: tests/conftest.py has marked what is skipped, and for that alone no guest need be booted.
+@pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Sort tests by guest: a guest ends before the next one starts."""
     ours = [item for item in items if item.path.is_relative_to(_GUEST_TESTS)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -51,6 +52,27 @@ def test_bad_arguments(arguments: list[str], words: str) -> None:
     done = lab(*arguments)
     assert done.returncode == 7
     assert words in done.stderr.decode()
+
+
+# pytest, where whatever starts a guest ends it.
+WITHOUT_GUESTS = """\
+import sys
+import pytest
+sys.path.insert(0, "scripts")
+from tests.lab import guests
+guests.Guest = None
+sys.exit(pytest.main(["-p", "no:cacheprovider", *sys.argv[1:]]))
+"""
+
+
+def test_no_guest_is_started_for_tests_that_are_skipped() -> None:
+    """They are the only ones of their set-up."""
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT_GUESTS, "tests/lab/guest/test_siw_lio_net_copy.py"],
+        capture_output=True, text=True, check=False, cwd=ROOT,
+    )  # fmt: skip
+    assert done.returncode == 0 and " 2 skipped in" in done.stdout, done.stdout
+    assert "takes minutes: runs with --long only" in done.stdout
 
 
 @pytest.mark.parametrize("lib", ["lib", "usr/lib"])
