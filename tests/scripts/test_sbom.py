@@ -15,7 +15,6 @@ import deb_environment
 import pytest
 import sbom
 from cyclonedx.schema import SchemaVersion
-from cyclonedx.validation.json import JsonStrictValidator
 
 from tests.scripts.test_deb import distribution
 
@@ -38,6 +37,9 @@ Version: 1:2~3
 
 
 def need_valid(made: dict[str, Any]) -> None:
+    # Its import takes two seconds; each process that runs any tests imports this module.
+    from cyclonedx.validation.json import JsonStrictValidator  # noqa: PLC0415
+
     fault = JsonStrictValidator(SchemaVersion.from_version(sbom.SPEC)).validate_str(sbom.text(made))
     assert fault is None, fault
     refs = [part["bom-ref"] for part in made["components"]]
