@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -520,14 +521,18 @@ cat >.venv/bin/python <<'END'
 #!/bin/sh
 [ "$1" != -P ] || PYTHONPATH=$PWD exec "$PYTHON" "$@"
 [ "$2" != pytest ] || "$PWD/scripts/of-a-test" >>tested
+[ "$2" != mypy ] || exit "${MYPY-0}"
 END
 chmod +x .venv/bin/python
 """
 PLAIN, COMPILED = "why_plain = 'it is not compiled'\n", "why_plain = ''\n"
 
 
-def run_set_up(top: Path, first: str, later: str, status: str = "") -> tuple[int, str]:
-    """The exit status of ``scripts/test tests/x`` and what it says; with fakes of all else."""
+def run_set_up(
+    top: Path, first: str, later: str, status: str = "", words: str = "tests/x", **more: str
+) -> tuple[int, str]:
+    """The exit status of ``scripts/test WORDS`` and what it says; with fakes of all else, and
+    ``more`` variables."""
     for name in ("scripts", "iserblk"):
         (top / name).mkdir(parents=True)
     shutil.copy(ROOT / "scripts/test", top / "scripts")
@@ -535,15 +540,17 @@ def run_set_up(top: Path, first: str, later: str, status: str = "") -> tuple[int
         ("setup", FAILING_SET_UP),
         ("peers", "#!/bin/sh\n"),
         ("of-a-test", '#!/bin/sh\necho "set up: $ISERBLK_SET_UP"\n'),
+        ("clock", "#!/bin/sh\necho none\n"),
+        ("simulate", '#!/bin/sh\nexit "${SIMULATE-0}"\n'),
     ):
         (top / "scripts" / name).write_text(text)
         (top / "scripts" / name).chmod(0o755)
     (top / "iserblk/__init__.py").touch()
     (top / "first.py").write_text(first)
     (top / "later.py").write_text(later)
-    env = {**os.environ, "PYTHON": sys.executable, "STATUS": status, "ISERBLK_SET_UP": ""}
+    env = {**os.environ, "PYTHON": sys.executable, "STATUS": status, "ISERBLK_SET_UP": "", **more}
     done = subprocess.run(
-        [top / "scripts/test", "tests/x"],
+        [top / "scripts/test", words],
         stderr=subprocess.PIPE, text=True, check=False, env=env,
     )  # fmt: skip
     return done.returncode, done.stderr
@@ -573,6 +580,22 @@ def test_tests_of_what_is_not_compiled_fail(tmp_path: Path, form: str, why: str)
     assert status == 1 and said.endswith(f"test: FAILED: set-up: {why}\n"), said
     assert (tmp_path / "set-ups").read_text() == "--tests\n" * 2
     assert (tmp_path / "tested").exists()
+
+
+@pytest.mark.parametrize(
+    ("fails", "names"),
+    [({}, []), ({"MYPY": "1"}, ["mypy"]), ({"MYPY": "1", "SIMULATE": "1"}, ["mypy", "simulation"])],
+)
+def test_checks_that_run_beside_the_tests(
+    fails: dict[str, str], names: list[str], tmp_path: Path
+) -> None:
+    status, said = run_set_up(tmp_path, COMPILED, PLAIN, words="--no-lab", **fails)
+    told = [f"test: FAILED: {name}" for name in names]
+    assert status == bool(names), said
+    assert re.search(r"^test: took: mypy \d+ s, simulation \d+ s$", said, re.MULTILINE), said
+    # Where the checks have ended, and at the end of all.
+    assert [line for line in said.splitlines() if "FAILED" in line] == told * 2, said
+    assert (tmp_path / "tested").read_text().count("set up: yes\n") > 2
 
 
 def test_a_set_up_that_fails_ends_the_tests(tmp_path: Path) -> None:
