@@ -27,6 +27,7 @@ OURS = {
     "outagelib",
     "screenshotlib",
     "simulatelib",
+    "soaklib",
     "fake_disk",
 }
 # Debian's packages: scripts/setup installs those that no index of Python packages has; the build of

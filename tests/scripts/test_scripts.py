@@ -25,6 +25,7 @@ SCRIPTS = (
     "outage",
     "pins",
     "screenshots",
+    "soak",
 )
 
 

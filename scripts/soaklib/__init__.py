@@ -1,0 +1,1 @@
+"""What scripts/soak runs, samples and judges."""
