@@ -6,6 +6,7 @@ import ast
 import re
 import sys
 import tomllib
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -50,23 +51,25 @@ IMPORTED_AS = {
 OF_EXTRAS = {"csi": "iserblk/csi", "fuse": "fuse_mount"}  # extra → who alone may need it
 
 
-def declared(*extras: str) -> set[str]:
+@cache
+def declared(*extras: str) -> frozenset[str]:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     lines = list(project["project"]["dependencies"])
     for extra in extras:
         lines += project["project"]["optional-dependencies"][extra]
     names = {re.split(r"[^A-Za-z0-9_-]", line)[0] for line in lines}
-    return {IMPORTED_AS.get(name, name) for name in names}
+    return frozenset(IMPORTED_AS.get(name, name) for name in names)
 
 
-def imported(path: Path) -> set[str]:
+@cache
+def imported(path: Path) -> frozenset[str]:
     found = set()
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
             found |= {alias.name.partition(".")[0] for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
             found.add(node.module.partition(".")[0])
-    return found - set(sys.stdlib_module_names) - OURS - DEBIAN - ON_DEMAND - FOR_TYPES
+    return frozenset(found - sys.stdlib_module_names - OURS - DEBIAN - ON_DEMAND - FOR_TYPES)
 
 
 @pytest.mark.parametrize("place", ["iserblk", "fuse_mount", "nbd_plugin"])
