@@ -287,8 +287,9 @@ def test_an_unmount_ends_when_its_unit_is_told_to_end(
 def test_attach_cleans_up_after_a_server_that_died(
     words: list[str], target: TargetProcess, tmp_path: Path
 ) -> None:
-    # The unmount waits for a successor that does not come: io-timeout and half a minute.
-    good("attach", *words, f"{target.url}/0", DEVICE, "--io-timeout", "5")
+    # The unmount waits for a successor that does not come: io-timeout and half a minute. What is
+    # refused while the device is mounted has that time, too.
+    good("attach", *words, f"{target.url}/0", DEVICE, "--io-timeout", "60")
     run("mkfs.ext4", "-q", DEVICE)
     run("sync", DEVICE)
     with mounted(DEVICE, tmp_path / "place"):
