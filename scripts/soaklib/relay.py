@@ -19,7 +19,7 @@ class Relay:
         self._pairs: set[tuple[socket.socket, socket.socket]] = set()
         self._flows = threading.Event()
         self._flows.set()
-        self._over = False
+        self._cuts = 0
         self._listener = self._listen(0)
         self.port: int = self._listener.getsockname()[1]
 
@@ -32,9 +32,11 @@ class Relay:
         with suppress(OSError):  # it was shut down
             while True:
                 client, _ = listener.accept()
-                threading.Thread(target=self._connect, args=(client,), daemon=True).start()
+                threading.Thread(
+                    target=self._connect, args=(client, self._cuts), daemon=True
+                ).start()
 
-    def _connect(self, client: socket.socket) -> None:
+    def _connect(self, client: socket.socket, cuts: int) -> None:
         with client:
             self._flows.wait()
             try:
@@ -47,7 +49,7 @@ class Relay:
                     each.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 pair = (client, target)
                 with self._lock:
-                    if self._over:
+                    if self._cuts != cuts:  # meanwhile
                         return
                     self._pairs.add(pair)
                 back = threading.Thread(target=self._copy, args=(target, client), daemon=True)
@@ -68,6 +70,7 @@ class Relay:
     def cut(self) -> None:
         """End all connections."""
         with self._lock:
+            self._cuts += 1
             pairs = [*self._pairs]
         for pair in pairs:
             _shut(*pair)
@@ -92,10 +95,8 @@ class Relay:
         self._flows.set()
 
     def close(self) -> None:
-        with self._lock:
-            self._over = True
-        self._flows.set()
         self.away()
+        self._flows.set()
 
 
 def _shut(*sockets: socket.socket) -> None:
