@@ -113,6 +113,8 @@ class _Hearing:
 
     def told(self, losses: int) -> None:
         """The answer is in the socket."""
+        if self.unsure:  # so may be the answer before it: none of both counts as heard
+            self.client.unheard()
         self.client.told(losses)
         self.unsure = True
 
@@ -124,6 +126,14 @@ class _Hearing:
             # (The error is told once: to whom it comes is noted here.)
             self.reset = self._sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) != 0
             self.unsure = self.reset
+
+    def doubt(self) -> None:
+        """Implements Hearing. (A client that has heard after all, and flushes once more, hears of
+        the same loss again.)"""
+        self.look()
+        if self.unsure:
+            self.client.unheard()
+            self.client.ended()
 
     def end(self) -> None:
         """The connection is over."""
@@ -265,6 +275,7 @@ class Client:
         self._export = export
         self._disk: DirectDisk = export.disk
         self._hearing = _Hearing(self._sock, export.new_client())
+        export.connected(self._hearing)
         self._transmission = transmission
         self._strand = self._group.start_soon(self._on_answers, name=self.name)
         self._strand.abandon = self._abandon
@@ -291,7 +302,7 @@ class Client:
 
     def _end_flushes(self) -> None:
         self._hearing.end()
-        self._export.client_ended(self._hearing.client)
+        self._export.disconnected(self._hearing)
 
     def stop(self) -> None:
         """Receive nothing more: ``serve`` ends when what is open is answered. Requests that are in

@@ -2,9 +2,24 @@
 
 from __future__ import annotations
 
+from typing import Protocol
+
 from iserblk.disk.seam import DirectDisk, FlushClient
 from iserblk.nbd import messages as nbd
 from iserblk.nbd.long_changes import LongChanges
+
+
+class Hearing(Protocol):
+    """Whether the client of a connection has received what it was told of losses."""
+
+    @property
+    def client(self) -> FlushClient: ...
+
+    def doubt(self) -> None:
+        """Another connection begins. Where an answer that told of a loss may not have arrived, its
+        client may be the one that comes again, before its end is noticed: the loss is left to
+        clients that begin from now on."""
+        ...
 
 
 class Export:
@@ -25,6 +40,7 @@ class Export:
         info = disk.info
         self._read_only = read_only
         self.only_client: FlushClient | None = None
+        self._hearings: dict[Hearing, None] = {}  # those of all connections
         self.no_trims_told = False  # the log has it that the LUN refuses trims
         self.description = f"{info.vendor} {info.product}, {info.target} LUN {info.lun}"
         # Any alignment works; whole blocks of the medium work best.
@@ -44,13 +60,22 @@ class Export:
         return self.disk.size
 
     def new_client(self) -> FlushClient:
-        """That of a connection, for its flushes; see ``client_ended``."""
-        return self.only_client or self.disk.new_client()
+        """That of a connection, for its flushes; see ``connected``."""
+        if self.only_client is not None:
+            return self.only_client
+        for each in [*self._hearings]:
+            each.doubt()
+        return self.disk.new_client()
 
-    def client_ended(self, client: FlushClient) -> None:
+    def connected(self, hearing: Hearing) -> None:
+        """A connection has begun, with a ``new_client``."""
+        self._hearings[hearing] = None
+
+    def disconnected(self, hearing: Hearing) -> None:
         """The connection has ended."""
-        if client is not self.only_client:
-            client.ended()
+        self._hearings.pop(hearing, None)
+        if hearing.client is not self.only_client:
+            hearing.client.ended()
 
     def flags(self, structured: bool) -> int:
         """Transmission flags. All connections share the LUN's session and nothing is cached here:

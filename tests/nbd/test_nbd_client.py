@@ -349,6 +349,47 @@ async def test_an_answer_that_is_not_read_is_looked_for_when_its_client_has_died
 
 
 @LOST
+@pytest.mark.parametrize("answers", [1, 2])
+async def test_a_client_that_comes_again_before_its_end_is_noticed(answers: int) -> None:
+    """The path was gone before the answer: nothing tells the server of that."""
+    disk = fake()
+    async with served(disk, count=2, handshakes=False) as (one, again):
+        await one.raw.shake_hands()
+        for cookie in range(answers):
+            disk.fake.losses.add()
+            await one.raw.send(request(nbd.FLUSH, cookie=cookie))
+            await until(lambda: not disk.fake.losses.untold)
+        await again.raw.shake_hands()
+        assert await flush(again) == nbd.EIO and not await flush(again)
+        assert disk.fake.losses.count == answers
+
+
+@LOST
+async def test_a_second_answer_that_was_not_read_takes_the_first_back_too() -> None:
+    disk = fake()
+    async with served(disk) as (one,):
+        known = disk.new_client().count.told
+        for cookie in range(2):
+            disk.fake.losses.add()
+            await one.raw.send(request(nbd.FLUSH, cookie=cookie))
+            await until(lambda: not disk.fake.losses.untold)
+        await trio.aclose_forcefully(one.raw.stream)
+        await one.over.wait()
+        assert disk.new_client().count == (2, known)
+
+
+@LOST
+async def test_a_client_that_has_heard_when_another_comes() -> None:
+    disk = fake()
+    async with served(disk, count=2, handshakes=False) as (one, other):
+        await one.raw.shake_hands()
+        disk.fake.losses.add()
+        assert await flush(one) == nbd.EIO
+        await other.raw.shake_hands()
+        assert not await flush(other) and not await flush(one)
+
+
+@LOST
 @pytest.mark.parametrize("says_so", [True, False])
 async def test_a_client_that_has_heard_may_go(says_so: bool) -> None:
     disk = fake()
