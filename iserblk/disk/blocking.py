@@ -37,15 +37,10 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-# For this long a thread waits for what may take an outage, until Python looks at its signals. A
+# So often a thread that opens disks, which may take an outage, has Python look at its signals. A
 # signal that has come when Python had looked, and before the thread slept, does not end the sleep;
 # nor does one of which the kernel tells another thread.
-LOOK_S = 1.0
-
-
-def wait(event: threading.Event) -> None:
-    while not event.wait(LOOK_S):
-        pass
+_LOOK_S = 1.0
 
 
 class Bell:
@@ -161,7 +156,7 @@ class Places:
             try:
                 ended = threading.Event()
                 thread.take_back(HandedRequest(thread, request.disk, ended.set), request)
-                wait(ended)
+                ended.wait()
                 break
             except BaseException:  # another interrupt: it is urgent
                 thread.cut()
@@ -330,7 +325,8 @@ class ThreadDiskSet:
         self._places = Places(thread)
         try:
             thread.start()
-            wait(self._opened)
+            while not self._opened.wait(_LOOK_S):
+                pass
             if self._error is not None:
                 thread.join()
                 error, self._error = self._error, None

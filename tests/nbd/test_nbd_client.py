@@ -379,6 +379,23 @@ async def test_a_second_answer_that_was_not_read_takes_the_first_back_too() -> N
 
 
 @LOST
+async def test_a_connection_that_has_ended_leaves_its_loss_once() -> None:
+    """Its successor is told; those behind that have nothing to hear."""
+    disk = fake()
+    async with served(disk, count=3, handshakes=False) as (one, again, last):
+        await one.raw.shake_hands()
+        disk.fake.losses.add()
+        await one.raw.send(request(nbd.FLUSH, cookie=1))
+        await until(lambda: not disk.fake.losses.untold)
+        await trio.aclose_forcefully(one.raw.stream)
+        await one.over.wait()
+        await again.raw.shake_hands()
+        assert await flush(again) == nbd.EIO
+        await last.raw.shake_hands()
+        assert not await flush(last)
+
+
+@LOST
 async def test_a_client_that_has_heard_when_another_comes() -> None:
     disk = fake()
     async with served(disk, count=2, handshakes=False) as (one, other):

@@ -262,3 +262,20 @@ def test_the_last_flushes_begin_together(
     until_blocking(lambda: server.log().count("a flush waits") == 2)
     hold.unlink()
     server.end()
+
+
+def test_one_last_flush_of_two_that_fails_is_told(
+    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ISERBLK_OWED", str(tmp_path / "owed"))
+    monkeypatch.setenv("FAKE_LOSE", str(tmp_path / "lose"))
+    server = start(luns=[{}, {}])
+    for name in ("lun0", "lun1"):
+        if name == "lun1":
+            (tmp_path / "lose").touch()
+        client = server.connect(name)
+        client.pwrite(b"x", 0)
+        client.shutdown()
+    said = server.end()
+    assert "lun1: the last flush failed" in said and "lun0: the last flush" not in said
+    assert Wish(tmp_path / "ending").left is not None
