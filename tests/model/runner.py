@@ -13,7 +13,7 @@ from iserblk.errors import CommandTimeout, IserblkError, LocalProtocolError, Scs
 from iserblk.iscsi import bhs
 from iserblk.scsi import sense
 from iserblk.scsi.sense import Sense
-from iserblk.scsi.sense_words import ASCQ_WORDS
+from iserblk.scsi.sense_words import ASCQ_WORDS, KEY_WORDS
 from tests.model.blocks import GRANULE, Model, content
 from tests.model.machine import AnyMachine, Machine
 from tests.model.script import (
@@ -274,7 +274,10 @@ class Runner:
 
     @staticmethod
     def _is_aborted_flush(error: IserblkError) -> bool:
-        """Whether the error is one of a flush that would be sent again, had nothing been lost."""
+        """Whether the error is one of a flush that would be sent again, had nothing been lost. (An
+        NBD client has the words alone.)"""
+        if isinstance(error, NbdError):
+            return KEY_WORDS[sense.ABORTED_COMMAND] in str(error)
         return bool(error.losses) and (
             isinstance(error, ScsiError)
             and isinstance(error.sense, Sense)
