@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import logging
 import os
+import socket
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
@@ -25,6 +27,9 @@ _USABLE_S = 10.0  # until the kernel shows the size
 _SETTLE_S = 15
 _UDEVADM_S = 30.0
 _TAKEN_S = 15.0  # until the kernel has noticed that the old connections are dead
+_FAILED_S = 10.0  # until no request is under way whose server has died
+_SENT_S = 0.25  # for the next request of those that have waited for a connection
+_SEND_BYTES = 1 << 20
 _POLL_S = 0.02
 _LOOK_MS = 5_000  # after a request that may have been lost with its server
 _FOREVER_S = 1_000_000.0  # eleven days: twice as many, in jiffies, fit into 31 bits
@@ -178,14 +183,36 @@ def resize(home: Home, size: int) -> None:
     log.info("%s: now has %d bytes", device.path, size)
 
 
-def wait_no_more(home: Home) -> None:
+def wait_no_more(home: Home, sockets: Sequence[int] = ()) -> None:
     """Let requests fail when there is no connection left: new ones at once, and those that the
-    server received before it died when the kernel looks after them. An error is only logged."""
+    server received before it died when the kernel looks after them. An error is only logged.
+    ``sockets``: of new connections."""
     try:
-        settings = Settings(timeout=1, dead_timeout=0, backend=home.state().backend)
+        backend = home.state().backend
+        settings = Settings(timeout=1, dead_timeout=0, backend=backend, sockets=sockets)
         reconfigure(home.device, settings)
     except IserblkError as error:
         log.info("%s", error)
+
+
+def fail_all(home: Home) -> None:
+    """Let all requests fail whose server has died, and return when they have; after some seconds in
+    any case.
+
+    Those that came behind its death wait for a connection, as long as they were told to when they
+    began, and the kernel looks after no other request meanwhile. So they get a connection, which
+    ends when they have been sent there.
+    """
+    deadline = monotonic() + _FAILED_S
+    near, far = socket.socketpair()
+    with near, far:
+        far.settimeout(_SENT_S)
+        wait_no_more(home, [near.fileno()])
+        with contextlib.suppress(TimeoutError):
+            while monotonic() < deadline and far.recv(_SEND_BYTES):
+                pass
+    while home.device.under_way() and monotonic() < deadline:
+        sleep(_POLL_S)
 
 
 def disconnect(device: Device) -> None:

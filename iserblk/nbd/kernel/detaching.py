@@ -41,10 +41,14 @@ def detach(device: Device) -> None:
             _no_attachment(home)
             return
         state = home.state()
+        dead = _fail_all_if_dead(home)
         try:
             claim = _claim(device)
         except Busy as error:
-            raise _with_dead_server(home, error) from None
+            if not dead:
+                raise
+            raise Busy(f"{error}; its server has died: all requests fail, until "
+                       "`iserblk attach --replace` gives it another") from None  # fmt: skip
         home.wish.make()
         try:
             before = device.changed()
@@ -79,12 +83,13 @@ def force(device: Device) -> None:
             return
         url = home.state().url
         use = ""
+        home.wish.make(by_force=True)
+        client.disconnect(device)
+        # (Before, opening it might wait for the kernel, which reads partitions.)
         try:
             os.close(device.claim())
         except Busy as error:
             use = str(error).removeprefix(f"{device.path}: ")
-        home.wish.make(by_force=True)
-        client.disconnect(device)
         with Server(home) as server:
             told = server.end(_FORCED_S)
         lost = ""
@@ -111,15 +116,15 @@ def _amount(ended: _Ended, tried: int, alive: bool) -> str:
     return f"up to {count} bytes" if known and count else "data"
 
 
-def _with_dead_server(home: Home, error: Busy) -> Busy:
-    """``error``: the device is in use. If its server has died, let all requests fail: they might
-    wait for a successor for ever, and nothing could be unmounted."""
+def _fail_all_if_dead(home: Home) -> bool:
+    """If the server has died, let all requests fail: they might wait for a successor for ever, and
+    nothing could be unmounted, nor opened while the kernel looks for partitions. Returns whether it
+    has."""
     with Server(home) as server:
         if not server.ended():
-            return error
-    client.wait_no_more(home)
-    return Busy(f"{error}; its server has died: all requests fail, until `iserblk attach --replace`"
-                " gives it another")  # fmt: skip
+            return False
+    client.fail_all(home)
+    return True
 
 
 def clear(home: Home) -> None:

@@ -93,6 +93,11 @@ class Device:
         statistics = self._statistics()
         return statistics[1] + statistics[5] + statistics[12] + statistics[16]
 
+    def under_way(self) -> int:
+        """Number of requests that have been sent and have not ended. Those that wait for a
+        connection are not among them."""
+        return self._statistics()[9]
+
     def changed(self) -> int:
         """Number of sectors in write and discard requests since the device exists, flushed or
         not."""

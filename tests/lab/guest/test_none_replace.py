@@ -150,23 +150,51 @@ def test_a_server_that_is_slow_keeps_its_only_connection(target: TargetProcess) 
         assert "Receive control failed" not in run("dmesg")
 
 
-def test_what_a_dead_server_had_received_fails_when_detach_is_asked(
+def test_what_waits_for_a_dead_server_fails_when_detach_is_asked(
     target: TargetProcess, tmp_path: Path
 ) -> None:
-    """It would wait for a successor for ever; so umount could not end."""
+    """What it had received would wait for a successor for ever, and what came behind its death for
+    three minutes and a half; so umount could not end."""
     good("attach", f"{target.url}/1", DEVICE)
     run("mkfs.ext4", "-q", "-F", DEVICE)
     with mounted(DEVICE, tmp_path / "place"):
         old = server()
         os.kill(old, signal.SIGSTOP)
-        reader = direct(f"if={DEVICE}", "iflag=direct", "skip=8")
+        readers = [direct(f"if={DEVICE}", "iflag=direct", "skip=8")]
         until_blocking(lambda: block("nbd0", "inflight").split()[0] != "0")
         os.kill(old, signal.SIGKILL)
         until_blocking(lambda: ended(old))
+        readers.append(direct(f"if={DEVICE}", "iflag=direct", "skip=16"))
+        until_blocking(lambda: "submit_bio_wait" in stack(readers[1].pid))
         assert "all requests fail" in bad(28, "detach", DEVICE)
-        assert reader.wait(SLOW_S / 2) == 1
-        assert "Input/output error" in reader.communicate()[1]
+        for reader in readers:
+            assert reader.wait(SLOW_S / 10) == 1
+            assert "Input/output error" in reader.communicate()[1]
     iserblk("detach", DEVICE)
+
+
+@pytest.mark.parametrize(("kill", "words"), [(True, []), (False, ["--force"])])
+def test_a_device_is_detached_whose_partitions_are_being_read(
+    kill: bool, words: list[str], target: TargetProcess
+) -> None:
+    """Nobody can open it meanwhile, not even `detach`; and the server has died, or hangs."""
+    good("attach", f"{target.url}/1", DEVICE)
+    old = server()
+    os.kill(old, signal.SIGSTOP)
+    reader = direct(f"if={DEVICE}", "iflag=direct", "skip=8")
+    until_blocking(lambda: "bdev_disk_changed" in stack(reader.pid))
+    if kill:
+        os.kill(old, signal.SIGKILL)
+        until_blocking(lambda: ended(old))
+    done = iserblk("detach", *words, DEVICE)
+    assert reader.wait(SLOW_S / 10) == 1
+    reader.communicate()
+    assert (done.returncode, "nbd0" in done.stderr) == ((0, False) if kill else (1, True)), done
+
+
+def stack(pid: int) -> str:
+    """Where a process waits in the kernel."""
+    return Path(f"/proc/{pid}/stack").read_text()
 
 
 def test_without_a_successor_requests_fail(target: TargetProcess) -> None:

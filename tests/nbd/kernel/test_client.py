@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import errno
 import math
 import os
+import socket
 from pathlib import Path
 
 import pytest
@@ -15,6 +17,7 @@ from iserblk.nbd.kernel.client import dead_timeout, kernel_seconds, kernel_timeo
 from iserblk.nbd.kernel.device import SECTOR, Device, Directories
 from iserblk.nbd.kernel.netlink import Settings
 from iserblk.nbd.kernel.state import Home, State
+from tests.support.descriptors import descriptors, descriptors_to_begin_with
 
 SIZE = 1 << 20
 
@@ -97,6 +100,53 @@ def test_requests_wait_no_more(home: Home, kernel: Recorder) -> None:
     assert kernel.told == [("reconfigure", 7, Settings(timeout=1, dead_timeout=0, backend="naa.1"))]
     kernel.error = errno.EINVAL  # it is not connected any more
     client.wait_no_more(home)
+
+
+class Taker(Recorder):
+    """A kernel that sends requests on a connection that it is given, and fails them when the
+    connection has ended. ``sent``: the socket that it keeps."""
+
+    def __init__(self, request: bytes) -> None:
+        super().__init__()
+        self._request = request
+        self.sent: socket.socket | None = None
+
+    def reconfigure(self, index: int, settings: Settings) -> None:
+        super().reconfigure(index, settings)
+        (descriptor,) = settings.sockets
+        self.sent = socket.socket(fileno=os.dup(descriptor))
+        self.sent.sendall(self._request)
+
+    def under_way(self) -> int:
+        assert self.sent
+        self.sent.settimeout(0)
+        return int(self.sent.fileno() >= 0 and not self._ended(self.sent))
+
+    @staticmethod
+    def _ended(sock: socket.socket) -> bool:
+        try:
+            return sock.recv(1) == b""
+        except ConnectionResetError:
+            return True
+        except BlockingIOError:
+            return False
+
+
+def test_all_fail(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that wait get a connection, which takes all that is sent there, and ends."""
+    kernel = Taker(bytes(1 << 16))
+    monkeypatch.setattr(client, "KERNEL", kernel)
+    monkeypatch.setattr(Device, "under_way", lambda device: kernel.under_way())
+    before = descriptors_to_begin_with()
+    client.fail_all(home)
+    ((what, _, settings),) = kernel.told
+    assert what == "reconfigure" and settings
+    assert dataclasses.replace(settings, sockets=()) == Settings(
+        timeout=1, dead_timeout=0, backend="naa.1"
+    )
+    assert kernel.sent and kernel.under_way() == 0
+    kernel.sent.close()
+    assert descriptors() == before
 
 
 def test_what_the_kernel_refuses(home: Home, kernel: Recorder) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import stat
@@ -202,38 +203,39 @@ def test_a_device_in_use(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     assert flags[0] & os.O_EXCL and not flags[0] & os.O_CREAT
 
 
-@pytest.fixture(params=["512", "4096"])
-def loop_device(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]:
-    """A loop device with sectors of 512 or 4096 bytes."""
-    image = tmp_path / "image"
-    image.write_bytes(b"x" * SIZE)
-    command = ["losetup", "--find", "--show", "--sector-size", request.param, str(image)]
+@contextlib.contextmanager
+def a_loop_device(folder: Path, size: int, *words: str) -> Iterator[Path]:
+    """Of a new file of ``size`` bytes; ``words``: of losetup."""
+    image = folder / "image"
+    image.write_bytes(b"x" * size)
+    command = ["losetup", "--find", "--show", *words, str(image)]
     try:
         made = subprocess.run(command, capture_output=True, text=True, check=True)
     except (OSError, subprocess.CalledProcessError) as error:
         pytest.skip(f"no loop device can be set up: {error}")
-    subprocess.run(["blockdev", "--setrw", made.stdout.strip()], check=True)
-    yield Path(made.stdout.strip())
-    subprocess.run(["losetup", "--detach", made.stdout.strip()], check=True)
+    try:
+        yield Path(made.stdout.strip())
+    finally:
+        subprocess.run(["losetup", "--detach", made.stdout.strip()], check=True)
+
+
+@pytest.fixture(params=["512", "4096"])
+def loop_device(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]:
+    """A loop device with sectors of 512 or 4096 bytes."""
+    with a_loop_device(tmp_path, SIZE, "--sector-size", request.param) as device:
+        subprocess.run(["blockdev", "--setrw", device], check=True)
+        yield device
 
 
 def test_a_device_cannot_be_enlarged(tmp_path: Path) -> None:
-    image = tmp_path / "image"
-    image.write_bytes(bytes(4096 + 512))
-    try:
-        made = subprocess.run(
-            ["losetup", "--find", "--show", image], capture_output=True, text=True, check=True
-        )
-    except (OSError, subprocess.CalledProcessError) as error:
-        pytest.skip(f"no loop device can be set up: {error}")
-    try:
-        refused(
-            Path(made.stdout.strip()), BadArgument, "of 4096-byte blocks; leave out `block=`",
-            block=4096,
-        )  # fmt: skip
-    finally:
-        subprocess.run(["losetup", "--detach", made.stdout.strip()], check=True)
-    refused(Path(made.stdout.strip()), BadArgument, "its 0 bytes .*; connect the device first")
+    with a_loop_device(tmp_path, 4096 + 512) as device:
+        refused(device, BadArgument, "of 4096-byte blocks; leave out `block=`", block=4096)
+
+
+def test_a_device_that_is_not_connected(tmp_path: Path) -> None:
+    # (One that has been detached may be another test's by now.)
+    with a_loop_device(tmp_path, 0) as device:
+        refused(device, BadArgument, "its 0 bytes .*; connect the device first")
 
 
 def test_a_block_device(loop_device: Path) -> None:
