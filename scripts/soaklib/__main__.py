@@ -18,7 +18,7 @@ from soaklib.picture import draw
 from soaklib.processes import Broken
 from soaklib.world import Record, World
 
-_MOST_PATH = 95  # of the directory: the socket's path in it has 107 bytes at most
+_MOST_PATH = 95  # of the directory: the paths of sockets in it have 107 bytes at most
 
 
 class _Parser(argparse.ArgumentParser):
@@ -66,6 +66,7 @@ def _write(record: Record, directory: Path, title: str) -> list[str]:
     for _, words in record.happened:
         kind = words.partition(", for")[0]
         counts[kind] = counts.get(kind, 0) + 1
+    lines += [*report.initiators(record.tried.total(), record.replays), ""]
     told = ", ".join(f"{kind} {count}" for kind, count in sorted(counts.items()))
     lines += [f"{len(record.happened)} events: {told}" if told else "no events"]
     lines += [f"{record.compared} blocks of the files of the LUNs were compared at the end", ""]

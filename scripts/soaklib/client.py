@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import os
 import signal
 import sys
@@ -41,7 +42,7 @@ class Order:
     """``face``: nbd, file, blocking or trio. ``places``: URLs, or a path. ``areas``: for each
     worker its number, and the offset of its area. ``steps``: of a visitor. ``dies``: it is then
     killed, in the middle of a write. ``ledger``: of a visitor; ``state``: where the areas are left
-    at the end."""
+    at the end. ``metrics``: where those of the LUN are served; "": nowhere."""
 
     name: str
     face: str
@@ -55,6 +56,7 @@ class Order:
     dies: bool = False
     ledger: str = ""
     connections: int = 1
+    metrics: str = ""
 
     def words(self) -> str:
         return json.dumps(asdict(self))
@@ -197,7 +199,10 @@ class Client:
 
     @property
     def _options(self) -> dict[str, str]:
-        return {"io_timeout": f"{self.order.io_timeout_s:g}"}
+        options = {"io_timeout": f"{self.order.io_timeout_s:g}"}
+        if self.order.metrics:
+            options["metrics"] = self.order.metrics
+        return options
 
     # --- in trio -----------------------------------------------------------------------------
 
@@ -251,6 +256,7 @@ def asdict_of(area: Area) -> dict[str, object]:
 
 
 def main() -> int:
+    logging.basicConfig(level=logging.INFO, format="%(name)s: %(message)s")
     client = Client(Order(**json.loads(sys.argv[1])))
 
     def wait_for_the_end() -> None:

@@ -11,10 +11,11 @@ from typing import NamedTuple
 CYCLE_S = 2700.0
 RESTARTS_S = 480.0
 _GAP_S = 12.0  # between two events, on the average
-_AT_LEAST = 25  # events of a run, however short it is
+_AT_LEAST = 32  # events of a run, however short it is: a round and more
 _GROWTH = 4 << 20  # bytes
 
 PORTAL, RESTART, GROW, VISIT = "portal", "restart", "grow", "visit"
+LOSS = ("kill", "target")  # what was acknowledged and not flushed is gone
 
 
 class Event(NamedTuple):
@@ -43,12 +44,14 @@ class Event(NamedTuple):
         return what + (f", for {self.for_s:.1f} s" if self.for_s else "")
 
 
-def _kinds(
+def kinds_of_a_round(
     restarts: Sequence[tuple[str, str]], visitors: Sequence[str]
 ) -> list[tuple[str, str, str]]:
     kinds = [(PORTAL, what, whom) for what in ("cut", "away", "stall") for whom in ("1", "1+2")]
     kinds += [(PORTAL, what, "2") for what in ("cut", "away")]
     kinds += [(RESTART, what, whom) for what, whom in restarts]
+    # The target loses its cache again, with what it was sent again after the first loss.
+    kinds += [(RESTART, what, whom) for what, whom in restarts if (what, whom) == LOSS]
     kinds += [(GROW, "", str(lun)) for lun in range(3)]
     kinds += [(VISIT, "", whom) for whom in visitors]
     return [*kinds, (VISIT, "kill", "api"), (VISIT, "kill", "api")]
@@ -58,14 +61,14 @@ def events(
     seed: int, seconds: float, restarts: Sequence[tuple[str, str]], visitors: Sequence[str]
 ) -> Iterator[Event]:
     """``restarts``: what may be done to which process. ``visitors``: kinds of clients that come
-    and go; "api" is among them."""
+    and go; "api" is among them. In rounds: in each all of it happens, a LOSS twice."""
     chance = random.Random(seed)
     gap_s = min(_GAP_S, seconds / _AT_LEAST)
     at_s = gap_s
     deck: list[tuple[str, str, str]] = []
     while at_s < seconds:
         if not deck:
-            deck = _kinds(restarts, visitors)
+            deck = kinds_of_a_round(restarts, visitors)
             chance.shuffle(deck)
         kind, what, whom = deck.pop()
         for_s, number = 0.0, 0

@@ -33,7 +33,7 @@ class Command:
     def __init__(self, name: str, words: Sequence[str], log: Path, statuses: Sequence[int]) -> None:
         self.name = name
         self.log = log
-        self._words = [sys.executable, "-P", "-m", "iserblk.cli", *words]
+        self._words = [sys.executable, "-P", "-m", "iserblk.cli", "-v", *words]  # for ``tried``
         self._statuses = statuses
         self._process: subprocess.Popen[bytes] | None = None
 

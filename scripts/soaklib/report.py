@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from soaklib.judging import RULE, Life
 from soaklib.latencies import Latencies
+from soaklib.tried import Counts, Replays, rows
 
 _MOST_ROWS = 30  # of minutes; where there are more, several are one row
 
@@ -47,6 +48,14 @@ def processes(lives: Sequence[Life]) -> Iterator[str]:
         yield RULE
     else:
         yield "Flatness was not judged: no process has lived for 20 minutes."
+
+
+def initiators(total: Mapping[str, Counts], replayed: Mapping[str, Replays]) -> Iterator[str]:
+    """A row for each initiator: what it went through."""
+    yield "Initiators: reconnections of the session, connections lost beside others, commands sent"
+    yield "again, flushes, journals sent again after a loss of the target's cache, changes in these"
+    head = ("initiator", "reconnections", "recoveries", "resent", "flushes", "replays", "changes")
+    yield from _table(head, [*rows(total, replayed)])
 
 
 def latencies(minutes: Mapping[str, Mapping[int, Latencies]]) -> Iterator[str]:

@@ -11,7 +11,7 @@ from soaklib.area import BLOCK, Area
 _MOST = 16  # blocks of one request
 READ, WRITE, DURABLE, FLUSH = "read", "write", "fua", "flush"
 _KINDS = (READ, WRITE, DURABLE, FLUSH)
-_WEIGHTS = (45, 44, 3, 8)
+_WEIGHTS = (48, 48, 1, 3)  # what is flushed is in no journal: few flushes, and long journals
 
 
 class Step(NamedTuple):

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from benchlib.proc import free_port
 
@@ -27,6 +28,7 @@ from soaklib.plan import Event
 from soaklib.processes import START_S, Broken, ClientProcess, Command
 from soaklib.relay import Relay
 from soaklib.sampling import Sample, sample
+from soaklib.tried import Replays, Tried, ask, replays
 
 SIZE = 64 << 20  # of a LUN, at first
 _CACHE = "16M"  # of the target, volatile: SIGKILL loses it, as a power failure does
@@ -52,6 +54,8 @@ class Record:
     )
     happened: list[tuple[float, str]] = field(default_factory=list)
     left_out: list[str] = field(default_factory=list)
+    tried: Tried = field(default_factory=Tried)
+    replays: dict[str, Replays] = field(default_factory=dict)  # by initiator
     compared: int = 0  # blocks, at the end, in the files of the LUNs
 
 
@@ -83,6 +87,7 @@ class World:
         self._listen = [f"127.0.0.1:{port}" for port in ports]
         self._relays = [Relay(port) for port in ports]
         self._ready: set[str] = set()  # clients that have begun
+        self._metrics: dict[str, Path] = {}  # initiator → where it serves them
         self._mountpoint = directory / "mnt"
         self._socket = directory / "nbd.sock"
         self._sampler = threading.Thread(target=self._sample_all, daemon=True)
@@ -129,17 +134,20 @@ class World:
         timeout = f"{IO_TIMEOUT_S:g}"
         self._command("target", ["target", "--iqn", f"{IQN}target", *listen, *luns], _LEFT_ALONE)
         words = ["--io-timeout", timeout, "--connections", "2"]
+        words += ["--metrics", self._serves("nbd", "m.nbd")]
         self._command(
             "nbd", ["nbd", *self.urls(0, "iser"), "--socket", str(self._socket), *words],
             _LEFT_ALONE,
         )  # fmt: skip
-        behind = " ".join(self.urls(2, "iser", f"?io-timeout={timeout}"))
+        options = f"?io-timeout={timeout}&metrics={quote(self._serves('gateway', 'm.gateway'))}"
+        behind = " ".join(self.urls(2, "iser", options))
         place = f"127.0.0.1:{free_port()}"
         words = ["--iqn", f"{IQN}gateway", "--listen", place, "--lun", behind]
         self._command("gateway", ["target", *words], _LEFT_ALONE)
         if self._mounts:
             self._mountpoint.mkdir(exist_ok=True)
             options = f"io-timeout={timeout},connections=2,error-recovery-level=2"
+            options += f",metrics={self._serves('mount', 'm.mount')}"
             urls = self.urls(1, "iscsi")
             self._command(
                 "mount", ["mount", "-f", *urls, str(self._mountpoint), "-o", options], (0,)
@@ -158,6 +166,10 @@ class World:
             self.wait(self.now() + _LOOK_S)
         self._began = time.monotonic()  # the plan begins here
 
+    def _serves(self, name: str, short: str) -> str:
+        self._metrics[name] = self._directory / short
+        return str(self._metrics[name])
+
     def _file(self) -> str:
         (name,) = os.listdir(self._mountpoint)
         return str(self._mountpoint / name)
@@ -173,7 +185,10 @@ class World:
         taken = sum(len(each.areas) for each in self._orders.values())
         areas = [(number + 1, number * _BLOCKS * BLOCK) for number in range(taken, taken + count)]
         name = f"client {name}"
-        order = self._order(name, face, places, areas, connections=connections)
+        metrics = (
+            "" if face in ("nbd", "file") else self._serves(name, name.replace("client ", "c."))
+        )
+        order = self._order(name, face, places, areas, connections=connections, metrics=metrics)
         self._orders[name] = order
         self._luns[name] = lun
         self._clients[name] = self._begin(name, order)
@@ -223,6 +238,11 @@ class World:
             for name, process in processes:
                 if process.is_running and (found := sample(process.pid, at_s)) is not None:
                     self.record.samples[name].append(found)
+                    self._count(name, process)
+
+    def _count(self, name: str, process: Command | ClientProcess) -> None:
+        if name in self._metrics:
+            self.record.tried.note(name, process.pid, ask(self._metrics[name]))
 
     # --- what happens ------------------------------------------------------------------------
 
@@ -268,6 +288,7 @@ class World:
 
     def _restart(self, event: Event) -> None:
         command = self._commands[event.whom]
+        self._count(event.whom, command)
         if event.what == "kill":
             command.kill()
         else:
@@ -307,6 +328,10 @@ class World:
         for relay in self._relays:
             relay.go_on()
             relay.back()
+        for name, command in self._commands.items():
+            self._count(name, command)
+        for name, client in self._clients.items():
+            self._count(name, client)
         for whom in [*self._visitors]:
             self._see_off(whom)
         for client in self._clients.values():
@@ -320,6 +345,9 @@ class World:
         for log in sorted(self._directory.glob("*.log")):
             if "Traceback" in log.read_text(errors="replace"):
                 self.find(f"{log.name} has a traceback")
+        for name in self._metrics:
+            log = self._directory / f"{name.replace(' ', '-')}.log"
+            self.record.replays[name] = replays(log.read_bytes()) if log.exists() else Replays()
 
     def _compare_all(self) -> None:
         areas = []

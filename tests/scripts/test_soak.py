@@ -21,8 +21,11 @@ from soaklib.latencies import Latencies
 from soaklib.picture import draw
 from soaklib.relay import Relay
 from soaklib.sampling import Sample, sample
+from soaklib.tried import Counts, Replays, Tried, ask, replays
 from soaklib.work import DURABLE, FLUSH, READ, Step, Worker
 
+from iserblk.disk import blocking
+from tests.support.target import running_target
 from tests.support.until import until_blocking
 
 TOP = Path(__file__).resolve().parents[2]
@@ -54,8 +57,24 @@ def test_all_happens_and_processes_live_long_enough_to_be_judged() -> None:
     assert any(each.at_s > plan.CYCLE_S for each in restarts)
 
 
-def test_a_short_run_has_events_too() -> None:
-    assert len([*plan.events(1, 20, RESTARTS, VISITORS)]) > 10
+@pytest.mark.parametrize("seed", range(20))
+def test_also_a_short_run_has_a_whole_round(seed: int) -> None:
+    """In which the target loses its cache twice."""
+    events = [*plan.events(seed, 60, RESTARTS, VISITORS)]
+    kinds = [(each.what, each.whom) for each in events if each.kind == plan.RESTART]
+    assert {*kinds} == {*RESTARTS}
+    assert kinds.count(plan.LOSS) >= 2
+
+
+def test_each_round_has_the_same_events_in_another_order() -> None:
+    kinds = plan.kinds_of_a_round(RESTARTS, VISITORS)
+    assert kinds.count((plan.RESTART, *plan.LOSS)) == 2
+    events = [
+        (each.kind, each.what, each.whom)
+        for each in plan.events(3, plan.RESTARTS_S, RESTARTS, VISITORS)
+    ]
+    assert events[: len(kinds)] != kinds
+    assert sorted(events[: len(kinds)]) == sorted(kinds)
 
 
 # --- the data -------------------------------------------------------------------------------------
@@ -252,6 +271,54 @@ def test_a_sample_of_this_process() -> None:
     assert sample(child.pid, 0.0) is None
 
 
+# --- what was tried -------------------------------------------------------------------------------
+
+
+def test_the_numbers_of_processes_with_one_name_are_added_up() -> None:
+    tried = Tried()
+    tried.note("nbd", 1, Counts(reconnections=1, flushes=10))
+    tried.note("nbd", 1, Counts(reconnections=2, resent=3, flushes=20))
+    tried.note("nbd", 2, Counts(recoveries=1, flushes=5))
+    tried.note("nbd", 2, None)  # it did not answer
+    tried.note("mount", 3, Counts(flushes=1))
+    assert tried.total() == {"nbd": Counts(2, 1, 3, 25), "mount": Counts(flushes=1)}
+    lines = [*report.initiators(tried.total(), {"nbd": Replays(2, 30), "gateway": Replays(1, 4)})]
+    assert [line.split() for line in lines[-4:]] == [
+        ["nbd", "2", "1", "3", "25", "2", "30"],
+        ["mount", "0", "0", "0", "1", "0", "0"],
+        ["gateway", "0", "0", "0", "0", "1", "4"],
+        ["all", "2", "1", "3", "26", "3", "34"],
+    ]
+
+
+def test_replays_are_counted_in_a_log() -> None:
+    log = (
+        b"iserblk: iser://h/t/0: sending 17 unflushed changes again\n"
+        b"iserblk: 127.0.0.1:3: connected again after 1.2 s, 2 commands sent again\n"
+        b"iserblk: iser://h/t/0: sending 3 unflushed changes again\n"
+    )
+    assert replays(log) == Replays(2, 20)
+    assert replays(b"") == Replays(0, 0)
+
+
+def test_what_a_disk_serves_is_counted(tmp_path: Path) -> None:
+    place = tmp_path / "metrics"
+    assert ask(place) is None
+    options = {"metrics": str(place)}
+    image = tmp_path / "lun"
+    image.write_bytes(bytes(MIB))
+    with (
+        running_target([str(image)], tmp_path / "log") as target,
+        blocking.open_disks([target.url], options) as disks,
+    ):
+        disk = disks.disks[disks.default]
+        disk.write(memoryview(bytes(BLOCK)), 0)
+        disk.flush()
+        disk.flush()
+        assert ask(place) == Counts(flushes=2)
+    assert ask(place) is None
+
+
 # --- what is printed and drawn --------------------------------------------------------------------
 
 
@@ -378,6 +445,9 @@ def test_half_a_minute(tmp_path: Path) -> None:
     assert (directory / "soak.txt").read_text() == said
     assert said.startswith("A soak of 0.") and said.endswith("\nnothing was wrong\n")
     assert "Flatness was not judged" in said
+    (row,) = (line for line in said.splitlines() if line.startswith("all ") and ":" not in line)
+    reconnections, _, _, flushes, times, changes = map(int, row.split()[1:])
+    assert min(reconnections, flushes, times) > 0 and changes >= times
     for name in ("target", "nbd", "gateway", "client blocking", "client trio", "client gateway"):
         assert f"\n{name} " in said
     assert ("no mount: " in said) is ("\nmount " not in said)
