@@ -64,7 +64,7 @@ class Resumer:
             self.running = None
         if not ready:
             return count
-        for group in {strand.group for strand in ready}:
+        for group in dict.fromkeys(strand.group for strand in ready):
             group.rouse()
         return 0
 
@@ -167,7 +167,7 @@ class Strands:
         self.nursery = nursery
         self.here = here()
         self.closing = False
-        self._alive: set[Strand] = set()
+        self._alive: dict[Strand, None] = {}
         self._error: BaseException | None = None
         self._all_ended = trio.Event()
         self._loop = loop_here()
@@ -184,7 +184,7 @@ class Strands:
         """Start ``function(*arguments)`` as a strand. ``name``: for error texts. ``owner``: see
         Strand."""
         strand = Strand(function(*arguments), self, name, owner)
-        self._alive.add(strand)
+        self._alive[strand] = None
         strand.wake()
         return strand
 
@@ -200,7 +200,7 @@ class Strands:
 
     def ended(self, strand: Strand, error: BaseException | None) -> None:
         """Note that a strand has returned (None) or raised ``error``."""
-        self._alive.discard(strand)
+        self._alive.pop(strand, None)
         self._error = self._error or error
         if not self._alive:
             self._all_ended.set()
@@ -228,7 +228,7 @@ class Strands:
         ready = self.here.ready
         if strand in ready:
             ready.remove(strand)
-        self._alive.remove(strand)  # ``close`` leaves it alone
+        del self._alive[strand]  # ``close`` leaves it alone
         with trio.CancelScope(shield=True):
             await _end(strand)
         self.ended(strand, None)

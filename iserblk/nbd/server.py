@@ -69,7 +69,7 @@ class NbdServer:
         self.memory = Memory()
         self._busy_poll_us = busy_poll_us
         self._logs = ClientLogs(log)
-        self._clients: set[Client] = set()
+        self._clients: dict[Client, None] = {}
         self._origins: dict[str, dict[Client, None]] = {}  # of the clients, oldest first
         self._handshakes = Newcomers()
         self.most_clients, self.spare, self.most_handshakes = room(_limit())
@@ -176,7 +176,7 @@ class NbdServer:
     def hand_over(self) -> None:
         """After ``pause``: another process has the ``connections`` now. Their clients end here, and
         do not notice. The server stays paused."""
-        leaving, self._clients = self._clients, set()  # nothing here acts on them any more
+        leaving, self._clients = self._clients, {}  # nothing here acts on them any more
         self._origins.clear()
         for client in leaving:
             client.hand_over()
@@ -297,13 +297,13 @@ class NbdServer:
 
     def _enter(self, client: Client, origin: str) -> None:
         """It has chosen an export."""
-        self._clients.add(client)
+        self._clients[client] = None
         self._origins.setdefault(origin, {})[client] = None
         self.memory.guarantee(len(self._clients))
 
     def _leave(self, client: Client, origin: str) -> None:
         """Its place is free. Does nothing if it has left already."""
-        self._clients.discard(client)
+        self._clients.pop(client, None)
         clients = self._origins.get(origin, {})
         if client in clients:
             del clients[client]
