@@ -29,6 +29,12 @@ NO_JOURNAL = (  # found without one
     "a-loss-is-told-to-one-client",
     "what-a-client-has-not-heard-ends-with-it",
 )
+NBD = (  # found through NBD alone, without a journal; a face of another kind does not have them
+    "an-nbd-flush-is-answered-without-one-of-the-disk",
+    "a-loss-is-told-to-one-connection",
+    "a-connection-begins-without-a-look-at-the-others",
+    "patience-of-a-flush-that-was-not-heard",
+)
 MOST = "4000"
 
 
@@ -42,9 +48,10 @@ def simulate(*words: str, hash_seed: str = "0") -> subprocess.CompletedProcess[s
     )
 
 
-def test_a_seed_does_the_same_whatever_the_hashes_are() -> None:
+@pytest.mark.parametrize("front", ["disk", "nbd"])
+def test_a_seed_does_the_same_whatever_the_hashes_are(front: str) -> None:
     """In one process or in several."""
-    words = ("--seed", "2", "--operations", "400")
+    words = ("--seed", "2", "--operations", "400", "--with", f"front={front}")
     ended = [
         simulate(*words, "--processes", processes, hash_seed=hash_seed)
         for processes, hash_seed in (("1", "1"), ("1", "2"), ("2", "3"))
@@ -72,11 +79,12 @@ def test_for_some_time(processes: str) -> None:
     assert ended.stdout.startswith("seed 2: all was right, 1000 operations, ")
 
 
-@pytest.mark.parametrize("name", PLANTED)
+@pytest.mark.parametrize("name", [*PLANTED, *NBD])
 def test_a_bug_that_is_planted_is_found(name: str) -> None:
     assert any(each.name == name for each in read_table())
     words = ["--processes", "1", "--plant", name, "--tries", "0", "--with", "between=5"]
-    if name in NO_JOURNAL:
+    words += ["--with", f"front={'nbd' if name in NBD else 'disk'}"]
+    if name in (*NO_JOURNAL, *NBD):
         words += ["--with", "journal=off", "--with", "hearers=4"]
     ended = simulate("--seed", "1", "--operations", MOST, *words)
     assert ended.returncode == 1, ended.stdout + ended.stderr
@@ -118,6 +126,7 @@ def test_what_is_planted_is_in_effect() -> None:
         (("--trace", "--operations", "2000"), "--operations 1000"),
         (("--plant", "nothing"), "scripts/mutations --list"),
         (("--with", "clients=0"), "a number from 1"),
+        (("--with", "front=fuse"), "front takes disk or nbd"),
         (("--with", "colour=red"), "write KEY=VALUE, with a KEY of portals, "),
         (("--faults", "x"), "--faults"),
         (("--tries", "-1"), "numbers from 0"),

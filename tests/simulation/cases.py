@@ -12,7 +12,7 @@ import shlex
 from typing import Final, NamedTuple
 
 NUMBERS: Final = ("portals", "block", "granule", "clients", "between", "hearers")
-WORDS: Final = ("scheme", "profile", "hesitates", "first-number")
+WORDS: Final = ("scheme", "profile", "hesitates", "first-number", "front")
 OPTIONS: Final = (
     "connections",
     "data-digest",
@@ -26,6 +26,8 @@ OPTIONS: Final = (
     "queue-depth",
     "style",
 )
+DISK, NBD = "disk", "nbd"
+FRONTS: Final = (DISK, NBD)
 KEYS: Final = (*NUMBERS, *WORDS, *OPTIONS)
 
 
@@ -68,6 +70,8 @@ def _setting(text: str) -> tuple[str, str]:
         )
     if key in NUMBERS and not (value.isdecimal() and int(value)):
         raise argparse.ArgumentTypeError(f"{text}: {key} takes a number from 1")
+    if key == "front" and value not in FRONTS:
+        raise argparse.ArgumentTypeError(f"{text}: front takes {' or '.join(FRONTS)}")
     return key, value
 
 

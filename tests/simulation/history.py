@@ -264,6 +264,18 @@ class History:
             self._debts |= debts
             self._debts_from = self._begun
 
+    def settle_hearer(self, hearer: Hearer) -> None:
+        """It has begun at some moment since ``begin_hearer``: what others were told of since then
+        it need not be told of, but may be."""
+        owed = {each: None for each in hearer.owed if each in self._untold or each in self._debts}
+        hearer.perhaps = hearer.perhaps or len(owed) < len(hearer.owed)
+        hearer.owed = owed
+
+    def leave(self) -> None:
+        """One that was told may not have heard it, for all that the disk can know: it, and others,
+        may be told again."""
+        self._left = True
+
     def _suspect(self) -> None:
         for hearer in self._hearers:
             hearer.perhaps = True

@@ -11,8 +11,9 @@ from __future__ import annotations
 import errno
 import os
 import socket
+import termios
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, MutableSequence, Sequence
 from contextlib import suppress
 from functools import partial
 from random import Random
@@ -61,6 +62,7 @@ class End:
         self.received = 0  # bytes
         self.damage_at = -1  # of all that is received: this byte is another then
         self.closed = False
+        self.on_close: Callable[[], object] = lambda: None
 
     def __repr__(self) -> str:
         return f"{self.local} to {self.remote}"
@@ -137,13 +139,22 @@ class End:
             return
         self.closed = True
         self.network.loop.remove(self.number)
-        if self.peer is None or self.broken:
-            return
-        if discard or self.inbox:
-            self._carry(self.peer.reset)
-        elif not self.silent:
-            self.silent = True
-            self._carry(self.peer.finish)
+        if self.peer is not None and not self.broken:
+            if discard or self.inbox:
+                self._carry(self.peer.reset)
+            elif not self.silent:
+                self.silent = True
+                self._carry(self.peer.finish)
+        self.on_close()
+
+    @property
+    def unread(self) -> int:
+        """Bytes that the other end has not read: a broken connection keeps none."""
+        return 0 if self.broken else self.on_its_way
+
+    def take_error(self) -> int:
+        number, self.error = self.error, 0
+        return number
 
     def _check(self) -> None:
         if self.closed:
@@ -476,6 +487,8 @@ class PlainSocket(socket.socket):
             self._discards = True
 
     def getsockopt(self, level: int, option: int, *_: Any) -> Any:
+        if (level, option) == (socket.SOL_SOCKET, socket.SO_ERROR):
+            return self._end.take_error()
         assert (level, option) == (socket.IPPROTO_TCP, socket.TCP_MAXSEG)
         return _SEGMENT
 
@@ -507,5 +520,43 @@ class PlainSocket(socket.socket):
     def shutdown(self, how: int) -> None:
         self._end.shut_down(how)
 
+    def count(self, which: int) -> int:
+        """What ioctl(2) tells. (What has not been read counts as not acknowledged, as in a Unix
+        socket.)"""
+        return self._end.unread if which == termios.TIOCOUTQ else len(self._end.inbox)
+
     def close(self) -> None:
         self._end.close(self._discards)
+
+
+class ListeningSocket(socket.socket):
+    """As ``PlainSocket``, one that listens at ``address``."""
+
+    def __init__(self, network: Network, address: tuple[str, int]) -> None:
+        self._listener = network.listeners[address] = Listener(network, address)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def fileno(self) -> int:
+        return self._listener.number
+
+    def setblocking(self, flag: bool) -> None: ...
+
+    def accept(self) -> tuple[PlainSocket, Any]:
+        if not self._listener.waiting:
+            raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+        end = self._listener.waiting.popleft()
+        return PlainSocket(end), end.remote
+
+    def close(self) -> None:
+        self._listener.close()
+
+
+def ioctl(sock: PlainSocket, which: int, count: MutableSequence[int]) -> int:
+    """In place of fcntl.ioctl."""
+    count[0] = sock.count(which)
+    return 0

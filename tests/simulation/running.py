@@ -10,6 +10,7 @@ else of trio is touched.
 
 from __future__ import annotations
 
+import fcntl
 import math
 import os
 import secrets
@@ -33,7 +34,7 @@ from iserblk.loop.here import hosts
 from iserblk.loop.work import nothing
 from iserblk.sockets import plain
 from tests.simulation.loop import SimulatedLoop
-from tests.simulation.network import Network
+from tests.simulation.network import Network, ioctl
 
 T = TypeVar("T")
 
@@ -180,6 +181,7 @@ def made_up(network: Network, seed: object, first_number: int) -> Iterator[None]
             mock.patch.object(secrets, "token_bytes", random_bytes),
             mock.patch.object(os, "sched_yield", nothing),  # other processes do not count
             mock.patch.object(plain, "source", network.plain),
+            mock.patch.object(fcntl, "ioctl", ioctl),
             mock.patch.object(descriptors, "Gathering", loop.gathering),
             mock.patch.object(login, "LoginInitiator", numbered),
             mock.patch.object(reach, "STYLES", Styles()),  # what a process knows of portals

@@ -397,6 +397,40 @@ def test_who_comes_back_is_told_what_it_has_not_heard(careless: Play, first: boo
     history.end_flush(careless.step(), careless.step(), history.begin_hearer())
 
 
+def test_who_begins_while_another_is_told(careless: Play) -> None:
+    """It may have begun before that, or behind it: it may be told, or not."""
+    history = careless.history
+    careless.write()
+    careless.strike()
+    both = [history.begin_hearer() for _ in range(2)]
+    careless.tell()
+    for each in both:
+        history.settle_hearer(each)
+    history.end_flush(careless.step(), careless.step(), both[0])
+    history.end_flush_with_loss(careless.step(), careless.step(), hearer=both[1])
+
+
+def test_what_is_lost_while_one_begins_is_told(careless: Play) -> None:
+    history = careless.history
+    careless.write()
+    late = history.begin_hearer()
+    careless.strike()
+    history.settle_hearer(late)
+    with pytest.raises(Wrong, match="was not told"):
+        history.end_flush(careless.step(), careless.step(), late)
+
+
+def test_an_answer_that_may_not_have_been_heard(careless: Play) -> None:
+    """Who was told may be told again, and so may others."""
+    careless.write()
+    careless.strike()
+    careless.tell()
+    careless.history.leave()
+    careless.tell()
+    late = careless.history.begin_hearer()
+    careless.history.end_flush_with_loss(careless.step(), careless.step(), hearer=late)
+
+
 def test_a_flush_that_the_target_had_done_before_its_loss(careless: Play) -> None:
     change = careless.write()
     begun = careless.step()

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import socket
+import termios
+from array import array
 
 import pytest
 import trio
 
-from tests.simulation.network import ROOM, End, PlainSocket
+from tests.simulation.network import ROOM, End, ListeningSocket, PlainSocket
 from tests.simulation.running import Simulation
 
 LONG_S = 10.0  # in which all arrives that was sent
@@ -231,3 +234,60 @@ def test_the_lowest_number_that_is_free_is_given_again() -> None:
     ends = [End(network, TARGET, TARGET) for _ in range(3)]
     ends[1].close()
     assert End(network, TARGET, TARGET).number == ends[1].number
+
+
+def _counts(sock: PlainSocket) -> tuple[int, int]:
+    """Bytes that the other end has not read, and that are to be read here, as a program asks."""
+    found: list[int] = []
+    for which in (termios.TIOCOUTQ, termios.FIONREAD):
+        count = array("i", [0])
+        fcntl.ioctl(sock, which, count)
+        found += count
+    return found[0], found[1]
+
+
+def test_what_the_other_end_has_not_read_is_counted() -> None:
+    simulation = Simulation()
+    here, there = simulation.network.pair()
+
+    async def body() -> None:
+        here.sendall(b"four")
+        assert _counts(here) == (4, 0)
+        await trio.sleep(LONG_S)
+        assert (_counts(here), _counts(there)) == ((4, 0), (0, 4))
+        assert len(there.recv(3)) == 3
+        assert (_counts(here), _counts(there)) == ((1, 0), (0, 1))
+        there.close()  # with a byte unread
+        await trio.sleep(LONG_S)
+        assert _counts(here) == (0, 0)
+        errors = [here.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) for _ in range(2)]
+        assert errors == [errno.ECONNRESET, 0]  # told once
+        here.close()
+
+    simulation.run(body)
+
+
+def test_a_plain_socket_that_listens() -> None:
+    simulation = Simulation()
+    network = simulation.network
+    closed: list[str] = []
+
+    async def body() -> None:
+        with ListeningSocket(network, TARGET) as listening:
+            listening.setblocking(False)
+            with pytest.raises(BlockingIOError):
+                listening.accept()
+            end = await network.connect(TARGET)
+            await simulation.loop.until_readable(listening)
+            sock, (_, port) = listening.accept()
+            assert sock.getpeername()[1] == port == end.local[1]
+            end.on_close = lambda: closed.append("here")
+            for _ in range(2):
+                end.close()
+            assert closed == ["here"]  # once
+            sock.close()
+        with pytest.raises(ConnectionRefusedError):
+            await network.connect(TARGET)
+
+    simulation.run(body)
+    assert simulation.loop.open == 0

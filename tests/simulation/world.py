@@ -38,9 +38,12 @@ from iserblk.target.store.store import OnLoss, no_loss
 from iserblk.target.store.volatile import VolatileStore
 from tests.model.machine import Media
 from tests.model.trouble import TroubledDevice, Troubles
-from tests.simulation.cases import NUMBERS, Case
+from tests.simulation import nbd_face
+from tests.simulation.cases import DISK, NBD, NUMBERS, Case
 from tests.simulation.history import Hearer, History, Wrong
 from tests.simulation.loop import WORK_S, SimulatedLoop
+from tests.simulation.nbd_face import EXTENTS, FLUSH, FUA, READ, TRIM, WRITE, ZERO, NbdFace
+from tests.simulation.nbd_wire import Gone
 from tests.simulation.network import End
 from tests.simulation.running import Simulation
 from tests.support.target_here import serve
@@ -65,9 +68,6 @@ NEAR_THE_END: Final = 0xFFFFFFFF - 40  # of sequence numbers: they begin anew so
 _SAME_BYTES: Final = 2  # the version of marshal's format in which equal values are equal bytes
 _JUNK: Final = b"\xee"
 
-READ, WRITE, FLUSH, FUA, ZERO, TRIM, EXTENTS = (
-    "read", "write", "flush", "write with FUA", "zero", "trim", "extents"
-)  # fmt: skip
 OPERATIONS: Final = {READ: 40, WRITE: 40, FLUSH: 8, FUA: 2, ZERO: 2, TRIM: 2, EXTENTS: 2}
 
 CUT, HALVE, HOLE, LIMIT, SLOW, DARK = "cut", "halve", "hole", "limit", "slow", "dark"
@@ -84,6 +84,11 @@ _OPERATIONS: Final = list(OPERATIONS)
 _OPERATION_WEIGHTS: Final = list(accumulate(OPERATIONS.values()))
 _FAULTS: Final = list(FAULTS)
 _FAULT_WEIGHTS: Final = list(accumulate(FAULTS.values()))
+_NBD_FAULTS: Final = FAULTS | nbd_face.FAULTS
+_FAULTS_OF: Final = {
+    DISK: (_FAULTS, _FAULT_WEIGHTS),
+    NBD: (list(_NBD_FAULTS), list(accumulate(_NBD_FAULTS.values()))),
+}
 # What the product goes through, and a world counts.
 RECONNECTED, REPLAYED = "session connected again", "command sent again"
 BACK, BACK_WITH_JOURNAL = "session lost without a journal", "session lost with a journal"
@@ -98,7 +103,7 @@ RESTARTED, RESTARTED_EMPTY = "target restarted", "target restarted without its c
 STATES: Final = (
     RECONNECTED, BACK, BACK_WITH_JOURNAL, REPLAYED, RECOVERED_CONNECTION, REASSIGNED, SNACK,
     DAMAGED, ABORTED, RESET, RETRIED, TOLD, TOLD_OF_FAILURE, UNHEARD, FAILED_OVER, TIMED_OUT, DIED,
-    RESTARTED, RESTARTED_EMPTY,
+    RESTARTED, RESTARTED_EMPTY, *nbd_face.STATES,
 )  # fmt: skip
 _KINDS: Final = {PASSING: "passing", RECOVERED: "recovered", FAIL: "flush"}
 
@@ -117,7 +122,8 @@ class Settings(NamedTuple):
     """``granule``: bytes, of which requests are multiples; may be less than a ``block``.
     ``between``: operations between two faults, in the mean. ``hearers``: flush clients at a time;
     1: there is that of the disk alone. ``hesitates``: how often the target needs a thread.
-    ``first_number``: CmdSN and StatSN of a session begin there. ``options``: of the disk."""
+    ``first_number``: CmdSN and StatSN of a session begin there. ``front``: what clients use; where
+    it speaks NBD, it has as many connections as ``hearers``. ``options``: of the disk."""
 
     scheme: str
     profile: str
@@ -129,6 +135,7 @@ class Settings(NamedTuple):
     hearers: int
     hesitates: float
     first_number: int
+    front: str
     options: dict[str, str]
 
     @property
@@ -163,6 +170,7 @@ class Settings(NamedTuple):
             "one portal" if self.portals == 1 else "portals",
             "one connection" if options["connections"] == "1" else "connections",
             "patient" if self.patient else "io-timeout",
+            f"front {self.front}",
             "one hearer" if self.hearers == 1 else "hearers",
         )
 
@@ -193,7 +201,9 @@ def draw(chance: Random, given: dict[str, str] | None = None) -> Settings:
         (("512", "512"), ("4096", "512"), ("4096", "4096"))
     )
     digest = chance.choice(("None", "crc32c"))
-    words |= {"header-digest": digest, "data-digest": digest} | (given or {})
+    words |= {"header-digest": digest, "data-digest": digest}
+    words["front"] = chance.choice((DISK, DISK, NBD))  # (the last: older seeds mean the same)
+    words |= given or {}
     for key in (
         ("header-digest", "data-digest") if words["scheme"] == "iser" else ("style", "mpa-crc")
     ):
@@ -204,6 +214,7 @@ def draw(chance: Random, given: dict[str, str] | None = None) -> Settings:
         profile=words.pop("profile"),
         hesitates=float(words.pop("hesitates")),
         first_number=int(words.pop("first-number")),
+        front=words.pop("front"),
         **numbers,
         options={"initiator-name": INITIATOR, **words},
     )
@@ -414,6 +425,8 @@ class World:
         self._over = trio.Event()
         self._reconnects = 0
         self._portal = ""
+        self._disk: TrioDisk
+        self._face: NbdFace | None = None
 
     @property
     def _is_done(self) -> bool:
@@ -467,13 +480,10 @@ class World:
             self.trace("the disk is open")
             await self._everything(disk)
             if not self._is_done:
-                async with trio.open_nursery() as nursery:
-                    nursery.start_soon(self._trouble, opened)
-                    nursery.start_soon(self._watch_clients)
-                    async with trio.open_nursery() as clients:
-                        for number in range(self.settings.clients):
-                            clients.start_soon(self._client, disk, number)
-                    nursery.cancel_scope.cancel()
+                if self.settings.front == NBD:
+                    await self._through_nbd(opened, disk)
+                else:
+                    await self._use(opened, disk)
                 self._forget_troubles()
                 if self._over.is_set():
                     return
@@ -486,6 +496,43 @@ class World:
             with trio.fail_after(PATIENCE_S):
                 await all_ended(session.queue)
             self.trace("the disk is closed")
+
+    async def _use(self, opened: TrioDiskSet, disk: TrioDisk) -> None:
+        """By all clients, with all faults."""
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._trouble, opened)
+            nursery.start_soon(self._watch_clients)
+            async with trio.open_nursery() as clients:
+                for number in range(self.settings.clients):
+                    clients.start_soon(self._client, disk, number)
+            nursery.cancel_scope.cancel()
+
+    async def _through_nbd(self, opened: TrioDiskSet, disk: TrioDisk) -> None:
+        self._disk = disk
+        self.history.end_hearer(self.history.first)  # nobody but the connections flushes
+        seed = f"{self.case.seed} {self._lives} {self.case.order}"
+        self._face = face = NbdFace(self, disk, self.settings.hearers, seed)
+        async with face.serving():
+            await self._use(opened, disk)
+        self._face = None
+
+    # What the face asks of its world.
+
+    def count(self, state: str) -> None:
+        self.result.states[state] += 1
+
+    def look(self) -> None:
+        self._look(self._disk)
+
+    def may_fail(self, kind: str) -> bool:
+        return (
+            not self.settings.patient
+            or FAIL in self.result.faults
+            or (not self.settings.keeps and kind in (FUA, WRITE, ZERO, TRIM))
+        )
+
+    def is_over(self) -> bool:
+        return self._over.is_set()
 
     def _forget_troubles(self) -> None:
         self._target.troubles.forget()
@@ -538,8 +585,11 @@ class World:
             self.trace("client %d begins: %s, %d at %d", number, kind, count, at)
             self._asked[number] = began, kind, at, count
             try:
-                await self._operate(disk, chance, kind, at, count)
-            except IserblkError:
+                if self._face is not None:
+                    await self._face.operate(chance, kind, at, count)
+                else:
+                    await self._operate(disk, chance, kind, at, count)
+            except (IserblkError, Gone):
                 if not self._over.is_set():
                     raise
                 return  # it is dead
@@ -726,7 +776,8 @@ class World:
                 await self._fault_is_due.wait()
                 await trio.sleep(little)
             again = chance.random() < AGAIN
-            kind = chance.choices(_FAULTS, cum_weights=_FAULT_WEIGHTS)[0]
+            kinds, weights = _FAULTS_OF[self.settings.front]
+            kind = chance.choices(kinds, cum_weights=weights)[0]
             if case.faults is not None and number not in case.faults:
                 continue
             self.result.faults[kind] += 1
@@ -743,6 +794,8 @@ class World:
         self._over.set()
         self.result.states[DIED] += self._under_way.total() > 0
         self.cut_all()
+        if self._face is not None:
+            self._face.die()
         assert disks.ending is not None
         disks.ending.give_up()
 
@@ -752,6 +805,10 @@ class World:
 
     async def _strike(self, kind: str, chance: Random) -> None:
         network, troubles = self.network, self._target.troubles
+        if kind in nbd_face.FAULTS:
+            assert self._face is not None
+            self._face.strike(kind, chance)
+            return
         if kind in (RESTART, STRIKE):
             self.result.states[RESTARTED_EMPTY if kind == STRIKE else RESTARTED] += 1
             await self._restart(chance, kind == STRIKE)
