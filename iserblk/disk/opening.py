@@ -100,8 +100,8 @@ async def _reinstate(session: Session, address: Address) -> Session:
 def _resume_by(
     paths: Paths, session: Session, cores: Sequence[DiskCore], fresh: Session
 ) -> Operation[None]:
-    if session.left_nothing:
-        session.left_nothing = False  # this attempt may leave something for the next
+    if session.respite.left_nothing:
+        session.respite.left_nothing = False  # this attempt may leave something for the next
         paths.left_nothing()
     listen(cores, fresh)
     for core in cores:

@@ -66,7 +66,7 @@ async def respite(session: Session) -> None:
     """Wait until a login may reinstate ``session``: Time2Wait after a loss that was not announced
     (RFC 7143 section 7.5.1). For the ``connect`` of its reconnector, which may also have ways that
     reinstate nothing."""
-    left = session.reinstate_at - monotonic()
+    left = session.respite.reinstate_at - monotonic()
     if left > 0:
         log.info("%s: Time2Wait of the target: %.1f s", session.portal, left)
         await sleep(left)
@@ -201,7 +201,7 @@ class Reconnector:
             if pause:
                 pause *= random.uniform(0.5, 1.0)
                 await self._sleep(pause, min(pause, DEMAND_S))
-            forbidden = session.reconnect_at - monotonic()
+            forbidden = session.respite.reconnect_at - monotonic()
             if forbidden > 0:
                 await self._sleep(forbidden, forbidden)
             if not self._wanted:
@@ -363,7 +363,7 @@ class Reconnector:
         if fresh is not None:
             fresh.fail(ConnectionLost("given up"))
             # What it has sent again must not land behind what the next one sends.
-            self._session.give_respite(fresh.parameters.default_time2wait)
+            self._session.respite.give(fresh.parameters.default_time2wait)
         return problem
 
     async def _look(self, fresh: Session) -> None:

@@ -82,7 +82,7 @@ def test_a_session_of_another_user_ends(tmp_path: Path) -> None:
         until_blocking(lambda: f"{A} may not log in as 'bob'" in log.read_text())  # it tried again
         assert session_of(a).suspended
         b.read_into(memoryview(bytearray(512)), 0)
-        assert session_of(b).reconnects == 0
+        assert session_of(b).counts.reconnects == 0
         assert f"{A}: session ended: it may not be logged in as 'bob'" in log.read_text()
 
 

@@ -123,7 +123,7 @@ def test_changes_under_a_session(
         assert target.seen(A, scheme=scheme) == [(0, MIB), (7, MIB)]
         disk.write(memoryview(b"b" * 512), 512)
         session = session_of(disk)
-        assert session.reconnects == 0
+        assert session.counts.reconnects == 0
         assert caplog.text.count("it is the same LUN") == 1
         target.change(changed.replace(OLD, NEW))
         assert target.seen(A, NEW, scheme) == [(0, MIB), (7, MIB)]
@@ -132,7 +132,7 @@ def test_changes_under_a_session(
         disk.read_into(memoryview(buffer), 0)
         assert bytes(buffer) == b"a" * 512 + b"b" * 512
         disk.flush()
-        assert session.reconnects == 0
+        assert session.counts.reconnects == 0
         assert caplog.text.count("it is the same LUN") == 1
     assert not any(secret in target.log for secret in (OLD, NEW, OWN))
 

@@ -286,7 +286,7 @@ def test_all_threads_go_on_with_another_connection() -> None:
         for thread in threads:
             thread.join(60)
         assert not errors and not any(thread.is_alive() for thread in threads)
-        assert target.session.replayed == 8 and target.session.reconnects == 1
+        assert target.session.counts.replayed == 8 and target.session.counts.reconnects == 1
         written = [heard for heard in other.heard if heard.opcode == bhs.SCSI_COMMAND]
         assert sorted(heard.operation for heard in written) == [0x8A] * 8
     other.end()

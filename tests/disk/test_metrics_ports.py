@@ -37,9 +37,9 @@ def test_a_reading_tells_of_the_lun_and_its_session() -> None:
     core, session = core_of_a_session()
     count(core.metrics, READ, 0, 4096, False)
     core.metrics.retried()
-    session.reconnects, session.replayed = 2, 7
-    session.recovered, session.reassigned = 3, 9
-    session.losses.damaged, session.losses.snacks = 4, 5
+    session.counts.reconnects, session.counts.replayed = 2, 7
+    session.counts.recovered, session.counts.reassigned = 3, 9
+    session.counts.losses.damaged, session.counts.losses.snacks = 4, 5
     (lun,) = look([Measured(core, ladder_of(session))]).luns
     assert (lun.target, lun.lun, lun.name, lun.url) == ("iqn", 0, "lun0", core.info.url)
     assert (lun.size, lun.portal, lun.connected) == (2048 * 512, "portal:3260", True)

@@ -147,9 +147,9 @@ async def test_a_session_is_reinstated_after_time2wait(
         nursery.start_soon(reconnector.run)
         dm.inbox.append(ConnectionLost("cut"))
         lost.progress(trio.current_time())
-        assert lost.reinstate_at > 0
-        lost.reinstate_at = trio.current_time() + 2.0  # on trio's clock
-        at = lost.reinstate_at
+        assert lost.respite.reinstate_at > 0
+        lost.respite.reinstate_at = trio.current_time() + 2.0  # on trio's clock
+        at = lost.respite.reinstate_at
         driver.regained = trio.Event()
         await driver.regained.wait()  # it has ended
         reconnector.stop()

@@ -67,7 +67,7 @@ async def test_damaged_data(target: TargetProcess, seed: int) -> None:
 
     with FaultProxy(("127.0.0.1", target.port), plan) as proxy:
         url = proxy.through(f"{target.url}/0").replace("iser:", "iscsi:")
-        losses = (await load(f"{url}?{LEVEL_1}", seed)).losses
+        losses = (await load(f"{url}?{LEVEL_1}", seed)).counts.losses
         assert len(proxy.links) == 1  # the session was never lost
     assert all(each.hit > 5 for each in hits), [each.hit for each in hits]
     snacks = sum(unit.opcode == bhs.SNACK_REQUEST for unit in proxy.links[0].up.units)

@@ -65,7 +65,8 @@ async def test_connections_end_anywhere(
         )
     assert len(proxy.links) >= 8
     # Below level 2 statuses are lost with a connection: with unflushed writes it is reinstated.
-    assert session.recovered if level == 2 else session.recovered + session.reconnects
+    counts = session.counts
+    assert counts.recovered if level == 2 else counts.recovered + counts.reconnects
 
 
 async def test_what_is_lost_before_the_cut_comes_by_the_other(target: TargetProcess) -> None:
@@ -89,8 +90,8 @@ async def test_what_is_lost_before_the_cut_comes_by_the_other(target: TargetProc
         snacks = sum(
             unit.opcode == bhs.SNACK_REQUEST for link in proxy.links for unit in link.up.units
         )
-    assert session.recovered and session.reassigned
-    assert session.losses.damaged and snacks and sum(each.hit for each in hits) > 4
+    assert session.counts.recovered and session.counts.reassigned
+    assert session.counts.losses.damaged and snacks and sum(each.hit for each in hits) > 4
 
 
 @transport
@@ -114,7 +115,7 @@ async def test_the_target_crashes(
             for place in places:
                 assert await read(disk, place, len(DATA)) == DATA
             await until(lambda: session.count == 2)
-            assert session.reconnects and not session.recovered
+            assert session.counts.reconnects and not session.counts.recovered
             await disk.flush()
 
 
@@ -161,5 +162,6 @@ async def test_a_connection_falls_silent(target: TargetProcess, transport: str, 
                         nursery.start_soon(write, disk, DATA, at * len(DATA))
                 for at in range(16):
                     assert await read(disk, at * len(DATA), len(DATA)) == DATA
-                await until(lambda turn=turn: session.recovered > turn)  # type: ignore[misc]
-            assert (session.recovered, session.reconnects) == (2, 0)  # the other was never lost
+                await until(lambda turn=turn: session.counts.recovered > turn)  # type: ignore[misc]
+            # The other was never lost.
+            assert (session.counts.recovered, session.counts.reconnects) == (2, 0)

@@ -178,7 +178,7 @@ async def test_first_attempt_is_at_once(autojump_clock: MockClock, up: int) -> N
         bench.lose()
         await bench.driver.regained.wait()
         assert bench.attempts == [start] and bench.looked == 1
-        assert bench.session.suspended is None and bench.session.reconnects == 1
+        assert bench.session.suspended is None and bench.session.counts.reconnects == 1
 
 
 async def test_pauses_double_up_to_a_bound(
@@ -247,7 +247,7 @@ async def test_target_that_asked_for_time(autojump_clock: MockClock) -> None:
     bench = Bench(None)
     async with bench.running():
         start = trio.current_time()
-        bench.session.reconnect_at = start + 7
+        bench.session.respite.reconnect_at = start + 7
         bench.lose()
         await bench.driver.regained.wait()
     assert bench.attempts == [start + 7]
@@ -343,7 +343,7 @@ async def test_connection_lost_again_before_it_is_used(autojump_clock: MockClock
     async with bench.running():
         bench.lose()
         await bench.driver.regained.wait()
-    assert bench.looked == 2 and bench.session.reconnects == 1
+    assert bench.looked == 2 and bench.session.counts.reconnects == 1
 
 
 async def test_leader_that_takes_its_time(autojump_clock: MockClock) -> None:
@@ -354,7 +354,7 @@ async def test_leader_that_takes_its_time(autojump_clock: MockClock) -> None:
         bench.lose()
         await bench.driver.regained.wait()
         await trio.sleep(10)
-    assert len(bench.attempts) == 1 and bench.session.reconnects == 1
+    assert len(bench.attempts) == 1 and bench.session.counts.reconnects == 1
 
 
 async def test_stopped_while_it_connects(autojump_clock: MockClock) -> None:
@@ -584,7 +584,7 @@ async def test_time2wait_comes_before_a_login(autojump_clock: MockClock) -> None
             await trio.sleep(100)
             start = trio.current_time()
             bench.lose()
-            bench.session.reinstate_at = start + wait
+            bench.session.respite.reinstate_at = start + wait
             await bench.driver.regained.wait()
             assert bench.attempts.pop() == start + wait
 
@@ -597,7 +597,7 @@ async def test_an_attempt_that_fails_behind_its_login_has_a_time2wait(
     bench = Bench(REFUSED, None)
 
     def refuse(_fresh: Session) -> None:
-        seen.append(bench.session.reinstate_at)
+        seen.append(bench.session.respite.reinstate_at)
         if len(seen) < 3:
             raise ConnectionLost("cut off")
 
@@ -605,10 +605,10 @@ async def test_an_attempt_that_fails_behind_its_login_has_a_time2wait(
     bench.look = refuse
     async with bench.running():
         bench.lose()
-        before = bench.session.reinstate_at
+        before = bench.session.respite.reinstate_at
         await bench.driver.regained.wait()
     assert seen[0] == before < seen[1] < seen[2]
-    assert bench.session.reinstate_at == seen[2]
+    assert bench.session.respite.reinstate_at == seen[2]
 
 
 # -- ErrorRecoveryLevel 2: the target keeps the session ------------------------------------------
@@ -654,7 +654,7 @@ async def test_a_connection_is_reinstated_at_once(autojump_clock: MockClock) -> 
         bench.lose()
         await bench.driver.regained.wait()
         assert bench.logins == [start] and not bench.attempts and not bench.looked
-        assert bench.session.suspended is None and bench.session.reconnects == 0
+        assert bench.session.suspended is None and bench.session.counts.reconnects == 0
         assert bench.session.queue.connection.datamover is bench.joined[0]
 
 
@@ -685,7 +685,7 @@ async def test_what_is_refused_is_followed_by_session_reinstatement(
         bench.lose()
         await bench.driver.regained.wait()
         assert bench.logins == bench.attempts == [start]
-        assert bench.session.reconnects == 1 and bench.looked == 1
+        assert bench.session.counts.reconnects == 1 and bench.looked == 1
 
 
 async def test_a_target_that_ends_each_login_is_not_asked_for_long(
@@ -695,7 +695,7 @@ async def test_a_target_that_ends_each_login_is_not_asked_for_long(
     async with bench.running():
         bench.lose()
         await bench.driver.regained.wait()
-        assert len(bench.logins) == MOST_LOST and bench.session.reconnects == 1
+        assert len(bench.logins) == MOST_LOST and bench.session.counts.reconnects == 1
 
 
 async def test_other_portals_are_not_kept_waiting(autojump_clock: MockClock) -> None:
@@ -743,7 +743,7 @@ async def test_a_login_is_given_up_with_the_reinstatement(autojump_clock: MockCl
         bench.session.recover(trio.current_time())
         await bench.driver.regained.wait()
         assert ended == bench.attempts == [trio.current_time()]
-        assert bench.session.reconnects == 1
+        assert bench.session.counts.reconnects == 1
 
 
 async def test_time2wait_comes_before_reinstatement(autojump_clock: MockClock) -> None:
@@ -751,7 +751,7 @@ async def test_time2wait_comes_before_reinstatement(autojump_clock: MockClock) -
     async with bench.running():
         start = trio.current_time()
         bench.lose()
-        bench.session.reconnect_at = start + 3
+        bench.session.respite.reconnect_at = start + 3
         await bench.driver.regained.wait()
         assert bench.logins == [start + 3]
 
@@ -769,7 +769,7 @@ async def test_a_connection_that_comes_too_late_is_ended(autojump_clock: MockClo
     async with bench.running():
         bench.lose()
         await bench.driver.regained.wait()
-        assert bench.joined[0].terminated and bench.session.reconnects == 1
+        assert bench.joined[0].terminated and bench.session.counts.reconnects == 1
 
 
 # -- a logout that the target asks for ---------------------------------------------------------
@@ -821,7 +821,7 @@ async def test_connection_that_is_lost_during_the_flush(autojump_clock: MockCloc
         await trio.sleep(1)
         bench.lose()
         await trio.sleep(1)
-        assert bench.session.reconnects == 1
+        assert bench.session.counts.reconnects == 1
         late[0]()  # a thread may get there late
         assert bench.session.logout is None
 

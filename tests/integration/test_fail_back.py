@@ -96,17 +96,17 @@ async def test_back_to_the_preferred_portal(
         async with loaded(face, *urls) as (load, session):
             one.refuse(by_reset=True)
             one.cut()
-            await until(lambda: session.reconnects == 1)
+            await until(lambda: session.counts.reconnects == 1)
             assert session.portal.endswith(f":{two.port}")
             assert session.describe()["provider"] == {"iser": "iwarp", "iscsi": "tcp"}[schemes[1]]
             done = load.done
             await until(lambda: load.done > done and one.refused > 2)
-            assert session.reconnects == 1
+            assert session.counts.reconnects == 1
             one.admit()
-            await until(lambda: session.reconnects == 2)
+            await until(lambda: session.counts.reconnects == 2)
             assert session.portal.endswith(f":{one.port}")
             assert session.describe()["provider"] == {"iser": "iwarp", "iscsi": "tcp"}[schemes[0]]
-            assert session.replayed <= 1  # from the first change: the way back was orderly
+            assert session.counts.replayed <= 1  # from the first change: the way back was orderly
         warnings = [each.getMessage() for each in caplog.records if each.levelno > logging.INFO]
         assert sum("is used, not" in text for text in warnings) == 2
         assert any(
@@ -150,13 +150,13 @@ async def test_not_to_another_lun(start_target: StartTarget, face: str) -> None:
         ):
             one.refuse(by_reset=True)
             one.cut()
-            await until(lambda: session.reconnects == 1)
+            await until(lambda: session.counts.reconnects == 1)
             one.target = ("127.0.0.1", other.port)
             one.admit()
             await until(lambda: len(one.links) >= 3)  # tried twice
             done = load.done
             await until(lambda: load.done > done)
-            assert session.reconnects == 1
+            assert session.counts.reconnects == 1
 
 
 @pytest.fixture
@@ -194,9 +194,9 @@ async def test_a_port_is_activated_where_none_is_active(ported: Ported, face: st
     """Explicit ALUA: the disk has its port activated when all have gone into standby, whichever is
     tried last, and goes on without an error."""
     async with loaded(face, *ported.urls()) as (load, session):
-        before = session.reconnects
+        before = session.counts.reconnects
         await ported.set("standby settable", "unavailable settable")
-        await until(lambda: session.reconnects > before and session.suspended is None)
+        await until(lambda: session.counts.reconnects > before and session.suspended is None)
         done = load.done
         await until(lambda: load.done > done + 1)
 
@@ -266,7 +266,7 @@ async def test_closed_while_a_way_is_tried(
             ):
                 one.refuse(by_reset=True)
                 one.cut()
-                await until(lambda: session.reconnects == 1)
+                await until(lambda: session.counts.reconnects == 1)
                 one.admit()
                 await until(lambda: len(one.alive) == 1)
             await until(lambda: not one.alive)

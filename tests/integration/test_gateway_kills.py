@@ -68,5 +68,5 @@ async def test_each_of_the_three_in_turn(tgtd: MortalTgtd, scheme: str, tmp_path
                 await in_thread(tgtd.kill)
                 await in_thread(tgtd.start)
                 await clients.progress(2)
-            assert session.reconnects == 2 and session.error is None
+            assert session.counts.reconnects == 2 and session.error is None
         assert "connected again" in gateway.log.read_text()  # to tgtd

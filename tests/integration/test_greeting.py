@@ -78,7 +78,7 @@ async def test_each_new_connection_begins_with_one(
         start_target("lun:wce=0", header=header, listen=target.listen)
         assert await read(disk, 0, 4096) == b"x" * 4096
         assert session_of(disk).describe()["hello"]
-        assert session_of(disk).reconnects == 1
+        assert session_of(disk).counts.reconnects == 1
 
 
 @pytest.mark.logs(logs.RECONNECTED)

@@ -15,7 +15,7 @@ from iserblk.target.lunspec import open_lun, parse_lun_spec
 from iserblk.target.scsi.unit import LogicalUnit
 from tests.integration.conftest import StartTarget
 from tests.support import logs
-from tests.support.cores import core_of
+from tests.support.cores import core_of, session_of
 from tests.support.faces import FACES, one_disk, opened, read, write
 from tests.support.profiles import netapp, tgtd
 from tests.support.renamed import Renamed
@@ -125,7 +125,7 @@ async def test_the_mapping_changes(tmp_path: Path) -> None:
             await disks[name].flush()
         with pytest.raises(LunChanged):
             await write(disks["lun1"], b"more" * 128, 512)
-        assert core_of(disks["lun0"]).session.reconnects == 0
+        assert session_of(disks["lun0"]).counts.reconnects == 0
     assert target.data("other") == bytes(SIZE)
     assert target.data("three")[512:1024] == b"more" * 128
 

@@ -79,7 +79,7 @@ async def test_others_come_and_go(
         for luns in [(mine, other), (mine,)]:
             await target.change(*luns)
             assert await read(disk, 0, 512) == b"mine" * 128
-        assert session.reconnects == 0
+        assert session.counts.reconnects == 0
 
 
 @pytest.mark.logs(logs.RECONNECTED, logs.LOST_POWER)  # a LUN that comes back reports 29/00

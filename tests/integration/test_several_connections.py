@@ -44,12 +44,12 @@ async def opened(
 
 
 def recovered(session: Session, cuts: int) -> bool:
-    assert not session.reconnects, "recovery was given up"
-    return session.recovered == cuts
+    assert not session.counts.reconnects, "recovery was given up"
+    return session.counts.recovered == cuts
 
 
 def reconnected(session: Session, times: int) -> bool:
-    return session.reconnects == times
+    return session.counts.reconnects == times
 
 
 # shows: SYSTEM-30
@@ -117,11 +117,12 @@ def test_one_connection_after_the_other_is_cut(
                 nursery.start_soon(cut)
                 for at in range(16):
                     nursery.start_soon(one, at)
-            assert (session.recovered, session.reconnects, session.tsih) == (8, 0, tsih)
+            counts = session.counts
+            assert (counts.recovered, counts.reconnects, session.tsih) == (8, 0, tsih)
             if level < 2:
-                assert session.replayed and not session.reassigned
+                assert counts.replayed and not counts.reassigned
             else:
-                assert session.reassigned
+                assert counts.reassigned
 
     trio.run(main)
 
@@ -153,8 +154,8 @@ def test_a_write_is_cut_anywhere(
                 up.behaviours.append(Cut(up.taken + after))
                 await write(disk, data, 0)
                 assert await read(disk, 0, length) == data
-                assert session.reconnects == 0 and session.recovered == 1
-                reassigned += session.reassigned
+                assert session.counts.reconnects == 0 and session.counts.recovered == 1
+                reassigned += session.counts.reassigned
 
     async def main() -> None:
         for after in range(1, length + 1, length // 18):
@@ -180,7 +181,8 @@ def test_the_last_connection_is_reinstated(
                 connection.datamover.disconnect()
             back = await read(disk, 0, SIZE)
             assert back == data
-            assert (session.reconnects, session.recovered, session.tsih) == (0, count, tsih)
+            counts = session.counts
+            assert (counts.reconnects, counts.recovered, session.tsih) == (0, count, tsih)
             await until(lambda: session.count == count)
 
     trio.run(main)
@@ -234,7 +236,7 @@ def test_a_target_that_is_started_again(
                 await trio.to_thread.run_sync(getattr(running, how))
                 running = start_target(SPEC, listen=listen)
                 await until(partial(reconnected, session, turn + 1))
-            assert session.reconnects == 2 and session.error is None
+            assert session.counts.reconnects == 2 and session.error is None
             stop = True
 
     trio.run(main)
@@ -283,7 +285,7 @@ def test_reads_and_writes_are_cut_anywhere(
                     for at in range(4):
                         nursery.start_soon(one, at)
                 assert await read(disk, 3 * length, length) == new
-                reassigned += session.reassigned
+                reassigned += session.counts.reassigned
 
     async def main() -> None:
         for way, most in (("up", length), ("down", 2 * length)):
@@ -305,7 +307,7 @@ def test_all_connections_cut_at_once(start_target: StartTarget, transport: str) 
             await write(disk, bytes(data), 0)
             session.disconnect()
             back = await read(disk, 0, SIZE)
-            assert back == data and session.reconnects == 1
+            assert back == data and session.counts.reconnects == 1
             await until(lambda: session.count == 3)
 
     trio.run(main)

@@ -89,7 +89,7 @@ async def test_a_portal_of_the_group_dies(
             await kill(one, names[1])
             assert session.portal == names[1]
             await check(disk)
-            assert session.recovered == 3 and not session.reconnects
+            assert session.counts.recovered == 3 and not session.counts.reconnects
 
 
 @scheme
@@ -103,5 +103,5 @@ async def test_no_connection_goes_to_another_group(tmp_path: Path, scheme: str) 
             assert len(ported.two.links) == 1
             await check(disk)
             session.queue.connections[1].datamover.disconnect()
-            await until(lambda: session.recovered == 1 and session.count == 3)
+            await until(lambda: session.counts.recovered == 1 and session.count == 3)
             assert len(ported.two.links) == 1

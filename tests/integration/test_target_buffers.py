@@ -94,7 +94,7 @@ async def test_no_command_needs_to_be_recovered(tmp_path: Path) -> None:
         assert isinstance(disk.driver, TrioDriver)
         ladder = disk.driver.ladder
         assert (ladder.aborted, ladder.resets) == (0, 0)
-        assert disk.driver.session.reconnects == 0 and disk.driver.session.error is None
+        assert disk.driver.session.counts.reconnects == 0 and disk.driver.session.error is None
 
 
 async def test_aborts_under_load_cost_no_connection(tmp_path: Path) -> None:
@@ -128,7 +128,7 @@ async def test_aborts_under_load_cost_no_connection(tmp_path: Path) -> None:
             for number in range(PIECES):
                 workers.start_soon(work, number)
         assert aborts > PIECES and control.in_flight == 0
-        assert disk.driver.session.reconnects == 0 and disk.driver.session.error is None
+        assert disk.driver.session.counts.reconnects == 0 and disk.driver.session.error is None
     assert (tmp_path / "lun").read_bytes() == b"".join(
         bytes((number + 1,)) * PIECE for number in range(PIECES)
     )

@@ -196,7 +196,7 @@ async def test_a_lost_session_is_reinstated_after_time2wait(
                 data = random.Random(wait).randbytes(MIB)
                 await write(disk, data, 4096)
                 assert await read(disk, 4096, MIB) == data
-                assert session.reconnects == 1
+                assert session.counts.reconnects == 1
             told = [each for each in caplog.messages if "Time2Wait of the target" in each]
             assert len(told) == wait
     finally:

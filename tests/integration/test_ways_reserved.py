@@ -59,7 +59,7 @@ async def test_held_through_the_portal_in_use(
             assert await holders(urls[1]) == [(True, 2)]
             ported.one.admit()
             with trio.fail_after(60):
-                await until(lambda: session.reconnects >= 2)
+                await until(lambda: session.counts.reconnects >= 2)
             assert await read(disk, 0, 1024) == b"1" * 512 + b"2" * 512
             assert await holders(urls[1]) == [(True, 1)]
         assert await holders(urls[1]) == []

@@ -46,6 +46,7 @@ from tests.simulation.nbd_face import EXTENTS, FLUSH, FUA, READ, TRIM, WRITE, ZE
 from tests.simulation.nbd_wire import Gone
 from tests.simulation.network import End
 from tests.simulation.running import Simulation
+from tests.support.cores import session_of
 from tests.support.target_here import serve
 from tests.support.until import all_ended, until
 
@@ -546,12 +547,12 @@ class World:
         assert isinstance(disk.driver, TrioDriver)
         ladder = disk.driver.ladder
         for state, times in (
-            (RECONNECTED, session.reconnects),
-            (REPLAYED, session.replayed),
-            (RECOVERED_CONNECTION, session.recovered),
-            (REASSIGNED, session.reassigned),
-            (SNACK, session.losses.snacks),
-            (DAMAGED, session.losses.damaged),
+            (RECONNECTED, session.counts.reconnects),
+            (REPLAYED, session.counts.replayed),
+            (RECOVERED_CONNECTION, session.counts.recovered),
+            (REASSIGNED, session.counts.reassigned),
+            (SNACK, session.counts.losses.snacks),
+            (DAMAGED, session.counts.losses.damaged),
             (ABORTED, ladder.aborted),
             (RESET, ladder.resets),
             (RETRIED, disk.core.metrics.retries),
@@ -621,9 +622,9 @@ class World:
 
     def _look(self, disk: TrioDisk) -> None:
         """Whether the disk has been connected again: only then it takes changes for lost."""
-        session = disk.core.session
-        if session.reconnects != self._reconnects:
-            self._reconnects = session.reconnects
+        session = session_of(disk)
+        if session.counts.reconnects != self._reconnects:
+            self._reconnects = session.counts.reconnects
             self._disturbed()
             self.result.states[BACK_WITH_JOURNAL if self.settings.keeps else BACK] += 1
         if session.portal != self._portal:

@@ -74,7 +74,7 @@ class Clients:
     async def progress(self, reconnects: int = 0) -> None:
         """Wait until the session has reconnected so often, and all clients go on."""
         with trio.fail_after(PATIENCE_S):
-            await until(lambda: self._session.reconnects >= reconnects)
+            await until(lambda: self._session.counts.reconnects >= reconnects)
             enough = self.operations + 2 * self._count
             await until(lambda: self.operations >= enough)
 

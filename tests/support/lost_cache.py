@@ -122,7 +122,7 @@ async def loses_its_cache(
         await _write(disk, _UNFLUSHED)
         await disk.flush()
         assert await read(disk, 0, SIZE) == written
-        assert session.reconnects >= 1 and session.error is None
+        assert session.counts.reconnects >= 1 and session.error is None
 
 
 async def loses_nothing(url: str, medium: Medium, outage: Step, options: Mapping[str, str]) -> None:
@@ -138,4 +138,4 @@ async def loses_nothing(url: str, medium: Medium, outage: Step, options: Mapping
         assert await read(disk, 0, SIZE) == written
         await disk.flush()
         assert medium.content()[:SIZE] == written
-        assert session.reconnects >= 1 and session.error is None
+        assert session.counts.reconnects >= 1 and session.error is None

@@ -85,7 +85,6 @@ class PlainSession:
     suspended: IserblkError | None = None
     gives_up = can_reconnect = False
     suspended_at = 0.0
-    reconnects = replayed = 0
 
     def __init__(self, device: DeviceServer, seed: object = 0, depth: int = DEPTH) -> None:
         self.queue = self

@@ -601,7 +601,7 @@ async def test_initiators_are_asked_to_log_out(
             nursery.start_soon(run)
             before = trio.current_time()
         assert trio.current_time() - before < 15
-    assert "asynchronous message: " in caplog.text and session.left_nothing
+    assert "asynchronous message: " in caplog.text and session.respite.left_nothing
     assert "logged out, as the target had asked" in str(session.suspended)
     caplog.clear()
     session.fail(TransportError("end of test"))

@@ -493,7 +493,7 @@ class Ladder:
                 queue.end_aborted(task, error)
             else:
                 queue.end_aborted(task, self._timeout(task))
-        self.session.replayed += len(again)
+        self.session.counts.replayed += len(again)
         queue.requeue(again)
 
     def _end_reset(self, step: _Step) -> None:

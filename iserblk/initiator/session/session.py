@@ -31,7 +31,7 @@ from typing import Final
 
 from iserblk.commands.command import SENT, TAKEN, Unanswered, Waiter
 from iserblk.commands.listeners import LunListeners
-from iserblk.datamover.seam import InitiatorDatamover, Losses, PduSlot
+from iserblk.datamover.seam import InitiatorDatamover, PduSlot
 from iserblk.errors import (
     CommandRejected,
     CommandTimeout,
@@ -41,6 +41,7 @@ from iserblk.errors import (
     without_frames,
 )
 from iserblk.initiator.session.connection import Connection
+from iserblk.initiator.session.counts import Counts
 from iserblk.initiator.session.driving import SessionDriver, Undriven
 from iserblk.initiator.session.ending import Ending
 from iserblk.initiator.session.life import Event, Life, State
@@ -48,10 +49,10 @@ from iserblk.initiator.session.logout import (
     ANSWER_S,
     AS_ASKED,
     DRAIN_S,
-    MOST_WAIT_S,
     LogoutWaiter,
     fill_logout,
 )
+from iserblk.initiator.session.respite import Respite
 from iserblk.initiator.session.sending import SendQueue
 from iserblk.initiator.session.several import Several
 from iserblk.initiator.session.silence import Silence
@@ -216,9 +217,7 @@ class Session:
     ``busy_poll_us``: how long a driver may look for an answer before it sleeps.
 
     ``tsih``: of the session at the target. ``more(session)``: logs in a further connection, to be
-    offered to the session. ``wanted``: how many connections it should have. ``recovered``: how many
-    were lost while others went on, and were recovered from; ``reassigned``: tasks that went over to
-    another connection then. ``losses``: of all its connections, for statistics.
+    offered to the session. ``wanted``: how many connections it should have.
 
     ``logging_out``: a logout of the whole session was sent; connections that end are no loss.
     ``over``: the target has ended the session, with all connections. ``spent``: only a fresh
@@ -236,11 +235,7 @@ class Session:
     what is unflushed is flushed first; else 0.
 
     ``logout``: the logout, while it is LOGGING_OUT. ``suspended_at``: when the last connection was
-    lost. ``reconnect_at``: the target wants no login before that, it has said. ``reinstate_at``:
-    what was lost without a word must not be logged out before that, explicitly or by a login that
-    reinstates the session. ``left_nothing``: the lost connection ended in order, with no task at
-    the target. ``reconnects``, and ``replayed``
-    (commands that were sent once more): for statistics.
+    lost. ``respite``: when another login is welcome. ``counts``: for statistics.
     """
 
     def __init__(
@@ -275,9 +270,8 @@ class Session:
         self.tsih = 0
         self.more: Callable[[Session], Awaitable[Connection]] | None = None
         self.wanted = 1
-        self.recovered = 0
-        self.reassigned = 0
-        self.losses = Losses()
+        self.counts = Counts()
+        self.respite = Respite()
         self.perhaps_ended: list[tuple[TaskSlot, int]] = []
         self.busy_poll_us = 0
         self.logout_asked = 0.0
@@ -285,16 +279,11 @@ class Session:
         self.suspended_at = 0.0
         # When the process went on after it had not run for a while, and for how long: of late.
         self._stalls: deque[tuple[float, float]] = deque(maxlen=STALLS)
-        self.reconnect_at = 0.0
-        self.reinstate_at = 0.0
-        self.left_nothing = False
         self.logging_out = False
         self.over = False
         self.spent = False
         self._unfinished = False  # it has failed, and not all that ``fail`` does is done
         self._finishing = False
-        self.reconnects = 0
-        self.replayed = 0
         # A session whose connection is to be adopted, or why there will never be one.
         self._offered: Session | IserblkError | None = None
         # Aborted although their requests have time left: the ITT of each.
@@ -311,7 +300,7 @@ class Session:
         datamover.user = Answers(self, connection)
         datamover.notice_key_values(self.parameters)
         connection.datamover = datamover.enable_datamover()  # a Hello has a user of its own
-        connection.datamover.losses = self.losses
+        connection.datamover.losses = self.counts.losses
         connection.datamover.on_unfinished = self._again
         if self.several is not None:
             self.wanted = self.parameters.max_connections
@@ -323,7 +312,7 @@ class Session:
         answers = Answers(self, connection)
         datamover = connection.datamover
         datamover.user = answers
-        datamover.losses = self.losses
+        datamover.losses = self.counts.losses
         datamover.on_unfinished = self._again
         return answers
 
@@ -595,7 +584,7 @@ class Session:
             and len(self.queue.connections) == 1
         ):
             self._drop(connection, message)
-            self.stay_away(message.parameter2)
+            self.respite.stay_away(message.parameter2)
             raise ConnectionLost(f"{connection.portal}: the target announced: {words}")
         elif message.event == pdu.ASYNC_CONNECTION_DROP and len(self.queue.connections) > 1:
             # Parameter1: the CID, which may be that of another connection (section 11.9.1).
@@ -604,7 +593,7 @@ class Session:
                     self._drop(each, message)
                     each.datamover.disconnect()
         elif message.event in (pdu.ASYNC_CONNECTION_DROP, pdu.ASYNC_SESSION_DROP):
-            self.stay_away(message.parameter2)
+            self.respite.stay_away(message.parameter2)
             self.over = True
             raise ConnectionLost(f"{self.portal}: the target announced: {words}")
 
@@ -649,16 +638,12 @@ class Session:
         """The Logout Response has come, to a logout that the target or we wanted: end the
         connection."""
         if message.response == pdu.LOGOUT_CID_NOT_FOUND:  # its Time2Wait means nothing (11.15.3)
-            self.stay_away(self.queue.connection.time2wait)
+            self.respite.stay_away(self.queue.connection.time2wait)
         else:
-            self.stay_away(message.time2wait)
-        self.left_nothing = not message.response and not self.queue.sent
+            self.respite.stay_away(message.time2wait)
+        self.respite.left_nothing = not message.response and not self.queue.sent
         self.over = True
         raise ConnectionLost(f"{self.portal}: logged out, {logout.why}")
-
-    def stay_away(self, time2wait: float) -> None:
-        """The target wants no login for ``time2wait`` seconds."""
-        self.reconnect_at = max(self.reconnect_at, monotonic() + min(time2wait, MOST_WAIT_S))
 
     def ask_again(self, now: float) -> None:
         """About once a second, while there is a connection: have the datamovers ask again for what
@@ -676,11 +661,6 @@ class Session:
                 if not self.life.connected:
                     return
         self.queue.flush()
-
-    def give_respite(self, time2wait: float) -> None:
-        """A connection was lost without a word: its target wants ``time2wait`` seconds before what
-        was on it is logged out (RFC 7143 sections 7.5, 13.15)."""
-        self.reinstate_at = max(self.reinstate_at, monotonic() + min(time2wait, MOST_WAIT_S))
 
     def offer_connection(self, connection: Connection) -> None:
         """Add a connection that was logged in to this session. It comes into
@@ -717,7 +697,7 @@ class Session:
             self.suspended_at = monotonic()
         if not self.over:  # nothing was announced
             for connection in self.queue.connections:
-                self.give_respite(connection.time2wait)
+                self.respite.give(connection.time2wait)
         self.life.enter(Event.LOSS, without_frames(error))
         self.queue.close_window()
         self._clean_up()
@@ -856,11 +836,9 @@ class Session:
         queue.driver.changed()
         again = queue.reopen(fresh.queue)
         self._offered = None
-        self.left_nothing = False
+        self.respite.left_nothing = False
         self.life.enter(Event.ADOPT)
-        self.losses.add(fresh.losses)
-        self.reconnects += 1
-        self.replayed += again
+        self.counts.adopted(fresh.counts, again)
         silence = self.silence.end(now)
         log.warning(
             "%s: connected again after %.1f s, %d commands sent again%s",

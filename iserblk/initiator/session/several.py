@@ -16,10 +16,12 @@ from iserblk.commands.listeners import LunListeners
 from iserblk.datamover.seam import InitiatorUser
 from iserblk.errors import ConnectionLost, IserblkError, without_frames
 from iserblk.initiator.session.connection import Connection
+from iserblk.initiator.session.counts import Counts
 from iserblk.initiator.session.descriptors import Descriptors
 from iserblk.initiator.session.life import Event, Life
 from iserblk.initiator.session.logout import AS_ASKED, DRAIN_S, ConnectionLogout
 from iserblk.initiator.session.recovery import PATIENCE_S, Recovery, Stage
+from iserblk.initiator.session.respite import Respite
 from iserblk.initiator.session.sending import SendQueue
 from iserblk.initiator.session.silence import Silence
 from iserblk.initiator.session.slots import TaskSlot
@@ -38,9 +40,8 @@ class Owner(Protocol):
     listeners: LunListeners
     silence: Silence
     wanted: int
-    recovered: int
-    reassigned: int
-    replayed: int
+    counts: Counts
+    respite: Respite
     over: bool
     spent: bool
     logging_out: bool
@@ -61,8 +62,6 @@ class Owner(Protocol):
     def attach(self, connection: Connection) -> InitiatorUser: ...
 
     def lose(self, error: IserblkError) -> None: ...
-
-    def stay_away(self, time2wait: float) -> None: ...
 
     def unwanted(self, slot: TaskSlot) -> IserblkError: ...
 
@@ -207,7 +206,7 @@ class Several:
         if last:
             self._reinstate_by = now + connection.time2wait + connection.time2retain
             session.suspended_at = monotonic()
-            session.stay_away(connection.time2wait)
+            session.respite.stay_away(connection.time2wait)
             session.life.enter(Event.LAST, without_frames(error))
             queue.close_window()
         queue.lose(connection)
@@ -317,14 +316,14 @@ class Several:
             if recovery.stage is Stage.GIVEN_UP:
                 problem = recovery.problem
                 assert problem is not None  # it gave up
-                session.stay_away(recovery.not_before - now)
+                session.respite.stay_away(recovery.not_before - now)
                 session.lose(problem)
                 return
             if recovery.stage is Stage.RECOVERED:
                 self.recoveries.remove(recovery)
-                session.recovered += 1
-                session.reassigned += recovery.reassigned
-                session.replayed += recovery.again
+                session.counts.recovered += 1
+                session.counts.reassigned += recovery.reassigned
+                session.counts.replayed += recovery.again
                 log.warning(
                     "%s: recovered from the loss of connection %d: %d tasks reassigned, %d "
                     "commands sent again",

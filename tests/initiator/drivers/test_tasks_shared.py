@@ -285,7 +285,7 @@ async def test_a_session_goes_on_with_another_descriptor() -> None:
         for each in ends:
             await each.read()
         assert descriptors() == count
-        assert end.session.reconnects == 1
+        assert end.session.counts.reconnects == 1
 
 
 @pytest.mark.logs(logs.RECONNECTED)

@@ -483,7 +483,7 @@ def test_they_are_sent_again_in_order_when_all_are_known_to_be_gone(cmd_sn: int)
     assert ended.commands == first
     ended.tick(OVERTAKEN_S)
     assert ended.commands[len(first) :] == first[1:]
-    assert ended.waiter.pending == 3 and ended.made.replayed == 3
+    assert ended.waiter.pending == 3 and ended.made.counts.replayed == 3
     assert [slot.itt != tag for slot, tag in zip(ended.slots, ended.tags, strict=True)] == [
         False, True, True, True,
     ]  # fmt: skip

@@ -54,7 +54,7 @@ def test_commands_that_take_too_long_for_that_go_over(two: Bench) -> None:
     assert two.dms[0].terminated and two.session.life.state is State.LOGGED_IN
     assert [slot.connection.cid for slot in slots] == [1] * 4
     assert [slot.cmd_sn for slot in slots] == [5, 2, 3, 4]
-    assert (two.session.recovered, two.session.replayed) == (1, 2)
+    assert (two.session.counts.recovered, two.session.counts.replayed) == (1, 2)
 
 
 @pytest.mark.parametrize("code", [pdu.LOGOUT_CID_NOT_FOUND, pdu.LOGOUT_CLEANUP_FAILED, None])

@@ -104,8 +104,9 @@ def test_the_only_connection_is_reinstated(one: Bench) -> None:
         one.receive(0, response(slot.itt, max_cmd_sn=MOST))
         assert slot.error is None
     assert not one.waiter.pending
-    assert (session.recovered, session.reassigned, session.replayed) == (1, 1, 1)
-    assert session.reconnects == 0 and one.driver.changes == 1
+    counts = session.counts
+    assert (counts.recovered, counts.reassigned, counts.replayed) == (1, 1, 1)
+    assert counts.reconnects == 0 and one.driver.changes == 1
 
 
 def test_the_last_of_several_is_reinstated(benches: list[Bench]) -> None:
@@ -130,7 +131,7 @@ def test_the_last_of_several_is_reinstated(benches: list[Bench]) -> None:
     assert tags == {slot.itt for slot in slots}
     for each in sent:
         bench.answered(2, each, pdu.TMF_COMPLETE)
-    assert (bench.session.recovered, bench.session.reassigned) == (3, 3)
+    assert (bench.session.counts.recovered, bench.session.counts.reassigned) == (3, 3)
     assert bench.session.missing == 2
 
 
@@ -171,7 +172,7 @@ def test_lost_again_before_the_target_has_told(one: Bench) -> None:
     assert sorted(tags) == sorted(slot.itt for slot in slots)
     for each in sent:
         one.answered(0, each, pdu.TMF_COMPLETE)
-    assert one.session.recovered == 2 and state(one) is State.LOGGED_IN
+    assert one.session.counts.recovered == 2 and state(one) is State.LOGGED_IN
 
 
 def test_lost_again_while_tasks_are_reassigned(one: Bench) -> None:
@@ -186,7 +187,7 @@ def test_lost_again_while_tasks_are_reassigned(one: Bench) -> None:
     assert pdu.TaskManagementRequest.unpack_from(second).referenced_task_tag == slot.itt
     one.answered(0, second, pdu.TMF_COMPLETE)
     one.receive(0, response(slot.itt, max_cmd_sn=MOST))
-    assert slot.error is None and not one.waiter.pending and one.session.recovered == 2
+    assert slot.error is None and not one.waiter.pending and one.session.counts.recovered == 2
 
 
 def test_lost_again_before_the_ping_is_answered(one: Bench) -> None:
@@ -205,7 +206,7 @@ def test_lost_again_before_the_ping_is_answered(one: Bench) -> None:
     assert pdu.TaskManagementRequest.unpack_from(reassign).referenced_task_tag == slot.itt
     one.answered(0, reassign, pdu.TMF_COMPLETE)
     one.receive(0, response(slot.itt, max_cmd_sn=MOST))
-    assert slot.error is None and one.session.recovered == 2
+    assert slot.error is None and one.session.counts.recovered == 2
 
 
 def test_a_bidirectional_command_is_reassigned(one: Bench) -> None:
@@ -353,7 +354,7 @@ def test_a_drop_that_the_target_announces(one: Bench, wait: int, retain: int) ->
             max_cmd_sn=MOST,
         ),
     )
-    assert one.session.reconnect_at >= before + wait and one.dms[0].terminated
+    assert one.session.respite.reconnect_at >= before + wait and one.dms[0].terminated
     if retain == 0 or wait > PATIENCE_S:
         assert state(one) is State.SUSPENDED
         return
@@ -491,7 +492,7 @@ def test_the_ping_does_not_wait_behind_the_numbers_that_are_missing(benches: lis
     again = told(bench, 1, 1)
     assert [cmd_sn_of((slots[1], each)) for each in again] == [2]
     bench.logged_out(1, logout)
-    assert state(bench) is State.LOGGED_IN and bench.session.recovered == 2
+    assert state(bench) is State.LOGGED_IN and bench.session.counts.recovered == 2
     assert [slot.connection.cid for slot in slots] == [1, 1]
 
 
@@ -530,4 +531,4 @@ def test_reassignments_do_not_exceed_what_the_target_takes(benches: list[Bench])
         bench.progress()
         sent = [each for _, each in dm.sent[before:]]
     assert sorted(tags) == sorted(slot.itt for slot in slots)
-    assert bench.session.recovered == 1 and state(bench) is State.LOGGED_IN
+    assert bench.session.counts.recovered == 1 and state(bench) is State.LOGGED_IN

@@ -136,7 +136,7 @@ def test_what_was_in_flight_is_sent_again_in_order(
     dm.inbox.append(response(itt_of(dm.sent[-1]), max_cmd_sn=7))
     made.progress(4.0)
     assert waiter.pending == 0 and all(slot.error is None for slot in slots)
-    assert (made.reconnects, made.replayed) == (1, 4)
+    assert (made.counts.reconnects, made.counts.replayed) == (1, 4)
     texts = [record.getMessage() for record in caplog.records]
     assert texts[0] == "portal:3260: connection lost: the wire was cut; reconnecting"
     assert texts[1].startswith("portal:3260: connected again after ")
@@ -160,7 +160,7 @@ def test_immediate_data_is_what_the_present_connection_takes() -> None:
     dm.inbox.append(response(itt_of(dm.sent[0])))
     kept.session.progress(5.0)
     assert waiter.woken == 1 and slot.data is None
-    assert kept.session.replayed == 2
+    assert kept.session.counts.replayed == 2
 
 
 def test_what_was_in_flight_to_a_lun_that_is_doubted_is_held_back() -> None:
@@ -185,7 +185,7 @@ def test_commands_of_the_outage_follow_in_order() -> None:
     assert all(slot.state == QUEUED for slot in slots) and not kept.dm.queued
     dm = kept.regain()
     assert [sent[0] for sent in dm.sent] == slots
-    assert kept.session.replayed == 2
+    assert kept.session.counts.replayed == 2
 
 
 def test_deadline_while_there_is_no_connection(clock: Clock) -> None:
@@ -204,7 +204,7 @@ def test_deadline_while_there_is_no_connection(clock: Clock) -> None:
     assert "not connected for" in str(slot.error) and "connection refused" in str(slot.error)
     dm = kept.regain()
     assert [sent[0] for sent in dm.sent] == [patient]
-    assert other.pending == 1 and made.replayed == 1
+    assert other.pending == 1 and made.counts.replayed == 1
 
 
 def test_late_while_there_is_no_connection(clock: Clock) -> None:
@@ -498,7 +498,7 @@ def test_interrupted_while_it_goes_on() -> None:
         kept.regain()
     made.progress(3.0)
     assert made.suspended is None and [sent[0] for sent in kept.dm.sent] == slots
-    assert made.reconnects == 1
+    assert made.counts.reconnects == 1
 
 
 # -- what the target announces -------------------------------------------------------------------
@@ -539,7 +539,7 @@ def test_target_asks_for_a_logout(event: int, clock: Clock) -> None:
     )
     made.progress(now + 2)
     assert made.error is None and "as the target had asked" in str(made.suspended)
-    assert made.reconnect_at == clock() + 7
+    assert made.respite.reconnect_at == clock() + 7
     dm = kept.regain()
     assert len(dm.sent) == 1 and not _logouts(dm)
     assert command(made, waiter).state == SENT
@@ -595,8 +595,8 @@ def test_time2wait_of_a_logout(response: int, wait: int, clock: Clock) -> None:
         pdu.LogoutResponse(response=response, itt=itt, time2wait=7, **numbers).pack()
     )
     made.progress(clock())
-    assert made.reconnect_at == clock() + wait
-    assert not made.reinstate_at
+    assert made.respite.reconnect_at == clock() + wait
+    assert not made.respite.reinstate_at
 
 
 @pytest.mark.parametrize("agreed, wait", [(0, 0), (2, 2), (3600, MOST_WAIT_S)])
@@ -608,19 +608,9 @@ def test_time2wait_of_the_login_counts_from_a_loss_without_a_word(
     for _ in range(2):
         clock.now += 100
         kept.lose()
-        assert kept.session.reinstate_at == clock() + wait
-        assert not kept.session.reconnect_at
+        assert kept.session.respite.reinstate_at == clock() + wait
+        assert not kept.session.respite.reconnect_at
         kept.regain(default_time2wait=agreed)
-
-
-def test_the_longer_time2wait_counts() -> None:
-    """What is over already is not waited for again."""
-    session = Kept().session
-    session.give_respite(9)
-    before = session.reinstate_at
-    session.give_respite(2)
-    assert session.reinstate_at == before
-    assert not session.reconnect_at
 
 
 def test_logout_that_cannot_wait_longer(clock: Clock) -> None:
@@ -650,8 +640,8 @@ def test_target_announces_a_drop(event: int, clock: Clock) -> None:
     _event(kept.dm, event, parameter2=60000)
     kept.session.progress(clock())
     assert slot.state == QUEUED and "drop" in str(kept.session.suspended)
-    assert kept.session.reconnect_at == clock() + MOST_WAIT_S
-    assert not kept.session.reinstate_at  # that of the login does not count then
+    assert kept.session.respite.reconnect_at == clock() + MOST_WAIT_S
+    assert not kept.session.respite.reinstate_at  # that of the login does not count then
 
 
 def test_scsi_event_is_for_the_log(caplog: pytest.LogCaptureFixture) -> None:

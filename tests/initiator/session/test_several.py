@@ -217,7 +217,7 @@ def test_commands_of_a_lost_connection_wait_for_its_logout(two: Bench) -> None:
     assert retried[0] is stranded[1] and itt_of(retried) == tags[1]
     anew = next(sent for sent in again if cmd_sn_of(sent) == 5)
     assert anew[0] is stranded[0] and itt_of(anew) != tags[0]
-    assert (two.session.recovered, two.session.replayed) == (1, 2)
+    assert (two.session.counts.recovered, two.session.counts.replayed) == (1, 2)
     for slot in slots:
         two.receive(0, response(slot.itt, max_cmd_sn=MOST))
     assert not two.waiter.pending and all(slot.error is None for slot in slots)
@@ -275,7 +275,7 @@ def test_status_of_another_lun_tells_nothing_of_it(two: Bench) -> None:
     two.lose(1)
     patient(two)
     two.logged_out(0, logout_of(two.dms[0]), exp_cmd_sn=3)
-    assert two.session.suspended is None and two.session.recovered == 1
+    assert two.session.suspended is None and two.session.counts.recovered == 1
 
 
 def test_new_commands_go_on_meanwhile(two: Bench) -> None:
@@ -455,7 +455,7 @@ def test_a_connection_that_the_target_does_not_know_has_nothing_there(two: Bench
     two.lose(1)
     patient(two)
     two.logged_out(0, logout_of(two.dms[0]), pdu.LOGOUT_CID_NOT_FOUND, exp_cmd_sn=3)
-    assert slot.connection.cid == 0 and slot.state == SENT and two.session.recovered == 1
+    assert slot.connection.cid == 0 and slot.state == SENT and two.session.counts.recovered == 1
 
 
 def test_a_long_time2wait_is_not_waited_for(benches: list[Bench]) -> None:
@@ -484,7 +484,7 @@ def test_the_logout_goes_by_a_third_connection(benches: list[Bench]) -> None:
     for request in requests:
         bench.logged_out(2, request, exp_cmd_sn=4)
     assert [slot.connection.cid for slot in slots] == [2, 2, 2]
-    assert bench.session.recovered == 2
+    assert bench.session.counts.recovered == 2
 
 
 def test_all_connections_lost_suspends_the_session(two: Bench) -> None:
@@ -564,7 +564,7 @@ def test_tasks_are_reassigned(level2: Bench) -> None:
     assert level2.dms[0].reassigned == [slot]
     assert slot.connection.cid == 0 and slot.itt == itt and slot.data is not None
     level2.answered(0, sent, pdu.TMF_COMPLETE)
-    assert (level2.session.recovered, level2.session.reassigned) == (1, 1)
+    assert (level2.session.counts.recovered, level2.session.counts.reassigned) == (1, 1)
     level2.receive(0, response(itt, max_cmd_sn=MOST))
     assert slot.error is None and level2.waiter.pending == 1
 
@@ -575,7 +575,7 @@ def test_what_was_not_acknowledged_is_retried_and_not_reassigned(level2: Bench) 
     ((_, sent),) = reassigning(level2, 1)
     assert sent[0] & bhs.OPCODE_MASK == bhs.SCSI_COMMAND
     assert cmd_sn_of((slot, sent)) == 2 and itt_of((slot, sent)) == slot.itt
-    assert level2.session.recovered == 1
+    assert level2.session.counts.recovered == 1
 
 
 def test_time2wait_of_the_logout_is_obeyed(level2: Bench) -> None:
@@ -616,7 +616,7 @@ def test_a_task_that_the_target_does_not_know_is_sent_again(level2: Bench) -> No
     level2.answered(0, sent, pdu.TMF_TASK_DOES_NOT_EXIST)
     assert slot.state == SENT and slot.cmd_sn == 3 and slot.data is not None
     assert level2.dms[0].ended[-1][0] is slot  # its new STag is retired
-    assert level2.session.replayed == 1
+    assert level2.session.counts.replayed == 1
 
 
 def test_a_task_that_is_not_known_may_have_told_of_a_loss(level2: Bench) -> None:
@@ -672,7 +672,7 @@ def test_the_new_connection_is_lost_during_reassignment(benches: list[Bench]) ->
     assert tags == {slots[0].itt, slots[1].itt}
     for _, each in sent:
         bench.answered(2, each, pdu.TMF_COMPLETE)
-    assert bench.session.reassigned == 2 and bench.session.life.state is State.LOGGED_IN
+    assert bench.session.counts.reassigned == 2 and bench.session.life.state is State.LOGGED_IN
 
 
 def test_more_tasks_than_control_slots(benches: list[Bench]) -> None:
@@ -688,7 +688,8 @@ def test_more_tasks_than_control_slots(benches: list[Bench]) -> None:
             bench.answered(0, each, pdu.TMF_COMPLETE)
             done += 1
         sent = bench.dms[0].sent[before:]
-    assert done == 32 and bench.session.reassigned == 32 and bench.session.recovered == 1
+    counts = bench.session.counts
+    assert (done, counts.reassigned, counts.recovered) == (32, 32, 1)
 
 
 def test_a_task_that_was_being_aborted_is_aborted_again(level2: Bench) -> None:
@@ -745,8 +746,8 @@ def test_a_session_of_one_connection_goes_on_with_several(benches: list[Bench]) 
     assert one.session.count == 1 and one.session.free_cid() == 2
     patient(one)
     one.logged_out(0, logout_of(one.dms[0]))
-    assert one.session.recovered == 1 and one.session.free_cid() == 1
-    assert fresh.session.recovered == 0
+    assert one.session.counts.recovered == 1 and one.session.free_cid() == 1
+    assert fresh.session.counts.recovered == 0
 
 
 def test_a_session_of_several_connections_goes_on_with_one(benches: list[Bench]) -> None:

@@ -50,7 +50,7 @@ async def test_tcp_takes_over(groups: lio.Groups, face: str, reserve: str, recor
             await reaches(session, groups.portals[0])
             await clients.progress()
         assert session.describe()["provider"] == "verbs"
-        assert session.reconnects == 2 and session.error is None
+        assert session.counts.reconnects == 2 and session.error is None
         await all_ended(session.queue)
         assert bool(reserve) == (os.environ["LAB_INITIATOR"] in lio.reservation())
     assert "No SPC-3 Reservation holder" in lio.reservation()

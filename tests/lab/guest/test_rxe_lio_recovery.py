@@ -66,7 +66,8 @@ async def test_the_portal_group_is_disabled_and_enabled(
                     await in_thread(lio.add_portal)
                 await in_thread(lio.enable)
                 await clients.progress(turn + 1)
-        assert session.reconnects == TURNS and session.replayed > 0 and session.error is None
+        assert session.counts.reconnects == TURNS and session.counts.replayed > 0
+        assert session.error is None
         await all_ended(session.queue)
         assert await in_thread(lio.settled, opened, of_connections) == opened
     assert await in_thread(lio.settled, before) == before

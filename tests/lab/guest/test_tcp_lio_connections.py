@@ -111,13 +111,14 @@ async def test_several_connections(count: int, level: int, record: Record) -> No
         agreed = described["connections"], described.get("error_recovery_level", 0)
         assert agreed == (count, level)
         clients = Clients(disk, session, CLIENTS)
+        counts = session.counts
         async with clients.at_work():
             for cuts in range(1, CUTS[level] + 1):
                 await all_there()
                 with trio.fail_after(PATIENCE_S):
                     await until(lambda: busiest().in_flight > 1)
                     busiest().datamover.disconnect()
-                    await until(lambda: session.recovered + session.reconnects >= cuts)  # noqa: B023
+                    await until(lambda: counts.recovered + counts.reconnects >= cuts)  # noqa: B023
                 await clients.progress()
             await all_there()
             with trio.fail_after(PATIENCE_S):
@@ -216,7 +217,7 @@ async def test_harm_within_a_connection(name: str, record: Record) -> None:
     """ErrorRecoveryLevel 1: no connection ends."""
     harm = WITHIN[name]
     session, connections, sent = await harmed(harm, name)
-    assert connections == 1 and not session.reconnects
+    assert connections == 1 and not session.counts.reconnects
     if not harm.up:
         assert bhs.SNACK_REQUEST in sent
     record(

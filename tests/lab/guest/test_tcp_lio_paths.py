@@ -90,7 +90,7 @@ async def test_groups_come_and_go(groups: lio.Groups, face: str, record: Record)
             await in_thread(groups.enable, 0)
             await reaches(session, groups.portals[0])
             await clients.progress()
-        assert session.reconnects == 2 and session.error is None
+        assert session.counts.reconnects == 2 and session.error is None
         await all_ended(session.queue)
     record(
         ours=f"initiator, {face} face",

@@ -45,7 +45,7 @@ async def test_our_reservation_survives_a_restart_of_lio(
         assert os.environ["LAB_INITIATOR"] in persistent.holder()
         await write(disk, b"2" * 4096, 4096)
         assert await read(disk, 0, 8192) == b"1" * 4096 + b"2" * 4096
-        assert session.error is None and session.reconnects >= 1
+        assert session.error is None and session.counts.reconnects >= 1
         words = await trio.to_thread.run_sync(
             lambda: bad(28, "trim", persistent.url + OTHER_HOST, "--length", "1M")
         )

@@ -251,7 +251,8 @@ async def test_session_goes_from_device_to_device_and_back(windows: bool, fabric
             await disk.read_into(memoryview(content), turn * 65536)
             assert content == bytes([turn + 1]) * 65536
             provider = session.describe()["provider"]
-            assert provider == ("iwarp" if error else "verbs") and session.reconnects == turn + 1
+            assert provider == ("iwarp" if error else "verbs")
+            assert session.counts.reconnects == turn + 1
             if error:
                 assert "the device is gone" in session.provider_reason
         assert len(fabric.pairs) == 3 and fabric.open == 0
