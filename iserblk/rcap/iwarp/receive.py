@@ -40,6 +40,18 @@ _TAGGED_ULPDU: Final = ddp.TAGGED_SIZE - ddp.LENGTH_SIZE
 _UNTAGGED_ULPDU: Final = ddp.UNTAGGED_SIZE - ddp.LENGTH_SIZE
 
 
+class Assembly:
+    """A Send whose last segment has not come. ``kind``: opcode and Invalidate STag, the same in all
+    its segments. ``size``: bytes that have come."""
+
+    __slots__ = ("data", "kind", "size")
+
+    def __init__(self, room: int, kind: tuple[int, int]) -> None:
+        self.data = bytearray(room)
+        self.kind = kind
+        self.size = 0
+
+
 class ReceiveCore:
     """Parses one stream. ``get_buffers`` says where the next bytes go; ``received`` parses them.
 
@@ -52,10 +64,9 @@ class ReceiveCore:
 
     __slots__ = ("_assembly", "_consumed", "_crc", "_direct", "_direct_last", "_direct_read",
                  "_direct_region", "_direct_size", "_head", "_ird", "_most", "_read_msn",
-                 "_receive_size", "_rtr_send", "_segment_kind", "_send_msn", "_send_offset",
-                 "_settle", "_skip", "_staging", "_stags", "_tail", "_used", "_view", "completions",
-                 "opened", "posted", "reads", "reads_received", "responses", "segments",
-                 "terminate")  # fmt: skip
+                 "_receive_size", "_rtr_send", "_send_msn", "_settle", "_skip", "_staging",
+                 "_stags", "_tail", "_used", "_view", "completions", "opened", "posted", "reads",
+                 "reads_received", "responses", "segments", "terminate")  # fmt: skip
 
     def __init__(
         self,
@@ -94,9 +105,7 @@ class ReceiveCore:
         self._read_msn = 1
         self._rtr_send = bool(rtr & mpa.RTR_SEND)
         # A Send of several segments: its buffer, the next MO, what all its segments must share.
-        self._assembly: bytearray | None = None
-        self._send_offset = 0
-        self._segment_kind = (0, 0)  # opcode, Invalidate STag
+        self._assembly: Assembly | None = None
         self.responses: deque[ReadResponse] = deque()
         self.reads: deque[OutstandingRead] = deque()
         self.reads_received = 0
@@ -250,24 +259,23 @@ class ReceiveCore:
         opcode = control & rdmap.OPCODE_MASK
         rtr = self._rtr_send and size == 0 and control & ddp.LAST
         receives = 1 if rtr else self.posted - self._consumed
-        expected = (self._send_msn, self._send_offset)
+        assembly = self._assembly
+        expected = (self._send_msn, assembly.size if assembly is not None else 0)
         fault = checks.send_fault(size, self._receive_size, receives, (qn, msn, mo), expected)
         kind = (opcode, invalidate)
-        if fault is None and self._assembly is not None and kind != self._segment_kind:
+        if fault is None and assembly is not None and kind != assembly.kind:
             fault = "the segments of one Send differ in kind", rdmap.UNEXPECTED_OPCODE
         if fault is not None:
             raise self._violation(pos, fault)
-        if self._assembly is None:
-            self._assembly = bytearray(self._receive_size)
-            self._segment_kind = kind
+        if assembly is None:
+            assembly = self._assembly = Assembly(self._receive_size, kind)
         start = pos + ddp.UNTAGGED_SIZE
-        self._assembly[mo : mo + size] = self._view[start : start + size]
-        self._send_offset = mo + size
+        assembly.data[mo : mo + size] = self._view[start : start + size]
+        assembly.size = mo + size
         if not control & ddp.LAST:
             return
-        data = memoryview(self._assembly)[: self._send_offset]
+        data = memoryview(assembly.data)[: assembly.size]
         self._assembly = None
-        self._send_offset = 0
         self._send_msn = (msn + 1) & ddp.MASK32
         if rtr:
             self._rtr_send = False  # the RTR of the initiator: no message for the layer above

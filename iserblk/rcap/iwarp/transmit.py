@@ -87,6 +87,21 @@ class SlotFrame:
         self.memory[end:covered] = _PADS[covered - end]
 
 
+class Limits:
+    """What bounds a frame. ``emss``: bytes of a TCP segment. ``segments``: how many a frame may
+    fill. ``peer_max``: bytes of the largest ULPDU that the peer takes wherever TCP cuts it; 0: it
+    has not said so. ``records``: the LLP keeps frames apart, and ``emss`` is the limit of one
+    without its trailer."""
+
+    __slots__ = ("emss", "peer_max", "records", "segments")
+
+    def __init__(self, emss: int, segments: int, peer_max: int, records: bool) -> None:
+        self.emss = emss
+        self.segments = segments
+        self.peer_max = peer_max
+        self.records = records
+
+
 class SendCore:
     """Frames all that one stream sends. The owner calls it under one lock, except for
     ``requests.extend``.
@@ -96,12 +111,11 @@ class SendCore:
     have left. ``reads_finished``: Read Responses that have left.
     """
 
-    __slots__ = ("_alone", "_batch_size", "_crc", "_emss", "_framer", "_leaving", "_leaving_ends",
-                 "_low", "_message", "_msn", "_offset", "_one_segment", "_ord", "_peer_max",
-                 "_position", "_read_msn", "_reads", "_records", "_response_ends", "_responses",
-                 "_segment", "_segments", "_sink_key", "_tagged_max", "_turn", "_untagged_max",
-                 "batch", "batch_left", "completions", "opened", "reads_finished",
-                 "requests")  # fmt: skip
+    __slots__ = ("_alone", "_batch_size", "_crc", "_framer", "_leaving", "_leaving_ends",
+                 "_limits", "_low", "_message", "_msn", "_offset", "_one_segment", "_ord",
+                 "_position", "_read_msn", "_reads", "_response_ends", "_responses", "_segment",
+                 "_sink_key", "_tagged_max", "_turn", "_untagged_max", "batch", "batch_left",
+                 "completions", "opened", "reads_finished", "requests")  # fmt: skip
 
     def __init__(
         self,
@@ -121,10 +135,8 @@ class SendCore:
         the peer allows more; it counts only with CRC and without markers. ``records``: the LLP
         keeps frames apart, without CRC; ``emss`` is the limit of a frame without its trailer."""
         self._crc = crc
-        self._records = records
         self._framer = MarkerFramer(crc=crc) if markers else None
-        self._segments = segments
-        self._peer_max = 0 if crc else ddp.MAX_ULPDU  # largest ULPDU, wherever TCP cuts it
+        self._limits = Limits(emss, segments, 0 if crc else ddp.MAX_ULPDU, records)
         self._tagged_max = 0  # bytes of payload in one frame
         self._untagged_max = 0
         self._one_segment = 0  # bytes of payload in a frame that must have a pad
@@ -160,14 +172,15 @@ class SendCore:
 
     def set_emss(self, emss: int) -> None:
         """Follow TCP's segment size, which grows with the window and shrinks with the path."""
-        self._emss = emss
+        limits = self._limits
+        limits.emss = emss
         markers = self._framer is not None
-        if self._records:
-            self._peer_max = min(emss - ddp.LENGTH_SIZE, ddp.MAX_ULPDU)
+        if limits.records:
+            limits.peer_max = min(emss - ddp.LENGTH_SIZE, ddp.MAX_ULPDU)
         self._low = 1
         self._segment = 0
-        if self._peer_max and not markers:
-            limit = self._peer_max + ddp.LENGTH_SIZE
+        if limits.peer_max and not markers:
+            limit = limits.peer_max + ddp.LENGTH_SIZE
             self._batch_size = BATCH_BYTES
             self._low = BATCH_LOW
         else:
@@ -177,12 +190,12 @@ class SendCore:
         self._tagged_max = (limit - ddp.TAGGED_SIZE) & ~3
         self._untagged_max = (limit - ddp.UNTAGGED_SIZE) & ~3
         self._one_segment = self._tagged_max
-        if not markers and not self._peer_max and limit + ddp.CRC_SIZE == emss:
+        if not markers and not limits.peer_max and limit + ddp.CRC_SIZE == emss:
             # A full frame fills its segment exactly: the next frame begins with the next segment.
             self._segment = emss
             self._batch_size = BATCH_BYTES
             most = (ddp.LENGTH_SIZE + ddp.MAX_ULPDU + ddp.CRC_SIZE) // emss
-            more = (min(self._segments, most) - 1) * emss
+            more = (min(limits.segments, most) - 1) * emss
             self._one_segment = self._untagged_max
             self._tagged_max += more
             self._untagged_max += more
@@ -195,8 +208,8 @@ class SendCore:
     def allow(self, max_ulpdu: int) -> None:
         """The peer takes ULPDUs of up to ``max_ulpdu`` bytes, wherever TCP cuts them."""
         if self._crc:
-            self._peer_max = max_ulpdu
-            self.set_emss(self._emss)
+            self._limits.peer_max = max_ulpdu
+            self.set_emss(self._limits.emss)
 
     # --- the batch ---
 
