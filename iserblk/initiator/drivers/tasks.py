@@ -452,7 +452,7 @@ class TrioDriver:
             waiter = TrioWaiter()
             waiter.pending = 1
             fill_logout(control)
-            session.logging_out = True
+            session.life.leaving = True
             session.queue.send_immediate(control, waiter)
             with trio.move_on_after(LOGOUT_S):
                 await waiter.wait()

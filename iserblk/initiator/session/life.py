@@ -58,12 +58,19 @@ class Life:
 
     ``error``: why it has ENDED; None before. ``absence``: while there is no connection, the latest
     known reason; otherwise without meaning.
+
+    What the end of a connection means is decided by these: ``leaving``: a logout of the whole
+    session was sent, and connections that end are no loss. ``over``: the target has ended the
+    session, with all connections. Both last until CLEAN. ``spent``: only a fresh session will do.
     """
 
-    __slots__ = ("_absence", "error", "state")
+    __slots__ = ("_absence", "error", "leaving", "over", "spent", "state")
 
     def __init__(self) -> None:
         self.state = State.FREE
+        self.leaving = False
+        self.over = False
+        self.spent = False
         self.error: IserblkError | None = None
         # At most one, which is replaced in place: what dies with it, as the memory of an attempt,
         # may let other threads run, and a compiled attribute would still refer to it. (A thread
@@ -100,4 +107,6 @@ class Life:
             self.still_absent(why)
         elif event is Event.FAIL:
             self.error = why
+        elif event is Event.CLEAN:
+            self.leaving = self.over = False
         self.state = after  # last: an interrupt before it has changed nothing

@@ -96,7 +96,7 @@ class SessionLogout:
                 session.disconnect()
             return
         fill_logout(control)
-        session.logging_out = True
+        session.life.leaving = True
         self.pending = 1
         self._by = now + ANSWER_S
         session.queue.send_immediate(control, self)
@@ -219,10 +219,6 @@ class Session:
     ``tsih``: of the session at the target. ``more(session)``: logs in a further connection, to be
     offered to the session. ``wanted``: how many connections it should have.
 
-    ``logging_out``: a logout of the whole session was sent; connections that end are no loss.
-    ``over``: the target has ended the session, with all connections. ``spent``: only a fresh
-    session will do.
-
     ``several``: what it has in addition where it may have several connections, or outlive its last
     one.
 
@@ -279,9 +275,6 @@ class Session:
         self.suspended_at = 0.0
         # When the process went on after it had not run for a while, and for how long: of late.
         self._stalls: deque[tuple[float, float]] = deque(maxlen=STALLS)
-        self.logging_out = False
-        self.over = False
-        self.spent = False
         self._unfinished = False  # it has failed, and not all that ``fail`` does is done
         self._finishing = False
         # A session whose connection is to be adopted, or why there will never be one.
@@ -334,7 +327,7 @@ class Session:
     @property
     def missing(self) -> int:
         """How many connections there should be more, while there is one."""
-        if not self.life.connected or self.logging_out:
+        if not self.life.connected or self.life.leaving:
             return 0
         coming = len(self.several.joined) if self.several is not None else 0
         return max(0, self.wanted - len(self.queue.connections) - coming)
@@ -391,7 +384,7 @@ class Session:
             self.parameters.error_recovery_level == 2
             and self.more is not None
             and self.can_reconnect
-            and not (self.spent or self.logging_out or self.logout is not None)
+            and not (self.life.spent or self.life.leaving or self.logout is not None)
         )
 
     @property
@@ -450,7 +443,7 @@ class Session:
         """Cut all connections. The next ``progress`` finds them lost, and session
         reinstatement follows: what calls this wants all tasks at the target to end, or its LUNs to
         be examined anew."""
-        self.spent = True
+        self.life.spent = True
         for connection in self.queue.connections.copy():
             connection.datamover.disconnect()
 
@@ -594,7 +587,7 @@ class Session:
                     each.datamover.disconnect()
         elif message.event in (pdu.ASYNC_CONNECTION_DROP, pdu.ASYNC_SESSION_DROP):
             self.respite.stay_away(message.parameter2)
-            self.over = True
+            self.life.over = True
             raise ConnectionLost(f"{self.portal}: the target announced: {words}")
 
     def _drop(self, connection: Connection, message: pdu.AsyncMessage) -> None:
@@ -642,7 +635,7 @@ class Session:
         else:
             self.respite.stay_away(message.time2wait)
         self.respite.left_nothing = not message.response and not self.queue.sent
-        self.over = True
+        self.life.over = True
         raise ConnectionLost(f"{self.portal}: logged out, {logout.why}")
 
     def ask_again(self, now: float) -> None:
@@ -695,7 +688,7 @@ class Session:
             return
         if not self.reinstating:
             self.suspended_at = monotonic()
-        if not self.over:  # nothing was announced
+        if not self.life.over:  # nothing was announced
             for connection in self.queue.connections:
                 self.respite.give(connection.time2wait)
         self.life.enter(Event.LOSS, without_frames(error))
@@ -709,7 +702,6 @@ class Session:
         self.queue.put_back()
         if self.several is not None:
             self.several.forget()
-        self.over = self.logging_out = False
         self.logout = None
         self.logout_asked = 0.0
         self.queue.end_sent(self.unwanted)
@@ -825,7 +817,7 @@ class Session:
         self.tsih = fresh.tsih
         self.more = fresh.more
         self.wanted = fresh.wanted
-        self.spent = fresh.spent
+        self.life.spent = fresh.life.spent
         self.several = fresh.several
         if self.several is not None:
             self.several.session = self

@@ -42,9 +42,6 @@ class Owner(Protocol):
     wanted: int
     counts: Counts
     respite: Respite
-    over: bool
-    spent: bool
-    logging_out: bool
     suspended_at: float
 
     @property
@@ -180,10 +177,10 @@ class Several:
             return
         last = len(queue.connections) == 1
         closed = self._was_logged_out(connection)
-        if session.over or (last and (closed or not self._may_reinstate(connection, now))):
+        if session.life.over or (last and (closed or not self._may_reinstate(connection, now))):
             session.lose(error)
             return
-        if session.logging_out:
+        if session.life.leaving:
             queue.lose(connection)
             self._end_one(connection)
             return
@@ -283,7 +280,7 @@ class Several:
         """Whether no connection can be reinstated any more; then the session is suspended."""
         session = self.session
         absence = session.life.absence
-        if session.spent:
+        if session.life.spent:
             why = str(absence)
         elif now >= self._reinstate_by:
             why = f"Time2Retain is over: {absence}"
@@ -303,7 +300,7 @@ class Several:
             self._give_up(now)
             return
         for logout in self._logouts.copy():
-            if session.logging_out or logout not in self._logouts:
+            if session.life.leaving or logout not in self._logouts:
                 break  # the session comes first
             logout.tick(now)
             if logout.closed:

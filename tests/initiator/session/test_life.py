@@ -49,6 +49,17 @@ def test_another_thread_may_ask_for_the_absence_while_an_older_one_dies() -> Non
     assert seen == ["later"]
 
 
+def test_what_ended_a_connection_is_over_with_it() -> None:
+    """The next one may be lost for another reason. What only a fresh session mends stays until
+    there is one."""
+    life = _at(Event.LOGIN)
+    life.leaving = life.over = life.spent = True
+    life.enter(Event.LOSS, ConnectionLost("the cable"))
+    assert life.leaving and life.over
+    life.enter(Event.CLEAN)
+    assert (life.leaving, life.over, life.spent) == (False, False, True)
+
+
 def test_who_leaves_is_connected_still() -> None:
     assert _at(Event.LOGIN, Event.LOG_OUT).connected
 
