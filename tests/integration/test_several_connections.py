@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import random
+from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
@@ -12,9 +14,11 @@ import trio
 
 from iserblk.disk import aio
 from iserblk.disk.seam import AsyncDisk
+from iserblk.initiator import reconnecting
 from iserblk.initiator.session.session import Session
 from tests.integration.conftest import StartTarget
 from tests.support import logs
+from tests.support.census import nothing_new
 from tests.support.cores import session_of
 from tests.support.faces import one_disk, read, write
 from tests.support.faults.behaviours import Cut
@@ -123,6 +127,46 @@ def test_one_connection_after_the_other_is_cut(
                 assert counts.replayed and not counts.reassigned
             else:
                 assert counts.reassigned
+
+    trio.run(main)
+
+
+def held() -> Counter[str]:
+    """Objects of sessions and connections, by class, that are in use."""
+    gc.collect()
+    rooms = ("iserblk.initiator.", "iserblk.datamover.", "iserblk.rcap.")
+    return Counter(
+        type(each).__qualname__
+        for each in gc.get_objects()
+        if str(type(each).__module__).startswith(rooms)
+    )
+
+
+@transport
+@pytest.mark.parametrize("lost", ["one", "all"])
+def test_lost_connections_leave_no_objects(
+    start_target: StartTarget, transport: str, lost: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The objects of a connection refer to each other, so they are there until Python's collector
+    has run; then none is. Else all would be left that are lost here."""
+    monkeypatch.setattr(reconnecting, "FIRST_PAUSE_S", 0.01)
+    monkeypatch.setattr(reconnecting, "MOST_PAUSE_S", 0.01)
+
+    async def main() -> None:
+        async with opened(start_target, transport, 0, 2) as (disk, session):
+            before: Counter[str] = Counter()
+            for turn in range(7):
+                await write(disk, bytes([turn]) * SIZE, turn * SIZE)
+                if turn == 2:
+                    before = held()
+                    assert before["Connection"] > 0 and before["PduSlot"] > 0
+                connections = [*session.queue.connections]
+                for each in connections[: 1 if lost == "one" else None]:
+                    each.datamover.disconnect()
+                while session.recovered + session.reconnects <= turn or session.count < 2:
+                    await write(disk, bytes([turn]) * SIZE, turn * SIZE)
+            await write(disk, bytes(SIZE), 0)
+            await until(lambda: nothing_new(held(), before))
 
     trio.run(main)
 
