@@ -163,7 +163,8 @@ def test_lost_connections_leave_no_objects(
                 connections = [*session.queue.connections]
                 for each in connections[: 1 if lost == "one" else None]:
                     each.datamover.disconnect()
-                while session.recovered + session.reconnects <= turn or session.count < 2:
+                counts = session.counts
+                while counts.recovered + counts.reconnects <= turn or session.count < 2:
                     await write(disk, bytes([turn]) * SIZE, turn * SIZE)
             await write(disk, bytes(SIZE), 0)
             await until(lambda: nothing_new(held(), before))
