@@ -35,10 +35,11 @@ READ, WRITE, FLUSH, FUA, ZERO, TRIM, EXTENTS = (
     "read", "write", "flush", "write with FUA", "zero", "trim", "extents"
 )  # fmt: skip
 
-DISC, CLOSE, CUT, VANISH, MUTE = (
-    "NBD: DISC", "NBD: closed", "NBD: cut", "NBD: client vanishes", "NBD: no answer to a flush"
+DISC, CLOSE, CUT, MIDWAY, VANISH, MUTE = (
+    "NBD: DISC", "NBD: closed", "NBD: cut", "NBD: cut midway", "NBD: client vanishes",
+    "NBD: no answer to a flush",
 )  # fmt: skip
-FAULTS: Final = {DISC: 4, CLOSE: 4, CUT: 6, VANISH: 8, MUTE: 8}
+FAULTS: Final = {DISC: 4, CLOSE: 4, CUT: 6, MIDWAY: 6, VANISH: 6, MUTE: 20}
 
 GONE_WITH_FLUSH = "NBD: gone with a flush under way"
 REPEATED = "NBD: flush repeated"
@@ -316,7 +317,7 @@ class NbdFace:
             return
         line = chance.choice(lines)
         later = self._around.loop.later
-        patience = chance.choice((chance.uniform(0.0, 0.01), chance.uniform(0.0, PATIENCE_S)))
+        patience = chance.choice((0.0, chance.uniform(0.0, 0.01), chance.uniform(0.0, PATIENCE_S)))
         self._around.trace("connection %d: %s", line.here.number, kind)
         if kind == DISC:
             if self._is_dirty:
@@ -329,6 +330,9 @@ class NbdFace:
             line.connection.close()
         elif kind == CUT:
             self._network.cut(line.here)
+        elif kind == MIDWAY:  # of a request, or of a reply
+            end = chance.choice((line.here, line.there))
+            self._network.limit(end, chance.choice((1, 17, chance.randint(1, 100_000))))
         elif kind == VANISH:
             self._vanish(line, patience)
         else:

@@ -686,10 +686,12 @@ class World:
 
     async def _flush(self, disk: TrioDisk, chance: Random | None = None) -> bool:
         """Returns whether it has not run out of time. ``chance``: draws who flushes, if there are
-        several; None: the disk."""
+        several; None: it is the last flush of a disk."""
         hearer, client = self.history.first, None
         if chance is not None and self.settings.hearers > 1:
             hearer, client = self._one_of(disk, chance)
+        elif self.settings.front == NBD:  # the last one, for which the server asks
+            hearer, client = self.history.begin_hearer(), disk.new_client()
         begun = self.loop.now()
         try:
             await disk.flush(client)
@@ -704,7 +706,7 @@ class World:
             self.result.states[TOLD_OF_FAILURE if failed else TOLD] += 1
             hears = True
             if client is not None and error.losses:
-                hears = client in self._clients and chance is not None and chance.random() < 0.8
+                hears = chance is None or (client in self._clients and chance.random() < 0.8)
                 if hears:
                     client.told(error.losses)
                 else:
