@@ -266,7 +266,9 @@ class History:
 
     def settle_hearer(self, hearer: Hearer) -> None:
         """It has begun at some moment since ``begin_hearer``: what others were told of since then
-        it need not be told of, but may be."""
+        it need not be told of, but may be. To those who have ended since then it is a later one."""
+        self._begun += 1
+        hearer.number = self._begun
         owed = {each: None for each in hearer.owed if each in self._untold or each in self._debts}
         hearer.perhaps = hearer.perhaps or len(owed) < len(hearer.owed)
         hearer.owed = owed

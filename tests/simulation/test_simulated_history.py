@@ -420,6 +420,20 @@ def test_what_is_lost_while_one_begins_is_told(careless: Play) -> None:
         history.end_flush(careless.step(), careless.step(), late)
 
 
+def test_who_begins_while_another_ends_is_a_later_one(careless: Play) -> None:
+    """What the other had not heard is over when the later one was told."""
+    history = careless.history
+    other = history.begin_hearer()
+    careless.write()
+    careless.strike()
+    careless.tell()
+    late = history.begin_hearer()
+    history.end_hearer(other)
+    history.settle_hearer(late)
+    history.end_flush_with_loss(careless.step(), careless.step(), hearer=late)
+    history.end_flush(careless.step(), careless.step(), history.begin_hearer())
+
+
 def test_an_answer_that_may_not_have_been_heard(careless: Play) -> None:
     """Who was told may be told again, and so may others."""
     careless.write()
