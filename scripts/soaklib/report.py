@@ -53,7 +53,7 @@ def processes(lives: Sequence[Life]) -> Iterator[str]:
 def initiators(total: Mapping[str, Counts], replayed: Mapping[str, Replays]) -> Iterator[str]:
     """A row for each initiator: what it went through."""
     yield "Initiators: reconnections of the session, connections lost beside others, commands sent"
-    yield "again, flushes, journals sent again (the target has, or may have, lost its cache), changes"
+    yield "again, flushes, journals sent again (where a cache was, or may be, lost), changes"
     head = ("initiator", "reconnections", "recoveries", "resent", "flushes", "replays", "changes")
     yield from _table(head, [*rows(total, replayed)])
 
