@@ -87,6 +87,7 @@ class _Line:
         self.left: list[Change] = []
         self.told = False
         self.doubted = False
+        self.heard = 0
         self.at_flush: Callable[[], object] | None = None
         self.is_gone = False
 
@@ -290,6 +291,7 @@ class NbdFace:
             self._around.count(GONE_WITH_FLUSH)
             return False
         except Refused as error:
+            line.heard += 1
             if self._around.is_over():
                 raise Gone from error
             self._around.look()
@@ -300,6 +302,8 @@ class NbdFace:
             if line.doubted or line not in self._lines:
                 history.leave()
         else:
+            while line.heard < line.connection.failed:  # an answer before this one: it is first
+                await trio.lowlevel.checkpoint()
             self._is_dirty = False
             history.end_flush(begun, now(), line.hearer)
         return True

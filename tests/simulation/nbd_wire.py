@@ -54,11 +54,13 @@ class _Asked:
 
 class Connection:
     """``run`` is the body of its task, from the handshake to the end. ``is_over``: no request may
-    be sent any more. ``flags``: what the export takes, when ``ready``."""
+    be sent any more. ``flags``: what the export takes, when ``ready``. ``failed``: flushes that
+    were answered with an error."""
 
     def __init__(self, sock: TrioSocket, style: str) -> None:
         self.style = style
         self.flags = 0
+        self.failed = 0
         self.is_over = False
         self.ready = trio.Event()
         self._sock = sock
@@ -225,7 +227,9 @@ class Connection:
             assert kind == nbd.TYPE_NONE, f"a chunk of type {kind}"
 
     def _end(self, cookie: int) -> None:
-        self._open.pop(cookie).ended.set()  # (KeyError: no such request, or answered twice)
+        asked = self._open.pop(cookie)  # (KeyError: no such request, or answered twice)
+        self.failed += asked.command == nbd.FLUSH and asked.error is not None
+        asked.ended.set()
 
     # -- the handshake ----------------------------------------------------------------------------
 
