@@ -436,6 +436,12 @@ def open(readonly: bool) -> Handle:
         nbdkit.set_error(errno.ENOENT)
         raise BadArgument(f"no export {name[:80]!r}; there are: {', '.join(disks.disks)}")
     disk = disks.disks[name]
+    if not _only:
+        # One may be gone, and come again before its end is noticed: what it was not told of is left
+        # to clients that begin from now on.
+        for other in _handles.copy():
+            if other.disk is disk and other.client.owed:
+                other.client.ended()
     handle = Handle(disk, _only[0].client if _only else disk.new_client())
     _handles.add(handle)
     return handle

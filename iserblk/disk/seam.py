@@ -119,8 +119,8 @@ class FlushClient(Protocol):
         ...
 
     def ended(self) -> None:
-        """It does not flush any more. What it was not told of is left to clients that begin
-        later."""
+        """It does not flush any more, or may have gone without a word. What it was not told of is
+        left to clients that begin later."""
         ...
 
 

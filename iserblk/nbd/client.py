@@ -133,6 +133,7 @@ class _Hearing:
         self.look()
         if self.unsure:
             self.client.unheard()
+        if self.client.owed:
             self.client.ended()
 
     def end(self) -> None:

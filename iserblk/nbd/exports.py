@@ -16,9 +16,9 @@ class Hearing(Protocol):
     def client(self) -> FlushClient: ...
 
     def doubt(self) -> None:
-        """Another connection begins. Where an answer that told of a loss may not have arrived, its
-        client may be the one that comes again, before its end is noticed: the loss is left to
-        clients that begin from now on."""
+        """Another connection begins, perhaps because this one is gone, and its end not noticed
+        yet. What its client was not told of, or may not have received, is left to clients that
+        begin from now on."""
         ...
 
 

@@ -544,6 +544,21 @@ def test_who_connects_behind_a_loss_that_was_not_told(
     until_blocking(lambda: not hears(server.connect()))
 
 
+def test_who_connects_while_another_has_not_heard(
+    start: Start, lose: Callable[[Any], None]
+) -> None:
+    """It may be that other one, which comes again before the server notices its end."""
+    server = start()
+    one, other = server.connect(), server.connect()
+    lose(one)
+    assert hears(other)
+    for each in (server.connect(), one):
+        assert hears(each) and not hears(each)
+    assert not hears(other) and not hears(server.connect())
+    said = server.end()
+    assert server.ended_well and "the last flush" not in said and "not heard" not in said
+
+
 def test_a_client_that_is_gone_before_the_answer(
     start: Start, lose: Callable[[Any], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -12,7 +12,8 @@ that has succeeded, or when it was written with FUA. The rules:
   lost. If one is, the first flush that begins after that fails, and tells of it. A client that has
   only lost a connection, while changes were not bound, cannot know better, and may tell of it, too.
 - Of those who flush (``Hearer``) each is told. One that begins later is told of what nobody was
-  told of; one whose answer was lost is told again.
+  told of; one whose answer was lost is told again. One that may be another, which comes again
+  before its end is noticed, is told of what that one was not told of.
 - When target and client have lost their memory, a block has a change that nothing bound has
   followed, and keeps it.
 """
@@ -75,9 +76,9 @@ class Hearer:
     """Who flushes, and is told of losses. ``owed``: changes that are lost, of which it was not
     told; ``unheard``: those of them that a flush would have told of, whose answer was lost.
     ``perhaps``: a loss may be told: a connection was lost, with changes. ``told``: when it was,
-    last. ``number``: later ones have greater ones."""
+    last. ``number``: later ones have greater ones. ``is_settled``: it is known to have begun."""
 
-    __slots__ = ("number", "owed", "perhaps", "told", "unheard")
+    __slots__ = ("is_settled", "number", "owed", "perhaps", "told", "unheard")
 
     def __init__(self, number: int) -> None:
         self.number = number
@@ -85,6 +86,7 @@ class Hearer:
         self.unheard: dict[Change, None] = {}
         self.perhaps = False
         self.told = -math.inf
+        self.is_settled = True
 
 
 class History:
@@ -243,12 +245,18 @@ class History:
 
     # -- flushes ----------------------------------------------------------------------------------
 
-    def begin_hearer(self) -> Hearer:
-        """A new one, who need not be told of what another was told of."""
+    def begin_hearer(self, anew: bool = False) -> Hearer:
+        """A new one, who need not be told of what another was told of. ``anew``: it may be any of
+        the others, and is told of what that one was not told of; ``settle_hearer`` follows."""
         self._begun += 1
         hearer = Hearer(self._begun)
         hearer.owed = self._untold | self._debts
         hearer.perhaps = any(each.perhaps or each.owed for each in self._hearers)
+        if anew:
+            hearer.is_settled = False
+            for each in self._owing():
+                hearer.owed |= each.owed
+                self._left = True
         self._hearers[hearer] = None
         return hearer
 
@@ -260,7 +268,7 @@ class History:
         debts = {
             each: None for each in hearer.owed if each in hearer.unheard or each not in self._untold
         }
-        if debts:
+        if debts and hearer.is_settled:  # (else it had no flush)
             self._debts |= debts
             self._debts_from = self._begun
 
@@ -269,9 +277,17 @@ class History:
         it need not be told of, but may be. To those who have ended since then it is a later one."""
         self._begun += 1
         hearer.number = self._begun
-        owed = {each: None for each in hearer.owed if each in self._untold or each in self._debts}
+        still = self._untold | self._debts
+        if not hearer.is_settled:
+            for each in self._owing():
+                still |= each.owed
+        owed = {each: None for each in hearer.owed if each in still}
         hearer.perhaps = hearer.perhaps or len(owed) < len(hearer.owed)
         hearer.owed = owed
+        hearer.is_settled = True
+
+    def _owing(self) -> list[Hearer]:
+        return [each for each in self._hearers if each.owed and each.is_settled]
 
     def leave(self) -> None:
         """One that was told may not have heard it, for all that the disk can know: it, and others,

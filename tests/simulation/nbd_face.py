@@ -184,7 +184,7 @@ class NbdFace:
             if each.is_gone:
                 self._around.count(EARLY)
         if line in self._lines:
-            line.hearer = self._around.history.begin_hearer()
+            line.hearer = self._around.history.begin_hearer(anew=True)
 
     def _is_over(self, line: _Line) -> None:
         """The client has closed its end."""

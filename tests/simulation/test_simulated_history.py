@@ -410,6 +410,42 @@ def test_who_begins_while_another_is_told(careless: Play) -> None:
     history.end_flush_with_loss(careless.step(), careless.step(), hearer=both[1])
 
 
+@pytest.mark.parametrize("hears", [False, True])
+def test_who_may_be_another_is_told_what_that_one_was_not(careless: Play, hears: bool) -> None:
+    """It comes again before its end is noticed. Where the other hears meanwhile, it is not that
+    one; which of both was first, it cannot know."""
+    history = careless.history
+    other = history.begin_hearer()
+    careless.write()
+    careless.strike()
+    careless.tell()
+    late = history.begin_hearer(anew=True)
+    if hears:
+        history.end_flush_with_loss(careless.step(), careless.step(), hearer=other)
+        history.settle_hearer(late)
+        history.end_flush(careless.step(), careless.step(), late)
+        return
+    history.settle_hearer(late)
+    with pytest.raises(Wrong, match="was not told"):
+        history.end_flush(careless.step(), careless.step(), late)
+    for each in (late, other):
+        history.end_flush_with_loss(careless.step(), careless.step(), hearer=each)
+    last = history.begin_hearer(anew=True)
+    history.settle_hearer(last)
+    history.end_flush(careless.step(), careless.step(), last)
+
+
+def test_who_has_not_begun_leaves_nothing(careless: Play) -> None:
+    history = careless.history
+    other = history.begin_hearer()
+    careless.write()
+    careless.strike()
+    careless.tell()
+    history.end_hearer(history.begin_hearer(anew=True))
+    history.end_flush_with_loss(careless.step(), careless.step(), hearer=other)
+    history.end_flush(careless.step(), careless.step(), history.begin_hearer())
+
+
 def test_what_is_lost_while_one_begins_is_told(careless: Play) -> None:
     history = careless.history
     careless.write()
