@@ -197,6 +197,21 @@ def test_connections_of_one_device_are_one_client(
     assert owed.exists()
 
 
+def test_a_device_that_has_heard_owes_nothing_at_the_end(
+    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where one of its connections began while it owed a failure."""
+    owed = tmp_path / "owed"
+    owed.write_text("2 1\n")
+    monkeypatch.setenv("ISERBLK_OWED", str(owed))
+    server = start()
+    one, other = server.connect(), server.connect()
+    with pytest.raises(nbd.Error):
+        other.flush()
+    one.flush()
+    assert "the last flush" not in server.end() and not owed.exists()
+
+
 def test_a_loss_that_comes_while_the_client_is_made(
     start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
