@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 ORDERS: Final = 3  # that are tried of each smaller world: what fails is often a matter of order
 # The simplest values of settings, each with what must be set with it.
 SIMPLE: Final = (
+    (("other", "none"),),
     (("front", "disk"),),
     (("clients", "1"),),
     (("hearers", "1"),),

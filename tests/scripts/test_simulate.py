@@ -36,6 +36,11 @@ NBD = {
     "a-connection-begins-without-a-look-at-the-others": "1",
     "patience-of-a-flush-that-was-not-heard": "4",
 }
+# Found where there is another host alone, with a seed.
+OTHER = {
+    "reservation-does-not-bind": ("fences", "1"),
+    "a-unit-attention-is-told-to-one-host": ("beside", "1003"),
+}
 MOST = "4000"
 
 
@@ -49,10 +54,10 @@ def simulate(*words: str, hash_seed: str = "0") -> subprocess.CompletedProcess[s
     )
 
 
-@pytest.mark.parametrize("front", ["disk", "nbd"])
-def test_a_seed_does_the_same_whatever_the_hashes_are(front: str) -> None:
+@pytest.mark.parametrize("setting", ["front=disk", "front=nbd", "other=fences"])
+def test_a_seed_does_the_same_whatever_the_hashes_are(setting: str) -> None:
     """In one process or in several."""
-    words = ("--seed", "2", "--operations", "400", "--with", f"front={front}")
+    words = ("--seed", "2", "--operations", "400", "--with", setting)
     ended = [
         simulate(*words, "--processes", processes, hash_seed=hash_seed)
         for processes, hash_seed in (("1", "1"), ("1", "2"), ("2", "3"))
@@ -80,14 +85,16 @@ def test_for_some_time(processes: str) -> None:
     assert ended.stdout.startswith("seed 2: all was right, 1000 operations, ")
 
 
-@pytest.mark.parametrize("name", [*PLANTED, *NBD])
+@pytest.mark.parametrize("name", [*PLANTED, *NBD, *OTHER])
 def test_a_bug_that_is_planted_is_found(name: str) -> None:
     assert any(each.name == name for each in read_table())
     words = ["--processes", "1", "--plant", name, "--tries", "0", "--with", "between=5"]
     words += ["--with", f"front={'nbd' if name in NBD else 'disk'}"]
     if name in (*NO_JOURNAL, *NBD):
         words += ["--with", "journal=off", "--with", f"hearers={NBD.get(name, '4')}"]
-    ended = simulate("--seed", "1", "--operations", MOST, *words)
+    other, seed = OTHER.get(name, ("none", "1"))
+    words += ["--with", f"other={other}"]
+    ended = simulate("--seed", seed, "--operations", MOST, *words)
     assert ended.returncode == 1, ended.stdout + ended.stderr
     assert "Wrong: " in ended.stdout or "Stuck: " in ended.stdout
     assert f"--trace --plant {name}" in ended.stdout
@@ -128,6 +135,7 @@ def test_what_is_planted_is_in_effect() -> None:
         (("--plant", "nothing"), "scripts/mutations --list"),
         (("--with", "clients=0"), "a number from 1"),
         (("--with", "front=fuse"), "front takes disk or nbd"),
+        (("--with", "other=some"), "other takes none or beside or fences"),
         (("--with", "colour=red"), "write KEY=VALUE, with a KEY of portals, "),
         (("--faults", "x"), "--faults"),
         (("--tries", "-1"), "numbers from 0"),

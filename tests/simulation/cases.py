@@ -12,7 +12,7 @@ import shlex
 from typing import Final, NamedTuple
 
 NUMBERS: Final = ("portals", "block", "granule", "clients", "between", "hearers")
-WORDS: Final = ("scheme", "profile", "hesitates", "first-number", "front")
+WORDS: Final = ("scheme", "profile", "hesitates", "first-number", "front", "other")
 OPTIONS: Final = (
     "connections",
     "data-digest",
@@ -28,6 +28,9 @@ OPTIONS: Final = (
 )
 DISK, NBD = "disk", "nbd"
 FRONTS: Final = (DISK, NBD)
+NONE, BESIDE, FENCES = "none", "beside", "fences"
+OTHERS: Final = (NONE, BESIDE, FENCES)
+_CHOICES: Final = {"front": FRONTS, "other": OTHERS}
 KEYS: Final = (*NUMBERS, *WORDS, *OPTIONS)
 
 
@@ -70,8 +73,8 @@ def _setting(text: str) -> tuple[str, str]:
         )
     if key in NUMBERS and not (value.isdecimal() and int(value)):
         raise argparse.ArgumentTypeError(f"{text}: {key} takes a number from 1")
-    if key == "front" and value not in FRONTS:
-        raise argparse.ArgumentTypeError(f"{text}: front takes {' or '.join(FRONTS)}")
+    if key in _CHOICES and value not in _CHOICES[key]:
+        raise argparse.ArgumentTypeError(f"{text}: {key} takes {' or '.join(_CHOICES[key])}")
     return key, value
 
 

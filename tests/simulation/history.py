@@ -14,6 +14,8 @@ that has succeeded, or when it was written with FUA. The rules:
 - Of those who flush (``Hearer``) each is told. One that begins later is told of what nobody was
   told of; one whose answer was lost is told again. One that may be another, which comes again
   before its end is noticed, is told of what that one was not told of.
+- A read by another host shows what the client itself may read, or what it may read once the target
+  has lost its cache: until the client has written it again.
 - When target and client have lost their memory, a block has a change that nothing bound has
   followed, and keeps it.
 """
@@ -64,12 +66,15 @@ class _Entry:
 
 
 class Read:
-    __slots__ = ("at", "begun", "epoch")
+    """``foreign``: by another host than the one whose history it is."""
 
-    def __init__(self, at: int, begun: float, epoch: int) -> None:
+    __slots__ = ("at", "begun", "epoch", "foreign")
+
+    def __init__(self, at: int, begun: float, epoch: int, foreign: bool) -> None:
         self.at = at
         self.begun = begun
         self.epoch = epoch
+        self.foreign = foreign
 
 
 class Hearer:
@@ -91,12 +96,14 @@ class Hearer:
 
 class History:
     """``size``: of a block. ``keeps``: the client writes again what the target has lost.
+    ``hindered``: another host may not let it: what it is told of may be lost all the same.
 
     ``begin_…`` and ``end_…`` are called when a client asks, and is answered, with the time."""
 
-    def __init__(self, blocks: int, size: int, keeps: bool = True) -> None:
+    def __init__(self, blocks: int, size: int, keeps: bool = True, hindered: bool = False) -> None:
         self.size = size
-        self._keeps = keeps
+        self._keeps = keeps and not hindered
+        self._may_keep = keeps and hindered
         first = Change(0, 0, blocks, -math.inf, False)
         first.ended, first.done, first.bound = -math.inf, True, True
         self._blocks = [[_Entry(first)] for _ in range(blocks)]
@@ -150,9 +157,9 @@ class History:
         )
 
     def end_change(self, change: Change, now: float, done: bool, fua: bool = False) -> None:
-        change.ended = now
         if change not in self._under_way:
-            return  # its client has died
+            return  # its client has died, and it has ended then
+        change.ended = now
         del self._under_way[change]
         if not (done and fua):
             self._changed = now
@@ -168,6 +175,12 @@ class History:
             self._bind(change)
         else:
             self._unbound[change] = None
+
+    def never(self, change: Change) -> None:
+        """It was refused as a whole, and has ended: no read may show it."""
+        for block in range(change.at, change.at + change.count):
+            entries = self._blocks[block]
+            entries[:] = [each for each in entries if each.change is not change]
 
     def _hide(self, change: Change, now: float) -> None:
         horizon = min(now, next(iter(self._reads)).begun) if self._reads else now
@@ -188,13 +201,15 @@ class History:
 
     # -- reads ------------------------------------------------------------------------------------
 
-    def begin_read(self, at: int, now: float) -> Read:
-        read = Read(at, now, self._epoch)
+    def begin_read(self, at: int, now: float, foreign: bool = False) -> Read:
+        read = Read(at, now, self._epoch, foreign)
         self._reads[read] = None
         return read
 
     def end_read(self, read: Read, data: bytes | None, now: float) -> None:
         """``data``: None when it has failed. Raises Wrong."""
+        if read not in self._reads:
+            return  # its client has died
         del self._reads[read]
         for index in range(0 if data is None else len(data) // self.size):
             assert data is not None
@@ -210,14 +225,23 @@ class History:
             )
         entries = self._blocks[block]
         fitting = [
-            each for each in entries if each.change.version == version and each.hidden >= read.begun
+            each
+            for each in entries
+            if each.change.version == version
+            and (each.hidden >= read.begun or (read.foreign and not each.gone))
         ]
         if not fitting:
-            legal = [each.change.version for each in entries if each.hidden >= read.begun]
+            legal = [
+                each.change.version
+                for each in entries
+                if each.hidden >= read.begun or (read.foreign and not each.gone)
+            ]
             raise Wrong(
                 f"block {block}: version {version} in a read from {read.begun:.6f} to {now:.6f};"
                 f" legal are {legal}"
             )
+        if read.foreign:
+            return
         if version and read.epoch == self._epoch:
             change = fitting[0].change
             seen = self._seen.get(block)
@@ -320,6 +344,8 @@ class History:
             self._untold.pop(change, None)
             self._debts.pop(change, None)
             self._bind(change)
+            if self._may_keep:
+                self._hide(change, now)  # it was not lost, or is written again
 
     def end_flush_with_loss(
         self,
@@ -336,6 +362,7 @@ class History:
         # had bound what both cover, cannot know better.)
         met = begun <= min(self._line, self._bound_at)
         may_tell = hearer.owed or hearer.perhaps or self._in_trouble or met or self._left
+        may_tell = may_tell or self._may_keep
         if not failed and (self._keeps or not (may_tell or begun <= hearer.told)):
             raise Wrong("a flush tells of a loss, and nothing was lost")
         if hears:
@@ -379,7 +406,7 @@ class History:
         for change in self._unbound:
             # (What is there need not be told: a write with FUA may have been made durable by a
             # flush, which covers other changes, too.)
-            if self._is_lost(change, medium):
+            if not self._may_keep and self._is_lost(change, medium):
                 self._untold[change] = None
                 for hearer in self._hearers:
                     hearer.owed[change] = None

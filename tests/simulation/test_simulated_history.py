@@ -523,3 +523,73 @@ def test_changes_are_forgotten_in_time(play: Play) -> None:
         play.write()
         play.flush()
     assert play.history.candidates(0) <= 3
+
+
+# -- another host ----------------------------------------------------------------------------------
+
+
+def test_a_refused_change_never_shows(play: Play) -> None:
+    play.write()
+    change = play.begin()
+    play.end(change, done=False)
+    play.history.never(change)
+    play.refuses(change.version)
+    play.read(1)
+
+
+def _read_from_outside(play: Play, version: int) -> None:
+    read = play.history.begin_read(0, play.step(), foreign=True)
+    play.history.end_read(read, content(version, 0, SIZE), play.step())
+
+
+def test_another_host_sees_what_was_written(play: Play) -> None:
+    play.write()
+    play.flush()
+    play.write()
+    _read_from_outside(play, 2)
+    play.flush()
+    for version in (0, 1):
+        with pytest.raises(Wrong, match=f"version {version}"):
+            _read_from_outside(play, version)
+
+
+def test_another_host_may_see_what_is_written_again_later(play: Play) -> None:
+    """The client itself does not."""
+    play.write()
+    play.flush()
+    play.write()
+    play.strike(kept=1)
+    _read_from_outside(play, 1)
+    play.refuses(1)
+
+
+def test_a_client_that_is_hindered_may_lose_and_tells() -> None:
+    hindered = Play()
+    hindered.history = History(BLOCKS, SIZE, hindered=True)
+    hindered.write()
+    hindered.flush()
+    hindered.write()
+    hindered.strike(kept=1)
+    hindered.read(1)
+    hindered.tell()
+    hindered.flush()
+    hindered.read(1)
+
+
+def test_a_client_that_is_hindered_and_tells_nothing_has_lost_nothing() -> None:
+    hindered = Play()
+    hindered.history = History(BLOCKS, SIZE, hindered=True)
+    hindered.write()
+    hindered.flush()
+    hindered.write()
+    hindered.strike(kept=1)
+    hindered.flush()
+    hindered.read(2)
+    hindered.refuses(1)
+
+
+def test_a_read_of_a_client_that_has_died(play: Play) -> None:
+    """Whatever it shows: nobody sees it."""
+    read = play.history.begin_read(0, play.step())
+    play.die()
+    play.history.end_read(read, content(7, 0, SIZE), play.step())

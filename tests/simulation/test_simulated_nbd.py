@@ -11,6 +11,7 @@ from tests.simulation.world import Result, play
 pytestmark = pytest.mark.usefixtures("silent")
 OPERATIONS = 200
 NBD = ("front", "nbd")
+ALONE = ("other", "none")
 
 
 def _played(case: Case) -> Result:
@@ -23,7 +24,7 @@ def _played(case: Case) -> Result:
 
 def test_a_case_does_the_same_again() -> None:
     lines: list[list[str]] = [[], []]
-    case = Case(2, OPERATIONS, settings=(NBD, ("between", "5"), ("hearers", "4")))
+    case = Case(2, OPERATIONS, settings=(NBD, ALONE, ("between", "5"), ("hearers", "4")))
     first, second = (play(case, each.append) for each in lines)
     assert lines[0] == lines[1]
     assert first == second
@@ -31,7 +32,7 @@ def test_a_case_does_the_same_again() -> None:
 
 def test_ways_of_ending_that_are_left_out() -> None:
     """The others, and the worlds without the face, stay what they are."""
-    settings = (("between", "5"),)
+    settings = (("between", "5"), ALONE)
     without = _played(Case(3, OPERATIONS, settings=(*settings, ("front", "disk"))))
     assert not without.faults.keys() & FAULTS.keys()
     case = Case(3, OPERATIONS, settings=(*settings, NBD))
@@ -43,7 +44,7 @@ def test_ways_of_ending_that_are_left_out() -> None:
 
 
 def test_clients_without_a_fault_are_told_of_nothing() -> None:
-    result = _played(Case(4, OPERATIONS, (), (NBD, ("hearers", "4"), ("journal", "off"))))
+    result = _played(Case(4, OPERATIONS, (), (NBD, ALONE, ("hearers", "4"), ("journal", "off"))))
     assert result.losses == 0
     assert not {state for state, times in result.states.items() if times} & set(STATES)
     assert result.faults[DISC] == 0
@@ -52,7 +53,14 @@ def test_clients_without_a_fault_are_told_of_nothing() -> None:
 def test_all_of_it_is_reached() -> None:
     """Each way in which a connection ends, and each state."""
     faults, states = set(FAULTS), set(STATES)
-    settings = (NBD, ("between", "5"), ("journal", "off"), ("hearers", "4"), ("clients", "8"))
+    settings = (
+        NBD,
+        ALONE,
+        ("between", "5"),
+        ("journal", "off"),
+        ("hearers", "4"),
+        ("clients", "8"),
+    )
     for seed in range(20):
         result = _played(Case(seed, OPERATIONS, settings=settings))
         faults -= result.faults.keys()

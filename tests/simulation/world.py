@@ -3,7 +3,8 @@
 Clients read, write and flush at random; meanwhile connections are lost in all ways that the network
 has, the target restarts, with its cache or without, does not answer for a while, and the client
 dies with its journal. A ``History`` checks what the disk shows. All of it comes from a ``Case``:
-``play`` with the same case does the same again, in the same order.
+``play`` with the same case does the same again, in the same order. Another host may use the LUN,
+too (``other_host``).
 
 Each fault, and the operations of each client, have random numbers of their own: what is left out of
 a case changes nothing of what it leaves.
@@ -15,7 +16,7 @@ import marshal
 import zlib
 from collections import Counter, deque
 from collections.abc import Callable
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, nullcontext
 from dataclasses import dataclass, field
 from itertools import accumulate
 from random import Random
@@ -25,7 +26,14 @@ import trio
 
 from iserblk.disk.aio import TrioDisk, TrioDiskSet, open_disks
 from iserblk.disk.seam import EXTENT_DATA, FlushClient
-from iserblk.errors import CommandTimeout, IserblkError, ScsiError, TransportError, WritesLost
+from iserblk.errors import (
+    CommandTimeout,
+    IserblkError,
+    ReservationConflict,
+    ScsiError,
+    TransportError,
+    WritesLost,
+)
 from iserblk.initiator.drivers.tasks import TrioDriver
 from iserblk.initiator.session.session import Session
 from iserblk.metrics.target_reading import TargetReading
@@ -38,13 +46,14 @@ from iserblk.target.store.store import OnLoss, no_loss
 from iserblk.target.store.volatile import VolatileStore
 from tests.model.machine import Media
 from tests.model.trouble import TroubledDevice, Troubles
-from tests.simulation import nbd_face
-from tests.simulation.cases import DISK, NBD, NUMBERS, Case
+from tests.simulation import nbd_face, other_host
+from tests.simulation.cases import BESIDE, DISK, FENCES, NBD, NONE, NUMBERS, Case
 from tests.simulation.history import Hearer, History, Wrong
 from tests.simulation.loop import WORK_S, SimulatedLoop
 from tests.simulation.nbd_face import EXTENTS, FLUSH, FUA, READ, TRIM, WRITE, ZERO, NbdFace
 from tests.simulation.nbd_wire import Gone
 from tests.simulation.network import End
+from tests.simulation.other_host import OtherHost
 from tests.simulation.running import Simulation
 from tests.support.cores import session_of
 from tests.support.target_here import serve
@@ -57,12 +66,15 @@ SIZE: Final = 1 << 20
 CACHE: Final = 256 << 10  # smaller than the disk: some of it is written back now and then
 MOST: Final = 128  # granules of one request
 HOT: Final = 24  # granules, to which half of the requests go: they meet there
+APART: Final = 4  # one of so many parts of the disk, the last, is the other host's
+FOREIGN: Final = 0.1  # of the reads are of that part
 PATIENCE_S: Final = 3600.0  # of one request, in made-up time: it would never end
 AGAIN: Final = 0.3  # how often another fault follows at once
 SOON_S: Final = (0.0005, 0.003, 0.2)  # within about so many seconds
 WRITTEN_BACK: Final = 0.3  # of a cache that is lost: a cache may write back at any time
 AT_END: Final = 400  # lines of a trace that are kept
 SMALL_TRANSFER: Final = 8192  # bytes: the limit of a target with small ones
+REFUSED_S: Final = 0.05  # a host that is shut out by another waits so long
 LATE_REFUSALS: Final = 7  # see Troubles.refuse
 LAZY_S: Final = (0.001, 45.0)  # how long a thread of the target takes while it is LAZY
 NEAR_THE_END: Final = 0xFFFFFFFF - 40  # of sequence numbers: they begin anew soon
@@ -104,7 +116,7 @@ RESTARTED, RESTARTED_EMPTY = "target restarted", "target restarted without its c
 STATES: Final = (
     RECONNECTED, BACK, BACK_WITH_JOURNAL, REPLAYED, RECOVERED_CONNECTION, REASSIGNED, SNACK,
     DAMAGED, ABORTED, RESET, RETRIED, TOLD, TOLD_OF_FAILURE, UNHEARD, FAILED_OVER, TIMED_OUT, DIED,
-    RESTARTED, RESTARTED_EMPTY, *nbd_face.STATES,
+    RESTARTED, RESTARTED_EMPTY, *nbd_face.STATES, *other_host.STATES,
 )  # fmt: skip
 _KINDS: Final = {PASSING: "passing", RECOVERED: "recovered", FAIL: "flush"}
 
@@ -124,7 +136,8 @@ class Settings(NamedTuple):
     ``between``: operations between two faults, in the mean. ``hearers``: flush clients at a time;
     1: there is that of the disk alone. ``hesitates``: how often the target needs a thread.
     ``first_number``: CmdSN and StatSN of a session begin there. ``front``: what clients use; where
-    it speaks NBD, it has as many connections as ``hearers``. ``options``: of the disk."""
+    it speaks NBD, it has as many connections as ``hearers``. ``other``: what another host does with
+    the LUN meanwhile. ``options``: of the disk."""
 
     scheme: str
     profile: str
@@ -137,6 +150,7 @@ class Settings(NamedTuple):
     hesitates: float
     first_number: int
     front: str
+    other: str
     options: dict[str, str]
 
     @property
@@ -172,6 +186,7 @@ class Settings(NamedTuple):
             "one connection" if options["connections"] == "1" else "connections",
             "patient" if self.patient else "io-timeout",
             f"front {self.front}",
+            "one host" if self.other == NONE else f"other {self.other}",
             "one hearer" if self.hearers == 1 else "hearers",
         )
 
@@ -204,7 +219,10 @@ def draw(chance: Random, given: dict[str, str] | None = None) -> Settings:
     digest = chance.choice(("None", "crc32c"))
     words |= {"header-digest": digest, "data-digest": digest}
     words["front"] = chance.choice((DISK, DISK, NBD))  # (the last: older seeds mean the same)
+    words["other"] = chance.choice((NONE, NONE, NONE, BESIDE, FENCES))
     words |= given or {}
+    if words["front"] == NBD and words["other"] != NONE:
+        words["other"] = BESIDE  # (NBD has no error for what a reservation refuses)
     for key in (
         ("header-digest", "data-digest") if words["scheme"] == "iser" else ("style", "mpa-crc")
     ):
@@ -216,6 +234,7 @@ def draw(chance: Random, given: dict[str, str] | None = None) -> Settings:
         hesitates=float(words.pop("hesitates")),
         first_number=int(words.pop("first-number")),
         front=words.pop("front"),
+        other=words.pop("other"),
         **numbers,
         options={"initiator-name": INITIATOR, **words},
     )
@@ -321,7 +340,8 @@ class _SilentDevice(TroubledDevice):
 
 
 class Target:
-    """The target, which may end in the middle of its commands. What is on ``media`` stays."""
+    """The target, which may end in the middle of its commands. What is on ``media`` stays, and
+    reservations do."""
 
     def __init__(self, world: World) -> None:
         self.media = Media(SIZE)
@@ -333,6 +353,7 @@ class Target:
         self.troubles = _Troubles(self.chance.random(), world.loop.now)
         self.read: Callable[[], TargetReading]
         self._device: TroubledDevice
+        self._reservations: bytes | None = None
 
     async def start(self) -> None:
         await self._world.nursery.start(self._run)
@@ -341,6 +362,10 @@ class Target:
         unit = LogicalUnit(
             self._cache, serial="SIMULATED", block=self._world.settings.block, write_cache=True
         )
+
+        unit.reservations.can_persist = True
+        if self._reservations is not None:
+            unit.reservations.restore(self._reservations)
 
         async def watch(read: Callable[[], TargetReading]) -> None:
             self.read = read
@@ -373,6 +398,7 @@ class Target:
                 make_device=device,
                 watch=watch,
             )
+        self._reservations = unit.reservations.snapshot()
         self._ended.set()
 
     async def stop(self, loses: bool) -> None:
@@ -412,8 +438,16 @@ class World:
         self.network = simulation.network
         self.trace = self.network.trace = Trace(self.loop, print_line)
         granule = self.settings.granule
-        self.history = History(SIZE // granule, granule, self.settings.keeps)
-        self.network.on_line = self._disturbed
+        self.history = History(
+            SIZE // granule, granule, self.settings.keeps, self.settings.other == FENCES
+        )
+        self._histories = [self.history]
+        self._granules = SIZE // granule  # of which the clients use each
+        self._other: OtherHost | None = None
+        if self.settings.other != NONE:
+            self._other = self._other_host()
+            self._histories.append(self._other.history)
+        self.network.on_line = self.disturbed
         self.nursery: trio.Nursery
         self.result = Result(self.settings)
         self._under_way: Counter[str] = Counter()
@@ -446,18 +480,56 @@ class World:
         async with trio.open_nursery() as self.nursery:
             self._target = Target(self)
             await self._target.start()
-            while not self._is_done:
-                await self._life()
-                await self._restart(self.chance, True)
-                self.history.died(self.loop.now())
-            await self._life()  # reads all that is there
+            async with trio.open_nursery() as others:
+                if self._other is not None:
+                    await others.start(self._other.run)
+                while not self._is_done:
+                    await self._life()
+                    await self._restart(self.chance, True)
+                    self.history.died(self.loop.now())
+                await self._life()  # reads all that is there
+                if self._other is not None:
+                    self._other.end()
             await self._check_target()
             await self._target.stop(False)
             self.nursery.cancel_scope.cancel()
         self._check_end()
 
-    def _disturbed(self) -> None:
-        self.history.disturbed(self.loop.now())
+    def disturbed(self) -> None:
+        for each in self._histories:
+            each.disturbed(self.loop.now())
+
+    def _trouble_begins(self) -> None:
+        for each in self._histories:
+            each.trouble()
+
+    def _struck(self) -> None:
+        for each in self._histories:
+            each.struck(self.loop.now(), self._target.media.content)
+
+    @property
+    def _urls(self) -> list[str]:
+        places = PLACES[: self.settings.portals]
+        return [f"{self.settings.scheme}://{place}/{IQN}/0" for place in places]
+
+    def _other_host(self) -> OtherHost:
+        granule = self.settings.granule
+        self._granules -= SIZE // granule // APART
+        # It waits for ever, and keeps all: whatever it is told is wrong.
+        options = self.settings.options | {
+            "initiator-name": other_host.INITIATOR,
+            "io-timeout": FOREVER,
+            "journal": self.settings.options["journal"].replace("off", "256k"),
+        }
+        return OtherHost(
+            self,
+            self._urls,
+            options,
+            range(self._granules, SIZE // granule),
+            granule,
+            self.settings.other == FENCES,
+            f"{self.case.seed} {self.case.order}",
+        )
 
     # -- a client's life --------------------------------------------------------------------------
 
@@ -469,9 +541,10 @@ class World:
         self._clients.clear()
         self._forget_troubles()
         async with AsyncExitStack() as stack:
-            scheme, places = self.settings.scheme, PLACES[: self.settings.portals]
-            urls = [f"{scheme}://{place}/{IQN}/0" for place in places]
-            opened = await stack.enter_async_context(open_disks(urls, self.settings.options))
+            async with nullcontext() if self._other is None else self._other.door:
+                opened = await stack.enter_async_context(
+                    open_disks(self._urls, self.settings.options)
+                )
             disk = opened.disks[opened.default]
             assert isinstance(disk, TrioDisk)
             assert isinstance(disk.driver, TrioDriver)
@@ -560,9 +633,9 @@ class World:
             self.result.states[state] += times
 
     async def _everything(self, disk: TrioDisk) -> None:
-        for at in range(0, SIZE // self.settings.granule, MOST):
+        for at in range(0, self._granules, MOST):
             with trio.fail_after(PATIENCE_S):
-                while not await self._read(disk, at, MOST):
+                while not await self._read(disk, at, min(MOST, self._granules - at)):
                     pass
 
     async def _client(self, disk: TrioDisk, number: int) -> None:
@@ -572,6 +645,8 @@ class World:
             result.begun += 1
             if result.begun >= self._next_fault:
                 self._fault_is_due.set()
+            if self._other is not None:
+                self._other.go_on()
             kind = chance.choices(_OPERATIONS, cum_weights=_OPERATION_WEIGHTS)[0]
             granule = self.settings.granule
             if chance.random() < 0.5:
@@ -579,7 +654,7 @@ class World:
                 at = chance.randrange(HOT - count + 1)
             else:
                 count = chance.randint(1, min(chance.choice((1, 16, MOST)), MOST * 512 // granule))
-                at = chance.randrange(SIZE // granule - count + 1)
+                at = chance.randrange(self._granules - count + 1)
             result.operations[kind] += 1
             self._under_way[kind] += 1
             began = self.loop.now()
@@ -612,6 +687,8 @@ class World:
         self, disk: TrioDisk, chance: Random, kind: str, at: int, count: int
     ) -> None:
         if kind == READ:
+            if self._other is not None and chance.random() < FOREIGN:
+                at = min(at + self._granules, SIZE // self.settings.granule - count)
             await self._read(disk, at, count)
         elif kind == FLUSH:
             await self._flush(disk, chance)
@@ -620,12 +697,30 @@ class World:
         else:
             await self._change(disk, kind, at, count)
 
+    def _is_refused(self, error: IserblkError, begun: float, reads: bool) -> bool:
+        """The other host has, or had, shut ours out since ``begun``."""
+        other = self._other
+        if other is None or not isinstance(error, ReservationConflict):
+            return False
+        if not (other.reads if reads else other.writes).perhaps(begun):
+            return False
+        self.result.states[other_host.REFUSED_READ if reads else other_host.REFUSED] += 1
+        self.trace("the reservation of the other host: %s", str(error))
+        return True
+
+    def _is_shut_out(self, begun: float, reads: bool = False) -> bool:
+        """All the time since ``begun``."""
+        other = self._other
+        if other is None:
+            return False
+        return (other.reads if reads else other.writes).surely(begun, self.loop.now())
+
     def _look(self, disk: TrioDisk) -> None:
         """Whether the disk has been connected again: only then it takes changes for lost."""
         session = session_of(disk)
         if session.counts.reconnects != self._reconnects:
             self._reconnects = session.counts.reconnects
-            self._disturbed()
+            self.disturbed()
             self.result.states[BACK_WITH_JOURNAL if self.settings.keeps else BACK] += 1
         if session.portal != self._portal:
             self._portal = session.portal
@@ -645,16 +740,23 @@ class World:
         """Returns whether it has succeeded."""
         size = self.settings.granule
         buffer = bytearray(count * size)
-        read = self.history.begin_read(at, self.loop.now())
+        foreign = at >= self._granules
+        history = self._histories[foreign]
+        read = history.begin_read(at, self.loop.now(), foreign)
         try:
             await disk.read_into(memoryview(buffer), at * size)
         except IserblkError as error:
-            if self._over.is_set() or not self._is_late(error):
+            refused = self._is_refused(error, read.begun, True)
+            if not refused and (self._over.is_set() or not self._is_late(error)):
                 raise
-            self.history.end_read(read, None, self.loop.now())
+            history.end_read(read, None, self.loop.now())
+            if refused:
+                await trio.sleep(REFUSED_S)
             return False
+        if self._is_shut_out(read.begun, True):
+            raise Wrong("a read is carried out, and another host has reserved the LUN")
         self._look(disk)
-        self.history.end_read(read, bytes(buffer), self.loop.now())
+        history.end_read(read, bytes(buffer), self.loop.now())
         return True
 
     async def _change(self, disk: TrioDisk, kind: str, at: int, count: int) -> None:
@@ -675,12 +777,20 @@ class World:
             else:
                 await disk.trim(at * size, count * size)
         except IserblkError as error:
+            if self._is_refused(error, change.begun, False):
+                self.history.end_change(change, self.loop.now(), False)
+                if self._is_shut_out(change.begun):
+                    self.history.never(change)
+                await trio.sleep(REFUSED_S)
+                return
             over = self._over.is_set()
             if over or not (self._may_fail(error) or self._is_late(error)):
                 self.history.end_change(change, self.loop.now(), False)
                 raise
             self.trace("a change fails: %s", str(error))
             done = False
+        if done and kind != TRIM and self._is_shut_out(change.begun):
+            raise Wrong(f"{kind} is carried out, and another host has reserved the LUN")
         self._look(disk)
         self.history.end_change(change, self.loop.now(), done, kind == FUA)
 
@@ -696,6 +806,9 @@ class World:
         try:
             await disk.flush(client)
         except IserblkError as error:
+            if not error.losses and self._is_refused(error, begun, False):
+                await trio.sleep(REFUSED_S)
+                return False
             if not error.losses and not self._has_failed(error):
                 if not self._over.is_set() and self._is_late(error):
                     return False
@@ -734,8 +847,15 @@ class World:
         """A change that is to be durable when it ends: one with FUA, or that no journal holds."""
         return self._has_failed(error) or (
             isinstance(error, WritesLost)
-            and (not self.settings.keeps or FAIL in self.result.faults)
+            and (
+                not self.settings.keeps
+                or self.settings.other == FENCES
+                or FAIL in self.result.faults
+            )
         )
+
+    def may_have_failed(self, error: IserblkError) -> bool:
+        return self._has_failed(error) or (FAIL in self.result.faults and bool(error.losses))
 
     def _has_failed(self, error: IserblkError) -> bool:
         """The target has said that it could not write what it had cached."""
@@ -751,6 +871,8 @@ class World:
         try:
             extents = await disk.extents(at * size, count * size)
         except IserblkError as error:
+            if self._is_refused(error, begun, True):
+                return
             if self._over.is_set() or not self._is_late(error):
                 raise
             return
@@ -818,21 +940,21 @@ class World:
             return
         if kind == BLINK:
             self._target.blink()
-            self.history.struck(self.loop.now(), self._target.media.content)
+            self._struck()
             return
         if kind in _KINDS:
-            self.history.trouble()
+            self._trouble_begins()
             troubles.add(_KINDS[kind], chance.randint(1, 6))
             return
         if kind == LESS:
             troubles.refuse(chance.randrange(32))
             return
         if kind == BUSY:
-            self.history.trouble()
+            self._trouble_begins()
             troubles.busy_until = self.loop.now() + chance.uniform(0.1, 8.0)
             return
         if kind == LAZY:
-            self.history.trouble()
+            self._trouble_begins()
             self.loop.work_s = LAZY_S
             await trio.sleep(chance.expovariate(0.05))
             self.loop.work_s = WORK_S
@@ -851,7 +973,7 @@ class World:
                         network.lose(end)
             await trio.sleep(chance.expovariate(0.1))
             network.dark.clear()
-            self._disturbed()
+            self.disturbed()
             return
         ends: list[End] = [end for line in network.alive() for end in line]
         if not ends:
@@ -869,15 +991,15 @@ class World:
         else:
             assert kind == LIMIT
             network.limit(end, chance.choice((1, 48, chance.randint(1, 100_000))))
-        self._disturbed()
+        self.disturbed()
 
     async def _restart(self, chance: Random, loses: bool) -> None:
         await self._target.stop(loses)
         if loses:
             self.trace("the target has lost its cache")
-            self.history.struck(self.loop.now(), self._target.media.content)
+            self._struck()
         else:
-            self._disturbed()
+            self.disturbed()
         await trio.sleep(chance.choice((0.0, chance.expovariate(1.0))))
         await self._target.start()
 

@@ -1,0 +1,77 @@
+"""A second host of a simulated world: its part of the LUN, and its reservations."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.simulation.cases import BESIDE, FENCES, NONE, Case
+from tests.simulation.other_host import RESET, STATES, Shut
+from tests.simulation.world import Result, play
+
+pytestmark = pytest.mark.usefixtures("silent")
+OPERATIONS = 200
+
+
+def _case(seed: int, other: str, *settings: tuple[str, str]) -> Case:
+    others = (("other", other), ("front", "disk"), ("between", "5"))
+    return Case(seed, OPERATIONS, settings=(*others, *settings))
+
+
+def _played(case: Case) -> Result:
+    try:
+        return play(case)
+    except BaseException as error:
+        error.add_note(f"again with scripts/simulate {case.words()}")
+        raise
+
+
+@pytest.mark.parametrize("other", [BESIDE, FENCES])
+def test_a_case_does_the_same_again(other: str) -> None:
+    lines: list[list[str]] = [[], []]
+    first, second = (play(_case(2, other), each.append) for each in lines)
+    assert lines[0] == lines[1]
+    assert first == second
+    assert any("other host 0: " in line for line in lines[0])
+
+
+def test_a_world_without_it() -> None:
+    lines: list[str] = []
+    result = play(_case(2, NONE), lines.append)
+    assert not any("other host" in line for line in lines)
+    assert not {state for state, times in result.states.items() if times} & set(STATES)
+
+
+def test_all_of_it_is_reached() -> None:
+    states = set(STATES)
+    for seed in range(20):
+        for other in (BESIDE, FENCES):
+            result = _played(_case(seed, other, ("clients", "4")))
+            found = {state for state, times in result.states.items() if times}
+            assert other == FENCES or found.isdisjoint(set(STATES) - {RESET})
+            states -= found
+        if not states:
+            return
+    pytest.fail(f"never reached: {states}")
+
+
+def test_through_nbd_it_reserves_nothing() -> None:
+    case = _case(1, FENCES)
+    assert play(case.having("front", "nbd")).settings.other == BESIDE
+
+
+def test_since_when_a_host_is_shut_out() -> None:
+    shut = Shut()
+    assert not shut.surely(0.0, 9.0) and not shut.perhaps(0.0)
+    shut.ask(1.0)
+    assert not shut.surely(1.5, 2.0) and shut.perhaps(1.5)
+    shut.begin(2.0)
+    assert not shut.surely(1.5, 3.0)
+    assert shut.surely(2.0, 3.0)
+    shut.let_go(4.0)
+    assert shut.surely(2.0, 4.0) and not shut.surely(2.0, 4.5) and shut.perhaps(4.2)
+    shut.end(5.0)
+    assert shut.surely(2.0, 4.0) and not shut.surely(4.5, 5.5)
+    assert shut.perhaps(4.5) and not shut.perhaps(5.5)
+    shut.ask(6.0)
+    assert not shut.surely(2.0, 6.5)
+    assert shut.perhaps(4.5)
