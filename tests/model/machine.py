@@ -25,6 +25,7 @@ IQN = "iqn.2026-11.example:disk"
 CACHE = 512 << 10  # smaller than the disk, so that some of it is written back now and then
 PATIENCE_S = 30.0
 PAGE = 4096
+_ZEROES = bytes(PAGE)
 
 
 class Media(FakeStore):
@@ -64,7 +65,7 @@ class Media(FakeStore):
         found: list[Extent] = []
         for at in range(offset, offset + length, PAGE):
             count = min(PAGE, offset + length - at)
-            is_data = any(self.content[at : at + count])
+            is_data = self.content[at : at + count] != _ZEROES[:count]
             if found and found[-1][2] == is_data:
                 found[-1] = (found[-1][0], found[-1][1] + count, is_data)
             elif len(found) == limit:

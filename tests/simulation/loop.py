@@ -68,6 +68,7 @@ class SimulatedLoop:
 
     def __init__(self, chance: Random) -> None:
         self.chance = chance
+        self._draw = chance.random
         self.work_s = WORK_S
         self._now = FIRST_S
         self._soon: deque[Function] = deque()
@@ -225,7 +226,7 @@ class SimulatedLoop:
 
     def turn(self) -> bool:
         """Returns whether there was anything to do. Raises what a function raises."""
-        draw = self.chance.random
+        draw = self._draw
         now = self._now = self._now + TURN_S * (1.0 + draw())
         due: list[Function] = []
         if self._soon:
@@ -244,8 +245,9 @@ class SimulatedLoop:
         return True
 
     def _call(self) -> None:
-        for _ in range(len(self._soon)):
-            self._soon.popleft()()
+        soon = self._soon
+        for _ in range(len(soon)):
+            soon.popleft()()
 
     def _call_foreign(self) -> None:
         self._foreign.popleft()()
@@ -257,15 +259,15 @@ class SimulatedLoop:
         self._world.run(self._now)
 
     def _look(self) -> None:
-        touched = list(self._touched)
-        fd = touched[int(self.chance.random() * len(touched))]
+        touched = self._touched
+        number = int(self._draw() * len(touched))
+        fd = next(iter(touched)) if not number else list(touched)[number]
         descriptor = self._descriptors.get(fd)
         found = False
         if descriptor is not None:
             readable, writable = descriptor.readable(), descriptor.writable()
-            for way, ready in ((False, readable), (True, writable)):
-                if ready and (task := self._waits.pop((fd, way), None)) is not None:
-                    trio.lowlevel.reschedule(task)
+            if self._waits:
+                self._end_waits(fd, readable, writable)
             watch = self._watches.get(fd)
             if watch is not None and ((watch.reads and readable) or (watch.writes and writable)):
                 try:
@@ -277,7 +279,12 @@ class SimulatedLoop:
                     watch.writes and descriptor.writable()
                 )
         if not found:
-            self._touched.pop(fd, None)
+            touched.pop(fd, None)
+
+    def _end_waits(self, fd: int, readable: bool, writable: bool) -> None:
+        for way, ready in ((False, readable), (True, writable)):
+            if ready and (task := self._waits.pop((fd, way), None)) is not None:
+                trio.lowlevel.reschedule(task)
 
     def due(self) -> float:
         """When the next thing happens that is known here."""

@@ -88,18 +88,23 @@ class End:
         self._check()
         if self.silent or self.broken or self.peer is None:
             raise problem(errno.EPIPE)
-        data = b"".join(buffers)[: ROOM - self.on_its_way]
+        data = b"".join(buffers)
+        if len(data) > ROOM - self.on_its_way:
+            data = data[: ROOM - self.on_its_way]
         if not data:
             raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
         self.on_its_way += len(data)
         chance = self.network.chance
-        at, size = 0, len(data)
-        pieces = 1 if chance.random() < WHOLE else chance.randint(2, PIECES)
-        for left in reversed(range(pieces)):
-            stop = size if not left else min(size, at + chance.randint(1, size))
-            if stop > at:
-                self._carry(partial(self.peer.come, data[at:stop]))
-            at = stop
+        size = len(data)
+        if chance.random() < WHOLE:
+            self._carry(partial(self.peer.come, data))
+        else:
+            at = 0
+            for left in reversed(range(chance.randint(2, PIECES))):
+                stop = size if not left else min(size, at + chance.randint(1, size))
+                if stop > at:
+                    self._carry(partial(self.peer.come, data[at:stop]))
+                at = stop
         self.network.trace("%d sends %d", self.number, size)
         return size
 
@@ -111,11 +116,13 @@ class End:
             if self.finished or self.deaf or self.broken:
                 return 0
             raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
-        at = 0
+        at, there = 0, len(inbox)
         for buffer in buffers:
-            count = min(len(buffer), len(inbox) - at)
+            count = min(len(buffer), there - at)
             buffer[:count] = inbox[at : at + count]
             at += count
+            if at == there:
+                break
         if not peek:
             del inbox[:at]
             if self.peer is not None:
@@ -170,9 +177,10 @@ class End:
         if self.lost:
             return
         loop = self.network.loop
-        when = loop.now() + self.network.chance.uniform(*self.network.delay)
+        now = loop.now()
+        when = now + self.network.chance.uniform(*self.network.delay)
         self.arrival = max(self.arrival, when)
-        loop.later(self.arrival - loop.now(), partial(self._arrive, function))
+        loop.later(self.arrival - now, partial(self._arrive, function))
 
     def _arrive(self, function: Callable[[], object]) -> None:
         if not self.lost:
