@@ -7,6 +7,7 @@ import logging
 import math
 import multiprocessing
 import os
+import signal
 import sys
 import time
 from collections import Counter, deque
@@ -214,4 +215,10 @@ def main(words: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    try:
+        status = main(sys.argv[1:])
+        sys.stdout.flush()
+    except BrokenPipeError:  # whoever reads has read enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is flushed at the end
+        status = 128 + signal.SIGPIPE
+    sys.exit(status)

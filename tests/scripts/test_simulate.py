@@ -77,6 +77,12 @@ def test_a_trace() -> None:
     assert lines[-1].endswith("operations a second of processor time")
 
 
+def test_a_reader_who_has_enough_sees_no_traceback() -> None:
+    words = ["bash", "-c", '"$0" --seed 2 --operations 300 --trace | head -n 2', str(SCRIPT)]
+    ended = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert (len(ended.stdout.splitlines()), ended.stderr) == (2, "")
+
+
 @pytest.mark.parametrize("processes", ["1", "2"])
 def test_for_some_time(processes: str) -> None:
     """At least one world is played, and then no more begin."""
