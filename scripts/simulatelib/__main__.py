@@ -22,7 +22,7 @@ from mutationslib.table import BadTable, read_table
 from simulatelib.planting import plant
 from simulatelib.shrinking import Failure, Shrinking, kind_of
 from simulatelib.tables import Tally
-from tests.simulation.cases import Case, add_arguments, case_of
+from tests.simulation.cases import Case, add_arguments, case_of, check
 
 if TYPE_CHECKING:
     from tests.simulation.world import Result
@@ -178,6 +178,10 @@ def main(words: Sequence[str]) -> int:
         parser.error("--tries takes numbers from 0")
     if options.trace and options.operations > WORLD:
         parser.error(f"--trace is for one world: add --operations {WORLD}, or less")
+    try:
+        check(options.settings)
+    except ValueError as error:
+        parser.error(f"--with fault-kinds: {error}")
     if options.plant is not None:
         _plant(parser, options.plant)
     seed = options.seed

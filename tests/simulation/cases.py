@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import argparse
 import shlex
+from collections.abc import Sequence
+from itertools import accumulate
 from typing import Final, NamedTuple
 
 NUMBERS: Final = ("portals", "block", "granule", "clients", "between", "hearers")
-WORDS: Final = ("scheme", "profile", "hesitates", "first-number", "front", "other")
+WORDS: Final = ("scheme", "profile", "hesitates", "first-number", "front", "other", "fault-kinds")
 OPTIONS: Final = (
     "connections",
     "data-digest",
@@ -32,6 +34,41 @@ NONE, BESIDE, FENCES = "none", "beside", "fences"
 OTHERS: Final = (NONE, BESIDE, FENCES)
 _CHOICES: Final = {"front": FRONTS, "other": OTHERS}
 KEYS: Final = (*NUMBERS, *WORDS, *OPTIONS)
+
+# Faults, with how often each happens beside the others.
+CUT, HALVE, HOLE, LIMIT, SLOW, DARK = "cut", "halve", "hole", "limit", "slow", "dark"
+RESTART, STRIKE, DIE = "restart", "restart without its cache", "death of the client"
+BLINK, PASSING = "cache lost in place", "temporary errors"
+RECOVERED, FAIL, LESS = "recovered errors", "failed flush", "other refusals"
+BUSY, LAZY, DAMAGE = "busy for seconds", "lazy threads", "damaged bytes"
+FAULTS: Final = {
+    CUT: 10, HALVE: 5, HOLE: 2, LIMIT: 10, SLOW: 3, DARK: 2, RESTART: 5, STRIKE: 8, DIE: 2,
+    BLINK: 4, PASSING: 4, RECOVERED: 2, FAIL: 2, LESS: 2, BUSY: 1, LAZY: 2,
+    DAMAGE: 5,
+}  # fmt: skip
+DISC, NBD_CLOSE, NBD_CUT, MIDWAY, VANISH, MUTE = (
+    "NBD: DISC", "NBD: closed", "NBD: cut", "NBD: cut midway", "NBD: client vanishes",
+    "NBD: no answer to a flush",
+)  # fmt: skip
+NBD_FAULTS: Final = {DISC: 4, NBD_CLOSE: 4, NBD_CUT: 6, MIDWAY: 6, VANISH: 6, MUTE: 20}
+ALL: Final = "all"
+
+
+def faults_of(front: str, kinds: str = ALL) -> tuple[list[str], list[int]]:
+    """The faults of a world, and the sums of their weights up to each. ``kinds``: names with +
+    between them, of those that it is limited to. Raises ValueError for one that there is not."""
+    weights = FAULTS | NBD_FAULTS if front == NBD else FAULTS
+    if kinds != ALL:
+        names = {_short(each): each for each in weights}
+        unknown = [each for each in kinds.split("+") if each not in names]
+        if unknown:
+            raise ValueError(f"{unknown[0]}: there are {', '.join(names)}")
+        weights = {names[each]: weights[names[each]] for each in kinds.split("+")}
+    return list(weights), list(accumulate(weights.values()))
+
+
+def _short(kind: str) -> str:
+    return kind.replace(": ", "-").replace(" ", "-")
 
 
 class Case(NamedTuple):
@@ -84,6 +121,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--faults", type=_faults)
     parser.add_argument("--with", type=_setting, action="append", default=[], dest="settings")
     parser.add_argument("--order", type=int, default=0)
+
+
+def check(settings: Sequence[tuple[str, str]]) -> None:
+    """Raises ValueError where they do not fit each other."""
+    words = dict(settings)
+    faults_of(words.get("front", NBD), words.get("fault-kinds", ALL))
 
 
 def case_of(options: argparse.Namespace, seed: int, operations: int) -> Case:

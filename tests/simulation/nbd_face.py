@@ -22,6 +22,7 @@ from iserblk.nbd import messages as nbd
 from iserblk.nbd.exports import Export
 from iserblk.nbd.server import NbdServer
 from tests.simulation import nbd_wire
+from tests.simulation.cases import DISC, MIDWAY, MUTE, NBD_CLOSE, NBD_CUT, VANISH
 from tests.simulation.history import Change, Hearer, History, Wrong
 from tests.simulation.loop import SimulatedLoop
 from tests.simulation.nbd_wire import Connection, Gone, Refused
@@ -34,12 +35,6 @@ PATIENCE_S: Final = 30.0  # of a client that has said DISC, or whose answers do 
 READ, WRITE, FLUSH, FUA, ZERO, TRIM, EXTENTS = (
     "read", "write", "flush", "write with FUA", "zero", "trim", "extents"
 )  # fmt: skip
-
-DISC, CLOSE, CUT, MIDWAY, VANISH, MUTE = (
-    "NBD: DISC", "NBD: closed", "NBD: cut", "NBD: cut midway", "NBD: client vanishes",
-    "NBD: no answer to a flush",
-)  # fmt: skip
-FAULTS: Final = {DISC: 4, CLOSE: 4, CUT: 6, MIDWAY: 6, VANISH: 6, MUTE: 20}
 
 GONE_WITH_FLUSH = "NBD: gone with a flush under way"
 REPEATED = "NBD: flush repeated"
@@ -330,9 +325,9 @@ class NbdFace:
                 self._around.count(WITH_REQUESTS)
             line.connection.disconnect()
             later(PATIENCE_S, line.connection.close)
-        elif kind == CLOSE:
+        elif kind == NBD_CLOSE:
             line.connection.close()
-        elif kind == CUT:
+        elif kind == NBD_CUT:
             self._network.cut(line.here)
         elif kind == MIDWAY:  # of a request, or of a reply
             end = chance.choice((line.here, line.there))

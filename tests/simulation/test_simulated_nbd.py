@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.simulation.cases import Case
-from tests.simulation.nbd_face import DISC, FAULTS, STATES
+from tests.simulation.cases import DISC, NBD_FAULTS, Case
+from tests.simulation.nbd_face import STATES
 from tests.simulation.world import Result, play
 
 pytestmark = pytest.mark.usefixtures("silent")
@@ -34,7 +34,7 @@ def test_ways_of_ending_that_are_left_out() -> None:
     """The others, and the worlds without the face, stay what they are."""
     settings = (("between", "5"), ALONE)
     without = _played(Case(3, OPERATIONS, settings=(*settings, ("front", "disk"))))
-    assert not without.faults.keys() & FAULTS.keys()
+    assert not without.faults.keys() & NBD_FAULTS.keys()
     case = Case(3, OPERATIONS, settings=(*settings, NBD))
     happened = _played(case).happened
     assert len(happened) > 2
@@ -52,7 +52,7 @@ def test_clients_without_a_fault_are_told_of_nothing() -> None:
 
 def test_all_of_it_is_reached() -> None:
     """Each way in which a connection ends, and each state."""
-    faults, states = set(FAULTS), set(STATES)
+    faults, states = set(NBD_FAULTS), set(STATES)
     settings = (
         NBD,
         ALONE,

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from tests.simulation import nbd_face, other_host
-from tests.simulation.cases import Case, read_case
-from tests.simulation.world import FAULTS, STATES, Result, play
+from tests.simulation.cases import CUT, FAULTS, NBD_CUT, STRIKE, Case, read_case
+from tests.simulation.world import STATES, Result, play
 
 pytestmark = pytest.mark.usefixtures("silent")
 REPLAY = "ISERBLK_SIMULATION"
@@ -71,6 +71,15 @@ def test_faults_that_are_left_out() -> None:
     some = tuple(all_of_them[::2])
     assert set(play(case._replace(faults=some)).happened) <= set(some)
     assert play(case._replace(faults=())).faults.total() == 0
+
+
+def test_a_world_may_have_some_kinds_of_faults_alone() -> None:
+    settings = (("between", "5"), ("fault-kinds", "cut+restart-without-its-cache+NBD-cut"))
+    result = _played(Case(3, OPERATIONS, settings=settings))
+    assert result.settings.front == "nbd"
+    assert len(result.faults) > 0 and result.faults.keys() <= {CUT, STRIKE, NBD_CUT}
+    again = play(Case(3, OPERATIONS, settings=tuple(result.settings.as_words().items())))
+    assert again.trace == result.trace
 
 
 def test_all_is_reached() -> None:

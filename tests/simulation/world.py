@@ -47,7 +47,35 @@ from iserblk.target.store.volatile import VolatileStore
 from tests.model.machine import Media
 from tests.model.trouble import TroubledDevice, Troubles
 from tests.simulation import nbd_face, other_host
-from tests.simulation.cases import BESIDE, DISK, FENCES, NBD, NONE, NUMBERS, Case
+from tests.simulation.cases import (
+    ALL,
+    BESIDE,
+    BLINK,
+    BUSY,
+    CUT,
+    DAMAGE,
+    DARK,
+    DIE,
+    DISK,
+    FAIL,
+    FENCES,
+    HALVE,
+    HOLE,
+    LAZY,
+    LESS,
+    LIMIT,
+    NBD,
+    NBD_FAULTS,
+    NONE,
+    NUMBERS,
+    PASSING,
+    RECOVERED,
+    RESTART,
+    SLOW,
+    STRIKE,
+    Case,
+    faults_of,
+)  # fmt: skip
 from tests.simulation.history import Hearer, History, Wrong
 from tests.simulation.loop import WORK_S, SimulatedLoop
 from tests.simulation.nbd_face import EXTENTS, FLUSH, FUA, READ, TRIM, WRITE, ZERO, NbdFace
@@ -83,25 +111,8 @@ _JUNK: Final = b"\xee"
 
 OPERATIONS: Final = {READ: 40, WRITE: 40, FLUSH: 8, FUA: 2, ZERO: 2, TRIM: 2, EXTENTS: 2}
 
-CUT, HALVE, HOLE, LIMIT, SLOW, DARK = "cut", "halve", "hole", "limit", "slow", "dark"
-RESTART, STRIKE, DIE = "restart", "restart without its cache", "death of the client"
-BLINK, PASSING = "cache lost in place", "temporary errors"
-RECOVERED, FAIL, LESS = "recovered errors", "failed flush", "other refusals"
-BUSY, LAZY, DAMAGE = "busy for seconds", "lazy threads", "damaged bytes"
-FAULTS: Final = {
-    CUT: 10, HALVE: 5, HOLE: 2, LIMIT: 10, SLOW: 3, DARK: 2, RESTART: 5, STRIKE: 8, DIE: 2,
-    BLINK: 4, PASSING: 4, RECOVERED: 2, FAIL: 2, LESS: 2, BUSY: 1, LAZY: 2,
-    DAMAGE: 5,
-}  # fmt: skip
 _OPERATIONS: Final = list(OPERATIONS)
 _OPERATION_WEIGHTS: Final = list(accumulate(OPERATIONS.values()))
-_FAULTS: Final = list(FAULTS)
-_FAULT_WEIGHTS: Final = list(accumulate(FAULTS.values()))
-_NBD_FAULTS: Final = FAULTS | nbd_face.FAULTS
-_FAULTS_OF: Final = {
-    DISK: (_FAULTS, _FAULT_WEIGHTS),
-    NBD: (list(_NBD_FAULTS), list(accumulate(_NBD_FAULTS.values()))),
-}
 # What the product goes through, and a world counts.
 RECONNECTED, REPLAYED = "session connected again", "command sent again"
 BACK, BACK_WITH_JOURNAL = "session lost without a journal", "session lost with a journal"
@@ -137,7 +148,7 @@ class Settings(NamedTuple):
     1: there is that of the disk alone. ``hesitates``: how often the target needs a thread.
     ``first_number``: CmdSN and StatSN of a session begin there. ``front``: what clients use; where
     it speaks NBD, it has as many connections as ``hearers``. ``other``: what another host does with
-    the LUN meanwhile. ``options``: of the disk."""
+    the LUN meanwhile. ``fault_kinds``: see ``faults_of``. ``options``: of the disk."""
 
     scheme: str
     profile: str
@@ -151,6 +162,7 @@ class Settings(NamedTuple):
     first_number: int
     front: str
     other: str
+    fault_kinds: str
     options: dict[str, str]
 
     @property
@@ -220,6 +232,9 @@ def draw(chance: Random, given: dict[str, str] | None = None) -> Settings:
     words |= {"header-digest": digest, "data-digest": digest}
     words["front"] = chance.choice((DISK, DISK, NBD))  # (the last: older seeds mean the same)
     words["other"] = chance.choice((NONE, NONE, NONE, BESIDE, FENCES))
+    words["fault-kinds"] = (given or {}).get("fault-kinds", ALL)
+    if any(each.startswith("NBD") for each in words["fault-kinds"].split("+")):
+        words["front"] = NBD  # no other one has them
     words |= given or {}
     if words["front"] == NBD and words["other"] != NONE:
         words["other"] = BESIDE  # (NBD has no error for what a reservation refuses)
@@ -235,6 +250,7 @@ def draw(chance: Random, given: dict[str, str] | None = None) -> Settings:
         first_number=int(words.pop("first-number")),
         front=words.pop("front"),
         other=words.pop("other"),
+        fault_kinds=words.pop("fault-kinds"),
         **numbers,
         options={"initiator-name": INITIATOR, **words},
     )
@@ -886,6 +902,7 @@ class World:
     async def _trouble(self, disks: TrioDiskSet) -> None:
         case = self.case
         again = False
+        kinds, weights = faults_of(self.settings.front, self.settings.fault_kinds)
         while True:
             number = self._faults
             self._faults += 1
@@ -901,7 +918,6 @@ class World:
                 await self._fault_is_due.wait()
                 await trio.sleep(little)
             again = chance.random() < AGAIN
-            kinds, weights = _FAULTS_OF[self.settings.front]
             kind = chance.choices(kinds, cum_weights=weights)[0]
             if case.faults is not None and number not in case.faults:
                 continue
@@ -930,7 +946,7 @@ class World:
 
     async def _strike(self, kind: str, chance: Random) -> None:
         network, troubles = self.network, self._target.troubles
-        if kind in nbd_face.FAULTS:
+        if kind in NBD_FAULTS:
             assert self._face is not None
             self._face.strike(kind, chance)
             return
