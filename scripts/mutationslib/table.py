@@ -11,6 +11,7 @@ from pathlib import Path
 
 PLACE = Path(__file__).resolve().parent
 _FIELDS = {"name", "file", "old", "new", "tests", "loses"}
+_OPTIONAL = {"world", "no_world"}
 
 
 class BadTable(Exception):
@@ -21,7 +22,9 @@ class BadTable(Exception):
 class Mutation:
     """A change of ``file``, a path from the tree's top: ``old``, which stands there exactly once,
     becomes ``new``. ``tests``: paths or node ids for pytest, of which one is to fail then.
-    ``loses``: what a user would lose."""
+    ``loses``: what a user would lose. ``world``: scripts/simulate finds it without any test, with
+    these settings (KEY=VALUE, in words; "": whatever the seed draws). ``no_world``: why it does
+    not. Where both are None, it is not about what the simulation checks."""
 
     name: str
     file: str
@@ -29,6 +32,8 @@ class Mutation:
     new: str
     tests: tuple[str, ...]
     loses: str
+    world: str | None = None
+    no_world: str | None = None
 
     def changed(self, text: str) -> str:
         """``text``, of the file, with the change. Raises BadTable where it cannot be applied."""
@@ -64,12 +69,14 @@ def read_table(place: Path = PLACE) -> list[Mutation]:
                 raise BadTable(f"{path.name}: {error}") from None
         for row in rows:
             name = row.get("name", f"{path.name}, a mutation without a name")
-            if set(row) != _FIELDS:
-                wrong = ", ".join(sorted(_FIELDS ^ set(row)))
+            if set(row) - _OPTIONAL != _FIELDS:
+                wrong = ", ".join(sorted(_FIELDS ^ (set(row) - _OPTIONAL)))
                 raise BadTable(f"{name}: a key that is missing, or not known: {wrong}")
             if any(each.name == name for each in found):
                 raise BadTable(f"{name}: two mutations have this name")
             if not row["tests"]:
                 raise BadTable(f"{name}: names no test")
+            if set(row) >= _OPTIONAL:
+                raise BadTable(f"{name}: the simulation finds it, or does not: take a key away")
             found.append(Mutation(**{**row, "tests": tuple(row["tests"])}))
     return found

@@ -83,6 +83,7 @@ def row(
         ("[[mutation]]\nname = 'short'\n", "short: a key that is missing, or not known: file"),
         (row("twice") + row("twice"), "twice: two mutations have this name"),
         (row("none").replace("['tests/test_sizes.py']", "[]"), "none: names no test"),
+        (row("both") + "world = ''\nno_world = 'x'\n", "both: the simulation finds it, or does"),
         ("name =", "a.toml: "),
     ],
 )
@@ -144,6 +145,61 @@ def test_some_of_them(tree: Path, tmp_path: Path, capsys: pytest.CaptureFixture[
         *("noticed", "The"),
         *("other", "The"),
     ]
+
+
+SIMULATE = """#!/bin/sh
+case "$*" in
+  *--plant\\ found*"--with journal=off --with clients=1") ;;
+  *--plant\\ always*) ;;
+  *--plant\\ broken*) echo "a traceback"; exit 1 ;;
+  *--plant*) exit 0 ;;
+  *"--seed 7 --operations 1000 --with journal=off --with clients=1") exit 0 ;;
+  *) exit 1 ;;
+esac
+echo "seed 7: Wrong: it is lost"
+echo "after 3000 operations; again: scripts/simulate --seed 7 --operations 1000 --trace"
+exit 1
+"""
+
+
+def test_what_the_simulation_finds(
+    tree: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Without any test; rows that it is not to find are left out."""
+    script = tree / "scripts" / "simulate"
+    script.parent.mkdir()
+    script.write_text(SIMULATE)
+    script.chmod(0o755)
+    (tmp_path / "a.toml").write_text(
+        row("found")
+        + "world = 'journal=off clients=1'\n"
+        + row("missed")
+        + "world = ''\n"
+        + row("always")
+        + "world = ''\n"
+        + row("broken")
+        + "world = ''\n"
+        + row("unseen")
+        + "no_world = 'The world has none'\n"
+        + row("elsewhere")
+    )
+    status = main(["--simulated", "--operations", "5000", "--jobs", "2"], tmp_path, tree)
+    lines = capsys.readouterr().out.splitlines()
+    said = {line.split()[0]: " ".join(line.split()[3:]) for line in lines[:-2]}
+    assert said == {
+        "found": "after 3000 operations, seed 7: Wrong: it is lost",
+        "missed": "NOT NOTICED",
+        "always": "SAYS NOTHING: seed 7: Wrong: it is lost: without it, too",
+        "broken": "SAYS NOTHING: scripts/simulate ended with 1: a traceback",
+    }
+    assert lines[-2] == "mutations: 1 of 4 were noticed" and status == 1
+    assert main(["--list"], tmp_path, tree) == 0
+    listed = capsys.readouterr().out
+    assert "Found by the simulation: journal=off clients=1." in listed
+    assert "Not found by the simulation: The world has none." in listed
+    with pytest.raises(SystemExit):
+        main(["--simulated", "unseen"], tmp_path, tree)
+    assert "no mutation that the simulation finds fits unseen" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("words", [["nothing-like-it"], ["--jobs", "0"], ["--frobnicate"]])
