@@ -181,10 +181,12 @@ async def _identify(driver: CommandDriver, address: Address, lun: int) -> DiskCo
     reservation: Reservation | None = None
     if options.reserve:
         known = await driver.run_operation(names(session, lun, name, text))
+        initiator = initiator_name(options.initiator_name)
         reservation = Reservation(
             name,
             lasting_name(known.identifiers) or known.serial or f"{url.iqn} {lun}",
-            options.reserve_key or host_key(initiator_name(options.initiator_name)),
+            options.reserve_key or host_key(initiator),
+            initiator,
         )
         session.listeners.add(field, reservation)
     try:

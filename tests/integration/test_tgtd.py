@@ -33,6 +33,7 @@ from iserblk.initiator.connecting.reach import connect
 from iserblk.initiator.connecting.send_targets import send_targets
 from iserblk.initiator.drivers.tasks import TrioDriver
 from iserblk.iscsi.send_targets import Portal
+from iserblk.names import initiator_name
 from iserblk.options import Options
 from iserblk.scsi import cdb, luns
 from iserblk.url import parse_url
@@ -352,7 +353,7 @@ async def test_take_over_and_resume(tgtd: Tgtd) -> None:
         return sessions[-1]
 
     sessions: list[Host] = []
-    dead, taken = (Reservation("lun1", "naa.3", 0xA) for _ in range(2))
+    dead, taken = (Reservation("lun1", "naa.3", 0xA, initiator_name("")) for _ in range(2))
     async with trio.open_nursery() as nursery:
         first, again, third = [await log_in() for _ in range(3)]
         await first.run(dead.acquire(first.session, first.lun))

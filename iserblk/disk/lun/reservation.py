@@ -98,13 +98,15 @@ class Reservation(LunListener):
     takes the session that it runs on, which may be another session each time. No two operations may
     run at the same time.
 
-    ``name``: for messages. ``identity``: identifies the LUN over any path.
+    ``name``: for messages. ``identity``: identifies the LUN over any path. ``initiator``: the
+    initiator name of all its sessions.
     """
 
-    def __init__(self, name: str, identity: str, key: int) -> None:
+    def __init__(self, name: str, identity: str, key: int, initiator: str) -> None:
         self.name = name
         self.key = key
         self._identity = identity
+        self._initiator = initiator.lower()
         self._lock: HostLock | None = None
         self._registered = False
         self._persists = False  # registrations outlive a loss of power
@@ -202,10 +204,16 @@ class Reservation(LunListener):
                 f"{self.name}: another initiator has taken over the reservation "
                 f"(key {present.held.key:#x}); nothing more is written; detach"
             )
-        # ``intact``: we are registered as before, and no initiator has changed anything.
+        # ``intact``: we are registered as before, and no initiator has changed anything. (A target
+        # that loses its power counts generations from 0 again, also where it keeps registrations:
+        # so a generation that we know does not prove it.)
         # ``begun_anew``: the target lost all reservations together with its power, and counts
         # from 0 again.
-        intact = self.key in present.keys and present.generation in self._generations
+        intact = (
+            self.key in present.keys
+            and present.generation in self._generations
+            and (yield from self._only_ours(session, lun))
+        )
         begun_anew = not (present.keys or present.generation or present.held)
         if begun_anew:
             log.warning("%s: the target has lost our reservation; it is taken again", self.name)
@@ -218,6 +226,18 @@ class Reservation(LunListener):
             yield from self._take(session, lun, present, False)
         except Busy as error:
             raise ReservationLost(f"{error}; nothing more is written; detach") from None
+
+    def _only_ours(self, session: CommandSession, lun: bytes) -> Operation[bool]:
+        """Whether our key is registered by no other initiator: one that has taken the LUN over from
+        us may use it. Where the target does not tell, nothing speaks against it."""
+        try:
+            answer = yield from self._ask(session, lun, pr.READ_FULL_STATUS)
+        except ScsiError as error:
+            log.info("%s: READ FULL STATUS: %s", self.name, error)
+            return True
+        _, found = pr.decode_full_status(answer)
+        names = [each.initiator.name for each in found if each.key == self.key and each.initiator]
+        return all(name.lower() == self._initiator for name in names)
 
     def _still_registered(self, session: CommandSession, lun: bytes) -> Operation[bool]:
         """Whether our key is registered on the nexus of this session: a REGISTER that changes

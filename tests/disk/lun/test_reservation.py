@@ -57,7 +57,8 @@ def end() -> Iterator[None]:
 
 
 def reservation(key: int = A) -> Reservation:
-    _made.append(Reservation("lun0", "naa.3", key))
+    name = f"iqn.2026-11.example:{'a' if key == A else 'b'}"
+    _made.append(Reservation("lun0", "naa.3", key, name))
     return _made[-1]
 
 
@@ -358,6 +359,27 @@ async def test_preempted(scheme: str, store: FakeStore, what: str) -> None:
             with pytest.raises(ReservationLost, match=words):
                 await resume(host, taken)
         assert (await b.keys(), await b.held()) == (keys, held)
+
+
+async def test_taken_over_with_our_key_and_a_generation_of_ours(
+    scheme: str, store: FakeStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The target has lost its power, kept its registrations, and counts from 0 again: a generation
+    that we know says nothing. Another host has our key, as the message of its refusal asks for."""
+    monkeypatch.setattr("iserblk.names.secrets.token_bytes", lambda n: b"s" * n)
+    async with target(scheme, store) as place:
+        taken = await acquire(await place.log_in("a"))
+        before = place.unit.reservations.generation
+        b = await place.log_in("b")
+        await b.out(pr.REGISTER, 0, A)
+        await b.out(pr.PREEMPT, A, A)
+        place.unit.reservations.generation = before
+        again = await place.log_in("a")
+        keys, held = await b.keys(), await b.held()
+        with pytest.raises(ReservationLost, match="was removed"):
+            await resume(again, taken)
+        assert (await b.keys(), await b.held()) == (keys, held)
+        await b.write(NEW)
 
 
 async def test_resume_after_the_target_lost_everything(scheme: str, store: FakeStore) -> None:
