@@ -24,7 +24,7 @@ from iserblk.disk.ending import EndOfUse
 from iserblk.disk.seam import AsyncLun
 from iserblk.errors import ConnectionLost, IserblkError
 from iserblk.loop import guest
-from iserblk.loop.busy_polling import FEW, Pace
+from iserblk.loop.busy_polling import FEW, Pace, pace_of
 from iserblk.loop.here import loop_here
 from iserblk.loop.nap import Nap
 from iserblk.loop.seam import Loop
@@ -115,7 +115,7 @@ class DiskThread:
         self._answers = 0
         self._closing = False  # nothing begins any more
         self._returned = Nap()  # of ``_abandon``
-        self._pace = Pace(0)
+        self._pace: Pace | None = None
         # (As ``_thread`` the compiled field would have the name of a keyword of C.)
         self._runner = threading.Thread(target=self._body, name="iserblk-disks", daemon=True)
 
@@ -214,7 +214,7 @@ class DiskThread:
             async with self._opener() as disks:
                 self.disks = disks.disks
                 self.ending = disks.ending
-                self._pace = Pace(disks.busy_poll_us)
+                self._pace = pace_of(disks.busy_poll_us)
                 try:
                     with trio.CancelScope() as serving:
                         self._scope = serving
@@ -262,10 +262,14 @@ class DiskThread:
         self._asked = False  # before it looks: what comes later asks again
         if self._closing or self._group is None:
             return  # they are refused at the end of the thread
-        self._pace.work()
+        pace = self._pace
+        if pace is not None:
+            pace.work()
         self._turn()
-        if self._open <= FEW and self._pace.rest(self._answers) and self._loop is not None:
-            self._loop.stay_awake(self._pace.until)
+        if pace is None or self._open > FEW or self._loop is None:
+            return
+        if pace.rest(self._answers):
+            self._loop.stay_awake(pace.until)
 
     def _turn(self) -> None:
         held: dict[AsyncLun, bool] = {}  # what begins together is sent together

@@ -28,8 +28,8 @@ class Pace:
     when single messages do so closely.
 
     It does so for ROOM times the time that a message usually takes, and within a limit. So a fast
-    network does not pay for a limit that allows for slow ones. With a single processor it never
-    stays awake, because the sender of the next message needs the processor.
+    network does not pay for a limit that allows for slow ones. ``pace_of`` makes it, where a driver
+    may stay awake at all.
     """
 
     __slots__ = (
@@ -42,8 +42,8 @@ class Pace:
     )
 
     def __init__(self, limit_us: int) -> None:
-        """``limit_us``: stay awake after a message no longer; in microseconds, 0: never."""
-        self._limit = limit_us * 1e-6 if len(os.sched_getaffinity(0)) > 1 else 0.0
+        """``limit_us``: stay awake after a message no longer; in microseconds, not 0."""
+        self._limit = limit_us * 1e-6
         self._usual = self._limit
         self._hits = 0
         self._idle = 0.0
@@ -57,7 +57,7 @@ class Pace:
             self._hits //= 2
         self._answered = answered
         self._idle = now = monotonic()
-        if self._hits < HITS or not self._limit:
+        if self._hits < HITS:
             self.until = 0.0
             return False
         self.until = now + min(self._limit, ROOM * self._usual)
@@ -74,6 +74,12 @@ class Pace:
         else:
             self._hits //= 2
         return now
+
+
+def pace_of(limit_us: int) -> Pace | None:
+    """For one connection. None: its driver never stays awake. ``limit_us`` is 0 then; or there is a
+    single processor, which the sender of the next message needs."""
+    return Pace(limit_us) if limit_us and len(os.sched_getaffinity(0)) > 1 else None
 
 
 class Turns:

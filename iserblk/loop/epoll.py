@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import select
 from collections import deque
+from math import inf
 from threading import RLock
 from typing import Final
 
@@ -141,12 +142,14 @@ class EpollLoop:
         """Turns, until ``stopped`` is set. Raises what a function raises; what that turn has not
         called yet is called in the next one, if ``run`` is called again."""
         while not self.stopped:
-            self.turn(self._left())
+            self._turn()
 
-    def turn(self, seconds: float) -> None:
-        """One turn, which waits for ``seconds`` at most until there is something to do."""
+    def _turn(self) -> None:
+        """One turn, which waits until there is something to do."""
         self._number = number = self._number + 1
-        for fd, _ in self._wait(seconds):
+        foreign, soon = self._foreign, self._soon
+        waits = not (soon or foreign)
+        for fd, _ in self._wait() if waits else self._epoll.poll(0, _MOST_DESCRIPTORS):
             watch = self._watches.get(fd)
             if watch is not None:
                 # One that was made in this turn has the number of a descriptor that was closed.
@@ -161,9 +164,8 @@ class EpollLoop:
             elif self._forgot != number:  # else its watch may have been closed in this turn
                 self._renew()
         timers = self._timers
-        if timers and timers.next() <= (now := monotonic()):
+        if timers.first < inf and timers.first <= (now := monotonic()):
             timers.run(now)
-        foreign, soon = self._foreign, self._soon
         for _ in range(min(len(foreign), _MOST_FOREIGN)):
             foreign.popleft()()
         for _ in range(len(soon)):
@@ -180,27 +182,19 @@ class EpollLoop:
             bell, self._bell = self._bell, -1
             os.close(bell)
 
-    def _left(self) -> float:
-        """Seconds until the next turn is due."""
-        if self._soon or self._foreign:
-            return 0.0
-        timers = self._timers
-        return min(max(timers.next() - monotonic(), 0.0), _FOR_EVER) if timers else _FOR_EVER
-
-    def _wait(self, seconds: float) -> list[tuple[int, int]]:
-        epoll = self._epoll
-        if seconds <= 0.0:
-            return epoll.poll(0, _MOST_DESCRIPTORS)
-        if self._awake:
+    def _wait(self) -> list[tuple[int, int]]:
+        """What is ready. Waits for that, and no longer than until the first timer is due."""
+        epoll, end = self._epoll, self._timers.first
+        seconds = _FOR_EVER
+        if end < inf or self._awake:
             now = monotonic()
-            end = now + seconds
             turns = self._turns
             while now < self._awake and now < end and not turns.crowded(now):
                 found = epoll.poll(0, _MOST_DESCRIPTORS)
                 if found or self._foreign:
                     return found
                 now = turns.give_way()
-            seconds = max(end - now, 0.0)
+            seconds = min(max(end - now, 0.0), _FOR_EVER)
             self._awake = 0.0
         self._asleep = True
         try:

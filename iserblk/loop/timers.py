@@ -36,10 +36,13 @@ class Timer:
 
 
 class Timers:
-    """By time, and those of one time in the order in which they were added."""
+    """By time, and those of one time in the order in which they were added.
+
+    ``first``: when the first is due; math.inf: there is none."""
 
     def __init__(self) -> None:
-        self._heap: list[Timer] = []
+        self.first = math.inf
+        self._heap: list[Timer] = []  # never begins with one that is cancelled
         self._made = 0
         self._dead = 0  # entries of the heap that are cancelled
 
@@ -56,24 +59,18 @@ class Timers:
         self._made += 1
         timer = Timer(self, when, self._made, function)
         heappush(self._heap, timer)
+        self.first = self._heap[0].when
         return timer
-
-    def next(self) -> float:
-        """When the first is due; math.inf: there is none."""
-        heap = self._heap
-        while heap and heap[0].function is None:
-            heappop(heap)
-            self._dead -= 1
-        return heap[0].when if heap else math.inf
 
     def due(self, now: float) -> list[Timer]:
         """Take out those that are due. Each may be cancelled by one before it: the caller looks at
         its ``function`` only then, and sets it to None."""
         found: list[Timer] = []
-        while self.next() <= now:
+        while self.first <= now:
             timer = heappop(self._heap)
             timer.queued = False
             found.append(timer)
+            self._look()
         return found
 
     def run(self, now: float) -> None:
@@ -90,6 +87,7 @@ class Timers:
                         if each.function is not None:
                             each.queued = True
                             heappush(self._heap, each)
+                    self._look()
                     raise
 
     def cancelled(self) -> None:
@@ -100,3 +98,12 @@ class Timers:
             self._heap = [each for each in self._heap if each.function is not None]
             heapify(self._heap)
             self._dead = 0
+        self._look()
+
+    def _look(self) -> None:
+        """Which is the first."""
+        heap = self._heap
+        while heap and heap[0].function is None:
+            heappop(heap)
+            self._dead -= 1
+        self.first = heap[0].when if heap else math.inf

@@ -272,7 +272,7 @@ class TrioLoop:
             self._soon.popleft()()
 
     def _deadline(self) -> float:
-        return task_time() + max(0.0, self._timers.next() - monotonic())
+        return task_time() + max(0.0, self._timers.first - monotonic())
 
     async def _keep_time(self) -> None:
         """Body of a task, as long as there are timers."""

@@ -29,7 +29,7 @@ import trio
 from iserblk.disk.seam import DirectDisk, Extent, FlushClient
 from iserblk.errors import BadArgument, IserblkError, OutOfRange, RemoteProtocolError
 from iserblk.loop.blocking import hung_up
-from iserblk.loop.busy_polling import Pace
+from iserblk.loop.busy_polling import pace_of
 from iserblk.loop.here import loop_here
 from iserblk.loop.interrupts import uninterrupted
 from iserblk.loop.nap import Nap
@@ -164,7 +164,7 @@ class Client:
         self._stream: Stream = PlainStream(self._wire)
         self._group = group
         self._memory = memory
-        self._pace = Pace(busy_poll_us)
+        self._pace = pace_of(busy_poll_us)
         self._loop = loop_here()
         self._watch: Watch | None = None  # of the socket, in the transmission
         self._reads = True  # what the watch waits for
@@ -423,13 +423,17 @@ class Client:
         blocked = self._blocked
         if not (blocked or self._wants_input()):
             return  # that its peer is gone is found out when it is received from
-        self._pace.work()
+        pace = self._pace
+        if pace is not None:
+            pace.work()
         self._blocked = False
         self._turn(flush=blocked)
         self._look_on()
-        watch, pace = self._watch, self._pace
+        watch = self._watch
+        if pace is None or watch is None:
+            return
         alone = self._reads and self._transmission.open <= 1
-        if watch is not None and alone and pace.rest(self._answers):
+        if alone and pace.rest(self._answers):
             watch.expect(pace.until)
 
     def _look_on(self) -> None:

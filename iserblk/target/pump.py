@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from iserblk.errors import TransportError
-from iserblk.loop.busy_polling import Pace
+from iserblk.loop.busy_polling import pace_of
+from iserblk.loop.clock import monotonic
 from iserblk.loop.here import loop_here
 from iserblk.loop.seam import Watch
 from iserblk.target.iscsi.connection import TargetConnection
@@ -29,7 +30,7 @@ class Pump:
         self.problem: BaseException | None = None
         self._connection = connection
         self._fd = connection.fileno()
-        self._pace = Pace(busy_poll_us)
+        self._pace = pace_of(busy_poll_us)
         self._loop = loop_here()
         self._watch: Watch | None = None
         self._full = False  # the socket takes no more: output waits
@@ -74,18 +75,18 @@ class Pump:
         connection = self._connection
         connection.silent = 0
         pace = self._pace
-        connection.progress(pace.work())
+        connection.progress(monotonic() if pace is None else pace.work())
         if connection.done:
             self._stop()
             return
         self.output_waits()
-        awake = pace.rest(connection.answered)
+        awake = pace is not None and pace.rest(connection.answered)
         if self._in_login:
             if connection.parameters is None:
                 return
             self._in_login = False
             self._logged_in()
-        if awake and self._watch is not None:
+        if awake and pace is not None and self._watch is not None:
             self._watch.expect(pace.until)
 
     def unfinished(self) -> None:

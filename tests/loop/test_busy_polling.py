@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from iserblk.loop.busy_polling import CROWDED_S, ENOUGH, HITS, ROOM, SOBER_S, Pace, Turns
+from iserblk.loop.busy_polling import CROWDED_S, ENOUGH, HITS, ROOM, SOBER_S, Turns, pace_of
 from tests.support import clocks
 
 
@@ -35,7 +35,9 @@ class Conversation:
         self.answered = 0
         self.awake = 0.0
         self.limit = limit_us * 1e-6
-        self.pace = Pace(limit_us)
+        pace = pace_of(limit_us)
+        assert pace is not None
+        self.pace = pace
 
     def commands(self, count: int, gap_us: float, at_once: int = 1) -> None:
         for _ in range(count):
@@ -96,17 +98,15 @@ def test_it_stays_awake_in_proportion_to_what_messages_usually_take(clock: Clock
     assert talk.awake == pytest.approx(1000e-6)
 
 
-def test_never_when_told_so(clock: Clock) -> None:
-    talk = Conversation(clock, limit_us=0)
-    talk.commands(100, gap_us=0)
-    assert talk.asked == 0
+@pytest.mark.usefixtures("clock")
+def test_never_when_told_so() -> None:
+    assert pace_of(0) is None
+    assert pace_of(1) is not None
 
 
-def test_never_on_one_processor(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_never_on_one_processor(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda _pid: {3})
-    talk = Conversation(clock)
-    talk.commands(100, gap_us=100)
-    assert talk.asked == 0
+    assert pace_of(300) is None
 
 
 def test_a_thread_that_waits_long_for_the_processor_sleeps_for_a_while(

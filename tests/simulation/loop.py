@@ -233,9 +233,9 @@ class SimulatedLoop:
             due.append(self._call)
         if self._foreign:
             due.append(self._call_foreign)
-        if self._timers.next() <= now:
+        if self._timers.first <= now:
             due.append(self._ring)
-        if self._world.next() <= now:
+        if self._world.first <= now:
             due.append(self._change)
         if self._touched:
             due.append(self._look)
@@ -288,7 +288,7 @@ class SimulatedLoop:
 
     def due(self) -> float:
         """When the next thing happens that is known here."""
-        return min(self._timers.next(), self._world.next())
+        return min(self._timers.first, self._world.first)
 
     def advance(self, when: float) -> None:
         self._now = max(self._now, when)

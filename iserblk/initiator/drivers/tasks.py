@@ -27,7 +27,7 @@ from iserblk.initiator.session.driving import LOGOUT_S, STALLED_S, TICK_S
 from iserblk.initiator.session.logout import CLOSE_S, fill_logout
 from iserblk.initiator.session.session import Session
 from iserblk.loop import strands
-from iserblk.loop.busy_polling import FEW, Pace
+from iserblk.loop.busy_polling import FEW, pace_of
 from iserblk.loop.clock import monotonic
 from iserblk.loop.here import loop_here
 from iserblk.loop.interrupts import uninterrupted
@@ -102,7 +102,7 @@ class TrioDriver:
         self._quiet = GATHER_QUIET
         self._seen = self._silent = 0  # commands, and turns without another one
         self._again = False  # ``progress`` is to be called
-        self._pace = Pace(session.busy_poll_us)
+        self._pace = pace_of(session.busy_poll_us)
         self._broken: BaseException | None = None
         self._answered = 0
         self._came = 0  # answers, the last time
@@ -182,7 +182,8 @@ class TrioDriver:
 
     def _wake_up(self) -> float:
         """Returns the time (monotonic seconds)."""
-        now = self._pace.work()
+        pace = self._pace
+        now = monotonic() if pace is None else pace.work()
         self._look_back(now)
         if self._came < SINGLY and self.session.queue.busy >= BUSY:
             # The target answers one command after the other, and each answer wakes us. Let it, or
@@ -263,10 +264,9 @@ class TrioDriver:
         return self.session.error is not None or self.session.suspended is not None
 
     def _rest(self) -> None:
-        watch = self._watch
-        if watch is None or self.session.queue.busy > FEW:
+        watch, pace = self._watch, self._pace
+        if pace is None or watch is None or self.session.queue.busy > FEW:
             return
-        pace = self._pace
         if pace.rest(self._answered):
             watch.expect(pace.until)
 
