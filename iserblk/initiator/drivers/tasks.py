@@ -90,6 +90,7 @@ class TrioDriver:
     def __init__(self, session: Session) -> None:
         self.session = session
         self.ladder = Ladder(session)
+        self._queue = session.queue
         self._batch = False  # of answers: what their tasks and strands submit is sent at its end
         self._lately = 0.0
         self._tick_due = math.inf
@@ -180,24 +181,19 @@ class TrioDriver:
 
     # -- a turn -----------------------------------------------------------------------------------
 
-    def _wake_up(self) -> float:
-        """Returns the time (monotonic seconds)."""
+    def _come(self) -> None:
+        """Answers have come, or the socket takes more."""
+        if not self.session.life.connected:
+            self._withdraw()  # what is there to be read is not ours
+            return
         pace = self._pace
         now = monotonic() if pace is None else pace.work()
         self._look_back(now)
-        if self._came < SINGLY and self.session.queue.busy >= BUSY:
+        if self._came < SINGLY and self._queue.busy >= BUSY:
             # The target answers one command after the other, and each answer wakes us. Let it, or
             # the client, have this processor if they wait for one: what they do meanwhile is then
             # taken in at once. Else this returns immediately.
             os.sched_yield()
-        return now
-
-    def _come(self) -> None:
-        """Answers have come, or the socket takes more."""
-        if self._without_connection():
-            self._withdraw()  # what is there to be read is not ours
-            return
-        now = self._wake_up()
         try:
             for _ in range(MOST_BATCHES):
                 count, resumed = self._take_answers(now)
@@ -209,7 +205,7 @@ class TrioDriver:
                     return
                 self._send_batch()
                 # With few under way none is answered as quickly as that.
-                if not resumed or self.session.queue.busy <= FEW or self._without_connection():
+                if not resumed or self._queue.busy <= FEW or self._without_connection():
                     break
         except BaseException as error:
             self._broke(error)
@@ -235,17 +231,17 @@ class TrioDriver:
         given its slot back. trio runs the tasks of a turn in any order, as a rule in theirs or in
         the reverse one; so ours, though it was scheduled behind them, may come before them. Then
         they have all run in the turn after that."""
-        queue = self.session.queue
+        queue = self._queue
         return queue.cmd_sn - queue.busy  # (a CmdSN that begins anew costs one turn)
 
     def _take_answers(self, now: float) -> tuple[int, int]:
         """Returns how many commands have ended, and how many strands were resumed. ``_send_batch``
         is to follow."""
-        session, queue = self.session, self.session.queue
+        queue = self._queue
         queue.corked = self._strands.held = self._batch = True
         count = 0
         try:
-            count = session.progress(now)
+            count = self.session.progress(now)
         finally:
             queue.corked = self._strands.held = False
             resumed = self._strands.run()
@@ -255,17 +251,18 @@ class TrioDriver:
 
     def _send_batch(self) -> None:
         self._batch = False
-        self.session.queue.flush()
+        if self._queue.unsent:
+            self._queue.flush()
         self._look_at_output()
 
     def _without_connection(self) -> bool:
-        # A function of its own: the compiler takes a field that a condition has narrowed to None
-        # for None until the next assignment, whatever the calls in between have done to it.
-        return self.session.error is not None or self.session.suspended is not None
+        # A function of its own: the compiler takes a field that a condition has looked at as it was
+        # until the next assignment, whatever the calls in between have done to it.
+        return not self.session.life.connected
 
     def _rest(self) -> None:
         watch, pace = self._watch, self._pace
-        if pace is None or watch is None or self.session.queue.busy > FEW:
+        if pace is None or watch is None or self._queue.busy > FEW:
             return
         if pace.rest(self._answered):
             watch.expect(pace.until)
@@ -307,16 +304,17 @@ class TrioDriver:
         self._progress()
 
     def flush_soon(self) -> None:
-        if self.session.queue.unsent >= GATHER_COMMANDS:
-            self.session.queue.flush()  # the target can begin, while more may come
+        queue = self._queue
+        if queue.unsent >= GATHER_COMMANDS:
+            queue.flush()  # the target can begin, while more may come
             return
         if self._batch:
             return
         # How many were under way lately, not now: with a front-end that hands over one request per
         # turn, each would be answered before the next, and none would ever be gathered.
-        self._lately = max(self.session.queue.busy, self._lately * GATHER_DECAY)
+        self._lately = max(queue.busy, self._lately * GATHER_DECAY)
         if self._lately < GATHER_FROM:
-            self.session.queue.flush()
+            queue.flush()
         else:
             self._gather_soon(GATHER_QUIET)
 
@@ -330,9 +328,11 @@ class TrioDriver:
         if held:
             return
         self._batch = False
-        queue = self.session.queue
+        queue = self._queue
         unsent = queue.unsent
-        if 0 < unsent < GATHER_COMMANDS and queue.busy - unsent >= GATHER_BESIDE:
+        if not unsent:
+            return
+        if unsent < GATHER_COMMANDS and queue.busy - unsent >= GATHER_BESIDE:
             # There are other clients, and some may be about to begin commands in this turn, too:
             # a send for each would cost as much as all else that a command costs.
             self._gather_soon(1)
@@ -349,14 +349,14 @@ class TrioDriver:
             self._loop.call_soon(self._gather)
 
     def _gather(self) -> None:
-        unsent = self.session.queue.unsent
+        unsent = self._queue.unsent
         self._silent = self._silent + 1 if unsent == self._seen else 0
         self._seen = unsent
         if self._silent < self._quiet and unsent < GATHER_COMMANDS:
             self._loop.call_soon(self._gather)
             return
         self._gathering = False
-        self._unless_broken(self.session.queue.flush)
+        self._unless_broken(self._queue.flush)
 
     def _go_on(self) -> None:
         self._again = False

@@ -56,18 +56,20 @@ TABLE: dict[tuple[State, Event], State] = {
 class Life:
     """The state of a session. Only the session changes ``state``, by ``enter``.
 
-    ``error``: why it has ENDED; None before. ``absence``: while there is no connection, the latest
-    known reason; otherwise without meaning.
+    ``connected``: there is a connection, in full feature phase. ``error``: why it has ENDED; None
+    before. ``absence``: while there is no connection, the latest known reason; otherwise without
+    meaning.
 
     What the end of a connection means is decided by these: ``leaving``: a logout of the whole
     session was sent, and connections that end are no loss. ``over``: the target has ended the
     session, with all connections. Both last until CLEAN. ``spent``: only a fresh session will do.
     """
 
-    __slots__ = ("_absence", "error", "leaving", "over", "spent", "state")
+    __slots__ = ("_absence", "connected", "error", "leaving", "over", "spent", "state")
 
     def __init__(self) -> None:
         self.state = State.FREE
+        self.connected = False
         self.leaving = False
         self.over = False
         self.spent = False
@@ -84,11 +86,6 @@ class Life:
     def still_absent(self, why: IserblkError) -> None:
         """Note a later reason why there is no connection."""
         self._absence[:] = [why]
-
-    @property
-    def connected(self) -> bool:
-        state = self.state
-        return state is State.LOGGED_IN or state is State.LOGGING_OUT
 
     @property
     def absent(self) -> bool:
@@ -109,4 +106,5 @@ class Life:
             self.error = why
         elif event is Event.CLEAN:
             self.leaving = self.over = False
+        self.connected = after is State.LOGGED_IN or after is State.LOGGING_OUT
         self.state = after  # last: an interrupt before it has changed nothing

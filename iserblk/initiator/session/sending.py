@@ -75,7 +75,8 @@ class SendQueue:
     ``connection``: the default connection, which is kept after its loss. ``connections``: all of
     them. ``descriptors``: of a session that may have several connections; else None. ``corked``: a
     driver sets it while more submissions are about to come, and calls ``flush`` itself.
-    ``gives_up``: what is submitted without a connection fails at once (see ``ending``).
+    ``gives_up``: what is submitted without a connection fails at once (see ``ending``). ``busy``:
+    slots that are taken, in flight or not. ``unsent``: commands that wait for ``flush``.
     """
 
     def __init__(
@@ -99,6 +100,8 @@ class SendQueue:
         self.driver: SessionDriver = Undriven(self.flush)
         self.waiting: Final[FairQueue[TaskSlot]] = FairQueue()  # submitted, and QUEUED
         self.max_cmd_sn = 0
+        self.busy = 0
+        self.unsent = 0
         self._life = life
         self._io_timeout = io_timeout
         self._free = list(reversed(self.tasks))
@@ -151,6 +154,7 @@ class SendQueue:
             if slot is None:
                 return None
         slot.state = TAKEN
+        self.busy += 1
         return slot
 
     def _take_or_wait(self, waiter: Waiter) -> TaskSlot | None:
@@ -190,6 +194,7 @@ class SendQueue:
         except IndexError:
             return None
         slot.state = TAKEN
+        self.busy += 1
         return slot
 
     def forget(self, waiter: Waiter) -> None:
@@ -230,6 +235,7 @@ class SendQueue:
         slot.waiter = NOBODY  # and the buffers that this has
         slot.last = -1
         slot.deadline = 0.0
+        self.busy -= 1
         self._free.append(slot)
         if self._takers.entries:
             taker = self._promise()
@@ -430,6 +436,7 @@ class SendQueue:
             slot.connection = where
             return False
         connection.begun += 1
+        self.unsent += 1
         if self.descriptors is not None:
             connection.bytes_begun += length
         if pieces and data is not None:
@@ -487,6 +494,7 @@ class SendQueue:
 
     def flush(self) -> None:
         """Send what is queued. See Connection."""
+        self.unsent = 0
         descriptors = self.descriptors
         if descriptors is None:
             if self.connection.flush():
@@ -776,18 +784,6 @@ class SendQueue:
         return type(error)(str(error))
 
     @property
-    def unsent(self) -> int:
-        """PDUs that wait for ``flush``."""
-        if self.descriptors is None:
-            return len(self.connection.datamover.queued)
-        return sum(len(connection.datamover.queued) for connection in self.connections.copy())
-
-    @property
-    def busy(self) -> int:
-        """Slots that are taken, in flight or not. Cheap, for heuristics."""
-        return self._in_play - len(self._free)
-
-    @property
     def sent(self) -> int:
         """Commands that the target has, and has not answered."""
         return sum(slot.state >= SENT for slot in self.tasks)
@@ -966,6 +962,7 @@ class SendQueue:
         self.connection = fresh.connection
         self.connections[:] = fresh.connections
         self._choose_anew()
+        self.unsent = 0
         self.descriptors = fresh.descriptors
         self.portal = fresh.portal
         self.max_cmd_sn = fresh.max_cmd_sn
