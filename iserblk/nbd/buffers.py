@@ -46,14 +46,16 @@ class Intake:
 class Memory:
     """Of one server, used by one thread. ``used``: bytes of requests of all clients. ``open``: how
     many requests these are. ``guaranteed``: bytes that each client may have in any case. ``kept``:
-    bytes that are kept for requests to come, those that clients keep included."""
+    bytes that are kept for requests to come, those that clients keep included. ``starved``: clients
+    wait for what others have. ``given_back``: something was, since ``share_out`` has looked."""
 
     def __init__(self, total: int = TOTAL_BYTES) -> None:
         self.total = total
         self.used = 0
         self.open = 0
         self.guaranteed = GUARANTEED
-        self._given_back = False
+        self.starved = False
+        self.given_back = False
         self._waiting: dict[Callable[[], None], None] = {}  # oldest first
         self._buffers: dict[int, list[bytearray]] = {}
         self.kept = 0
@@ -69,31 +71,22 @@ class Memory:
     def wait(self, wake: Callable[[], None]) -> None:
         """``wake`` is called once, when bytes have been given back."""
         self._waiting[wake] = None
+        self.starved = True
 
     def forget(self, wake: Callable[[], None]) -> None:
         self._waiting.pop(wake, None)
-
-    @property
-    def starved(self) -> bool:
-        """Clients wait for what others have."""
-        return bool(self._waiting)
+        self.starved = bool(self._waiting)
 
     def give_back(self, length: int) -> None:
         """So many bytes of ``used`` are free again; ``share_out`` is to follow."""
         self.used -= length
-        self._given_back = True
-
-    def end(self, cost: int) -> None:
-        """As ``give_back``, of a request that is not open any more."""
-        self.open -= 1
-        self.used -= cost
-        self._given_back = True
+        self.given_back = True
 
     def share_out(self) -> None:
         """Where something was given back: clients that wait look again, in the order in which they
         came."""
-        if self._waiting and self._given_back:
-            self._given_back = False
+        if self.starved and self.given_back:
+            self.starved = self.given_back = False
             waiting, self._waiting = self._waiting, {}
             for wake in waiting:
                 wake()

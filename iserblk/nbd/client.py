@@ -42,7 +42,7 @@ from iserblk.nbd.exports import Export
 from iserblk.nbd.handshake import Handshake, Look, State, Tls
 from iserblk.nbd.limited_log import ClientLogs
 from iserblk.nbd.long_changes import LONG
-from iserblk.nbd.tls import PlainStream, TlsStream
+from iserblk.nbd.tls import TlsStream
 from iserblk.nbd.transmission import Request, Transmission
 from iserblk.sockets.wire import WOULD_BLOCK, wire
 
@@ -69,18 +69,6 @@ class Stream(Protocol):
     def send(self, buffers: list[bytes | memoryview], size: int) -> int: ...
 
     def receive(self, buffers: list[memoryview]) -> int: ...
-
-    def pending(self) -> bool:
-        """``receive`` may have something that the socket does not show."""
-        ...
-
-    def flush(self) -> bool:
-        """Send what ``send`` has taken and kept; whether nothing is left."""
-        ...
-
-    def close_notify(self) -> None:
-        """Nothing follows. Does not wait, and raises nothing."""
-        ...
 
 
 class PausedConnection(NamedTuple):
@@ -161,7 +149,8 @@ class Client:
         self.name = name
         self._sock = sock
         self._wire = wire(sock, end_of_record=False)
-        self._stream: Stream = PlainStream(self._wire)
+        self._stream: Stream = self._wire
+        self._tls: TlsStream | None = None  # the stream, where there is TLS
         self._group = group
         self._memory = memory
         self._pace = pace_of(busy_poll_us)
@@ -245,11 +234,15 @@ class Client:
                 await until_writable(self._sock)
             else:
                 await until_readable(self._sock)
-        self._stream = stream
+        self._stream = self._tls = stream
+
+    def _all_has_left(self) -> bool:
+        """TLS may keep a part of what it was given."""
+        return self._tls is None or self._tls.flush()
 
     async def _send_all(self, data: bytes) -> None:
         rest: bytes | memoryview = memoryview(data)
-        while rest or not self._stream.flush():
+        while rest or not self._all_has_left():
             count = self._stream.send([rest], len(rest)) if rest else WOULD_BLOCK
             if count == WOULD_BLOCK:
                 await until_writable(self._sock)
@@ -297,7 +290,8 @@ class Client:
         self._stopped = True
         self._wake()
         if not self._handed_over:  # else what comes is for another process
-            self._stream.close_notify()
+            if self._tls is not None:
+                self._tls.close_notify()
             self._drop_unreceived()
         transmission.close()
 
@@ -421,7 +415,7 @@ class Client:
     def _come(self) -> None:
         """Requests have come, or the end of the connection; or the socket takes more."""
         blocked = self._blocked
-        if not (blocked or self._wants_input()):
+        if not (blocked or self._reads):
             return  # that its peer is gone is found out when it is received from
         pace = self._pace
         if pace is not None:
@@ -441,7 +435,14 @@ class Client:
         watch, transmission = self._watch, self._transmission
         if watch is None or self._ended.is_set():
             return
-        reads, writes = self._wants_input(), self._blocked
+        writes = self._blocked
+        reads = not (
+            self._over
+            or writes
+            or transmission.held
+            or transmission.open >= MANY
+            or (transmission.paused and not transmission.midway)
+        )
         if self._over and not (transmission.open or transmission.held or writes):
             self._ended.set()
         if reads is not self._reads or writes is not self._writes:
@@ -464,27 +465,19 @@ class Client:
             self._turn(receive=receive or self._transmission.open + len(self._done) >= MANY)
             self._look_on()
 
-    def _wants_input(self) -> bool:
-        transmission = self._transmission
-        return not (
-            self._over
-            or self._blocked
-            or transmission.held
-            or transmission.open >= MANY
-            or (transmission.paused and not transmission.midway)
-        )
-
     def answered(self, request: Request) -> None:
         """Implements Answered."""
         self._done.append(request)
         if self._closing:
             self._ending.wake()
-        self._wake()
+        if not self._woken:  # as ``_wake``, without its call
+            self._woken = True
+            self._strand.wake()
 
     def told(self, losses: int) -> None:
         """Implements Answered. The answer is in the socket, where its client reads it, as a rule;
         ``_Hearing`` looks whether it has."""
-        if self._stream.flush():  # TLS may keep a part
+        if self._all_has_left():
             self._hearing.told(losses)
 
     def _wake(self) -> None:
@@ -517,7 +510,8 @@ class Client:
                 self._send()  # refusals
                 if transmission.held and not self._blocked:
                     self._receive_soon()  # perhaps it was for their number
-            self._memory.share_out()
+            if self._memory.starved:
+                self._memory.share_out()
             if transmission.starved:
                 self._memory.wait(self._wake)
         except RemoteProtocolError as error:
@@ -552,7 +546,7 @@ class Client:
             self._look_whether_still(self._still)
 
     def _receive(self) -> None:
-        transmission, stream = self._transmission, self._stream
+        transmission, stream, tls = self._transmission, self._stream, self._tls
         for _ in range(_MOST_RECEIVES):
             if self._over or self._blocked:
                 break
@@ -568,7 +562,7 @@ class Client:
                 self._over = True
                 return
             self._begin(transmission.received(count))
-            if not stream.pending():
+            if tls is None or not tls.pending():
                 break
         else:
             # What it has brought about, and the other clients, have their turn before the rest,
@@ -587,7 +581,7 @@ class Client:
         count = self._stream.send(out, size) if size else 0
         if count != WOULD_BLOCK:
             transmission.sent(count)
-        if transmission.out_size or not self._stream.flush():
+        if transmission.out_size or (self._tls is not None and not self._tls.flush()):
             self._blocked = True
 
     def _begin(self, requests: list[Request]) -> None:

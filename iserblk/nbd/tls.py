@@ -90,23 +90,6 @@ def _keys(path: str) -> dict[str, bytes]:
     return keys
 
 
-class PlainStream:
-    """Implements Stream without TLS."""
-
-    def __init__(self, wire: Wire) -> None:
-        self.send = wire.send
-        self.receive = wire.receive
-
-    def pending(self) -> bool:
-        return False
-
-    def flush(self) -> bool:
-        return True
-
-    def close_notify(self) -> None:
-        pass
-
-
 class TlsStream:
     """Implements Stream behind TLS, whose handshake is done by ``shake_hands``.
 
@@ -168,6 +151,7 @@ class TlsStream:
                 return count
 
     def pending(self) -> bool:
+        """``receive`` may have something that the socket does not show."""
         return self._decrypted
 
     def send(self, buffers: list[bytes | memoryview], size: int) -> int:
@@ -183,7 +167,7 @@ class TlsStream:
         return taken
 
     def flush(self) -> bool:
-        """Send records that were made; whether all have left."""
+        """Send what ``send`` has taken and kept; whether nothing is left."""
         while True:
             if not self._unsent:
                 self._unsent = self._out.read()
@@ -195,6 +179,7 @@ class TlsStream:
             self._unsent = self._unsent[count:]
 
     def close_notify(self) -> None:
+        """Nothing follows. Does not wait, and raises nothing."""
         with contextlib.suppress(OSError, ValueError):
             self._tls.unwrap()  # whose answer is not waited for
         with contextlib.suppress(OSError):

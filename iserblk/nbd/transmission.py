@@ -33,6 +33,7 @@ from iserblk.nbd.buffers import (
     GUARANTEED_REQUESTS,
     HEADROOM,
     INTAKE,
+    KEPT_BYTES,
     LEAST,
     TOTAL_REQUESTS,
     Intake,
@@ -688,10 +689,12 @@ class Transmission:
         self.open -= 1
         cost = request.cost
         self._used -= cost
-        memory.end(cost)
+        memory.open -= 1
+        memory.used -= cost
+        memory.given_back = True
         if request.command == nbd.READ:
             length = request.length
-            if memory.keeps(cost) or self._forget_others(length, cost):
+            if memory.kept + cost <= KEPT_BYTES or self._forget_others(length, cost):
                 # With its buffer and views: most clients ask for the same length again.
                 memory.kept += cost
                 self._idle_reads.setdefault(length, []).append(request)
