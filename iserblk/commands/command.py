@@ -95,7 +95,8 @@ class Command:
     Data-Out, of ``length`` bytes, and ``data_in`` the Data-In. ``first``/``last``: the blocks of
     ``lun`` that it may change, for the range lock; none when last < first; ``last`` is ANYTHING
     where what it does is not known. ``deadline``: when it is aborted (monotonic seconds); 0 until
-    ``submit`` where the caller sets none. ``waiter`` is told of its end.
+    ``submit`` where the caller sets none; ``begun`` then is when that was (in nanoseconds).
+    ``waiter`` is told of its end.
 
     Result: ``error`` (then nothing else counts), or ``status``, ``response`` (0, unless the target
     has no status to tell), ``residual`` (bytes; less moved than asked: positive; more: negative),
@@ -121,6 +122,7 @@ class Command:
     direction: int
     first: int
     last: int
+    begun: int
     waiter: Waiter
     status: int
     response: int
@@ -167,6 +169,7 @@ class PlainCommand(Command):
 
     __slots__ = (
         "attribute",
+        "begun",
         "cdb",
         "data",
         "data_in",
@@ -203,6 +206,7 @@ class PlainCommand(Command):
         self.direction = NO_DATA
         self.first = 0
         self.last = -1
+        self.begun = 0
         self.waiter = NOBODY
         self.status = 0
         self.response = 0

@@ -11,7 +11,6 @@ Where login has agreed on it, the connection begins with Hello and HelloReply (m
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable
 
 from iserblk.datamover import hello
@@ -101,8 +100,7 @@ class IserInitiator:
         self.inline_size = inline_size
         self._send = SEND_SE if qp.solicits else SEND
         self._allocation = Allocation()
-        # Submitting threads append, the thread that flushes pops: both operations are atomic.
-        self.queued: deque[WorkRequest] = deque()
+        self.queued: list[WorkRequest] = []
 
     # -- down -------------------------------------------------------------------------------------
 
@@ -247,8 +245,9 @@ class IserInitiator:
 
     def flush(self) -> bool:
         queued = self.queued
-        while queued:
-            self.qp.post([queued.popleft() for _ in range(len(queued))])
+        if queued:
+            self.queued = []
+            self.qp.post(queued)
         return True
 
     def deallocate_task_resources(self, slot: PduSlot, invalidated: int) -> None:
@@ -280,7 +279,6 @@ class IserInitiator:
         self.qp.disconnect()
 
     def connection_terminate(self) -> None:
-        # ``queued`` is not cleared: another thread may be popping from it; its post then raises.
         self.qp.close()
 
     # -- up ---------------------------------------------------------------------------------------

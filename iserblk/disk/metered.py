@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from iserblk.commands.command import Command, Waiter
+from iserblk.commands.command import Command
 from iserblk.disk.lun.operations import DiskCore
 from iserblk.disk.seam import (
     AsyncLun,
@@ -18,7 +18,7 @@ from iserblk.disk.seam import (
     LossCount,
     LunInfo,
 )
-from iserblk.loop.clock import nanoseconds
+from iserblk.loop.clock import monotonic, nanoseconds
 from iserblk.metrics.counting import (
     BYTES,
     ERRORS,
@@ -48,12 +48,12 @@ class _Timed:
         self._start = nanoseconds()
 
     def __exit__(self, kind: object, error: object, traceback: object) -> None:
-        count(self._metrics, self._operation, self._start, self._length, error is not None)
+        took = nanoseconds() - self._start
+        count(self._metrics, self._operation, took, self._length, error is not None)
 
 
-def count(metrics: LunMetrics, operation: int, start: int, length: int, failed: bool) -> None:
-    """Count a request that began at ``start`` (ns of the clock) and has ended."""
-    took = nanoseconds() - start
+def count(metrics: LunMetrics, operation: int, took: int, length: int, failed: bool) -> None:
+    """Count a request that took so many nanoseconds."""
     row = metrics.of_this_thread.rows[operation]
     row[index_of(took)] += 1
     row[NANOSECONDS] += took
@@ -73,21 +73,20 @@ def _succeeded(row: list[int], took: int, length: int) -> None:
 
 
 class MeteredAsync:
-    """Implements AsyncLun: passes each call on to another disk, and counts it. ``slots``: task
-    slots of the other disk's session."""
+    """Implements AsyncLun: passes each call on to another disk, and counts it. When a command was
+    begun it says itself."""
 
-    def __init__(self, disk: AsyncLun, metrics: LunMetrics, slots: int) -> None:
+    def __init__(self, disk: AsyncLun, metrics: LunMetrics) -> None:
         self.disk = disk
+        self.begin_read = disk.begin_read
+        self.begin_write = disk.begin_write
         self.begin_batch = disk.begin_batch
         self.end_batch = disk.end_batch
         self.abandon = disk.abandon
         self.check_here = disk.check_here
         self.take_over = disk.take_over
-        self._begin_read = disk.begin_read
-        self._begin_write = disk.begin_write
         self._end_read = disk.end_read
         self._end_write = disk.end_write
-        self._starts = [0] * slots  # of commands that are begun, by the index of their slot
         self._read = disk.read_into
         self._write = disk.write
         self._metrics = metrics
@@ -127,7 +126,7 @@ class MeteredAsync:
         try:
             await self._read(buffer, offset, deadline)
         except BaseException:
-            count(self._metrics, READ, start, 0, True)
+            count(self._metrics, READ, nanoseconds() - start, 0, True)
             raise
         took = nanoseconds() - start
         _succeeded(self._rows[READ], took, len(buffer))
@@ -139,7 +138,7 @@ class MeteredAsync:
         try:
             await self._write(buffer, offset, fua, deadline)
         except BaseException:
-            count(self._metrics, WRITE, start, 0, True)
+            count(self._metrics, WRITE, nanoseconds() - start, 0, True)
             raise
         took = nanoseconds() - start
         _succeeded(self._rows[WRITE], took, len(buffer))
@@ -185,47 +184,31 @@ class MeteredAsync:
     ) -> CommandResult:
         return await self.disk.command(cdb, data_in, data_out, timeout_s=timeout_s)
 
-    def begin_read(self, buffer: memoryview, offset: int, waiter: Waiter) -> Command | None:
-        start = nanoseconds()
-        slot = self._begin_read(buffer, offset, waiter)
-        if slot is not None:
-            self._starts[slot.index] = start
-        return slot
-
-    def begin_write(self, buffer: memoryview, offset: int, waiter: Waiter) -> Command | None:
-        start = nanoseconds()
-        slot = self._begin_write(buffer, offset, waiter)
-        if slot is not None:
-            self._starts[slot.index] = start
-        return slot
-
     def end_read(self, slot: Command) -> float:
         """One that goes on counts as a request of its own, from there."""
-        index, length = slot.index, slot.length
+        begun, length = slot.begun, slot.length
         try:
             deadline = self._end_read(slot)
         except BaseException:
-            count(self._metrics, READ, self._starts[index], 0, True)
+            count(self._metrics, READ, int(monotonic() * 1e9) - begun, 0, True)
             raise
         if not deadline:
-            took = nanoseconds() - self._starts[index]
-            _succeeded(self._rows[READ], took, length)
+            _succeeded(self._rows[READ], int(monotonic() * 1e9) - begun, length)
         return deadline
 
     def end_write(self, slot: Command) -> float:
-        index, length = slot.index, slot.length
+        begun, length = slot.begun, slot.length
         try:
             deadline = self._end_write(slot)
         except BaseException:
-            count(self._metrics, WRITE, self._starts[index], 0, True)
+            count(self._metrics, WRITE, int(monotonic() * 1e9) - begun, 0, True)
             raise
         if not deadline:
-            took = nanoseconds() - self._starts[index]
-            _succeeded(self._rows[WRITE], took, length)
+            _succeeded(self._rows[WRITE], int(monotonic() * 1e9) - begun, length)
         return deadline
 
 
 def metered_async(disk: AsyncLun, core: DiskCore) -> AsyncLun:
     if not core.metrics.served_at:
         return disk
-    return MeteredAsync(disk, core.metrics, len(core.session.queue.tasks))
+    return MeteredAsync(disk, core.metrics)

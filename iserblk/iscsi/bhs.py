@@ -115,12 +115,6 @@ MOST_SENSE: Final = 252  # bytes (SPC-4, Sense data: ADDITIONAL SENSE LENGTH is 
 _ANY_BUFFER = bytes | bytearray | memoryview
 
 
-def window_size(cmd_sn: int, max_cmd_sn: int) -> int:
-    """How many commands from ``cmd_sn`` on the target takes; 0 or less: the window is closed."""
-    size = (max_cmd_sn - cmd_sn + 1) & 0xFFFFFFFF
-    return size if size < 1 << 31 else size - (1 << 32)
-
-
 def check_untrusted(message: _ANY_BUFFER, at: int) -> None:
     """Check that a whole BHS is at ``message[at]``."""
     if len(message) - at < BHS_LENGTH:

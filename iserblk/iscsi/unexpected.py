@@ -34,40 +34,40 @@ def category(opcode: int, ttt: int) -> str:
 
 class FromInitiator:
     """The unexpected PDUs of an initiator that are outstanding at its target. ``limit``: what the
-    target declared.
+    target declared. ``cmd_sns``: of those outstanding, oldest first.
 
     A PDU with CmdSN x is retired when a PDU without the I bit has left behind it, with CmdSN y, and
     the target has answered with an ExpCmdSN of y + 1 or more (8.1.1.3). x is the number of the next
     PDU without the I bit, so y is x, and an ExpCmdSN behind x retires it.
     """
 
-    __slots__ = ("_cmd_sns", "limit")
+    __slots__ = ("cmd_sns", "limit")
 
     def __init__(self, limit: int = NO_LIMIT) -> None:
         self.limit = limit
-        self._cmd_sns: deque[int] = deque()  # of those outstanding, oldest first
+        self.cmd_sns: deque[int] = deque()
 
     @property
     def outstanding(self) -> int:
-        return len(self._cmd_sns)
+        return len(self.cmd_sns)
 
     @property
     def full(self) -> bool:
         """No unexpected PDU may be sent."""
-        return self.limit != NO_LIMIT and len(self._cmd_sns) >= self.limit
+        return self.limit != NO_LIMIT and len(self.cmd_sns) >= self.limit
 
     def sent(self, cmd_sn: int) -> None:
         if self.limit != NO_LIMIT:
-            self._cmd_sns.append(cmd_sn)
+            self.cmd_sns.append(cmd_sn)
 
     def clear(self) -> None:
         """All connections that carried any are over, and with them what the target had for these
         PDUs."""
-        self._cmd_sns.clear()
+        self.cmd_sns.clear()
 
     def answered(self, exp_cmd_sn: int) -> None:
         """A PDU of the target has come, with this ExpCmdSN."""
-        cmd_sns = self._cmd_sns
+        cmd_sns = self.cmd_sns
         while cmd_sns and serial_lt(cmd_sns[0], exp_cmd_sn):
             cmd_sns.popleft()
 

@@ -5,9 +5,8 @@ It is shaped like verbs, so that the same iSER code runs over software iWARP
 (``iserblk.rcap.verbs``). It uses no trio and no clock: a driver of the caller does the waiting (see
 ``docs/front-ends.md``).
 
-Threads: ``post``, ``post_receive``, ``advertise`` and ``retire`` may be called from any thread at
-any time. ``progress`` may be called from any thread, but by one thread at a time; the drivers
-ensure that.
+A queue pair belongs to one thread, that of the loop which waits for it. Only ``disconnect`` may be
+called from others.
 
 Sources: RFC 5040, RFC 5041 (DDP/RDMAP semantics), RFC 7145 section 2.1 (terms).
 """

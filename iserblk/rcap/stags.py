@@ -8,15 +8,11 @@ Index 0 is never handed out: no STag is 0. Providers use index 0 for the sinks o
 
 A table belongs to one queue pair, so an STag of another stream is simply unknown here: that is the
 check "STag associated with the stream" of RFC 5042 section 6.3.
-
-Threads: any thread may call ``advertise``. ``valid`` is cleared under the provider's receive lock,
-which is held for every placement.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from threading import Lock
 from typing import Final
 
 from iserblk.errors import LocalProtocolError
@@ -58,10 +54,9 @@ class Region:
 class StagTable:
     """All STags of one queue pair."""
 
-    __slots__ = ("_free", "_lock", "regions")
+    __slots__ = ("_free", "regions")
 
     def __init__(self) -> None:
-        self._lock = Lock()
         # regions[0] is never valid, so that index 0 needs no test of its own.
         self.regions: list[Region] = [
             Region(index << KEY_BITS) for index in range(FIRST_ENTRIES + 1)
@@ -98,13 +93,12 @@ class StagTable:
     def _grow(self) -> Region:
         """A new region, as long as there may be more; else one that is free. Raises IndexError when
         none is."""
-        with self._lock:
-            index = len(self.regions)
-            if index > MAX_INDEX:
-                return self._free.popleft()
-            region = Region(index << KEY_BITS)
-            self.regions.append(region)
-            return region
+        index = len(self.regions)
+        if index > MAX_INDEX:
+            return self._free.popleft()
+        region = Region(index << KEY_BITS)
+        self.regions.append(region)
+        return region
 
     def find(self, stag: int) -> Region | None:
         """The valid region of ``stag``, or None."""

@@ -1,19 +1,18 @@
-"""The QueuePair suite, continued: how connections end, and threads."""
+"""The QueuePair suite, continued: how connections end."""
 
 from __future__ import annotations
 
 import json
 import select
-import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 
 from iserblk.errors import ConnectionLost
 from iserblk.rcap import seam
 from tests.contract.conftest import Provider
-from tests.rcap.wire import PATIENCE_S, Driver, busy, pattern, rdma_request, send_request
+from tests.rcap.wire import PATIENCE_S, Driver, busy, rdma_request, send_request
 
 Connect = Callable[..., Driver]
 READ, WRITE = seam.REMOTE_READ, seam.REMOTE_WRITE
@@ -134,103 +133,3 @@ def test_description_and_private_data(connect: Connect, provider: Provider) -> N
         assert pair.can_receive_invalidate is ("invalidate" not in provider.cannot)
         # InfiniBand and RoCE are not to be asked for solicited events. proves: ISER-7145-1.5.2-4
         assert pair.solicits is (description.get("transport", "iWARP") == "iWARP")
-
-
-# --- threads ---
-
-
-@pytest.fixture
-def restless() -> Iterator[None]:
-    """Python switches between threads as often as it can."""
-    before = sys.getswitchinterval()
-    sys.setswitchinterval(1e-6)
-    yield
-    sys.setswitchinterval(before)
-
-
-@pytest.mark.usefixtures("restless")
-@pytest.mark.parametrize("_again", range(3))
-def test_threads_post_while_another_drives(connect: Connect, _again: int) -> None:
-    threads, each = 6, 150
-    driver = connect(receives=threads * each)
-    a, _ = driver.pairs
-    start = threading.Barrier(threads)
-    failures: list[Exception] = []
-
-    def work(number: int) -> None:
-        requests = [send_request(a, bytes((number, n & 255, n >> 8)) * 9) for n in range(each)]
-        try:
-            start.wait()
-            for request in requests:
-                a.post([request])
-        except Exception as error:
-            failures.append(error)
-
-    workers = [threading.Thread(target=work, args=(number,)) for number in range(threads)]
-    for worker in workers:
-        worker.start()
-    driver.run(lambda: len(driver.events[1]) == threads * each)
-    for worker in workers:
-        worker.join()
-    assert failures == []
-    for number in range(threads):
-        mine = [event.data for event in driver.events[1] if event.data[0] == number]
-        assert mine == [bytes((number, n & 255, n >> 8)) * 9 for n in range(each)]
-
-
-@pytest.mark.usefixtures("restless")
-def test_threads_advertise_and_retire_under_load(connect: Connect, provider: Provider) -> None:
-    """Each thread has the peer write to its memory, retires it, and finds what was written."""
-    threads, each, size = 4, 40, 20_000
-    driver = connect(receives=2 * threads * each)
-    a, b = driver.pairs
-    answers = [threading.Semaphore(0) for _ in range(threads)]
-    failures: list[object] = []
-    handled = [0]
-
-    def work(number: int) -> None:
-        try:
-            for n in range(each):
-                memory = bytearray(size)
-                stag, base = a.advertise(memoryview(memory), WRITE)
-                words = (number, n, stag, base)
-                a.post([send_request(a, b"".join(word.to_bytes(8, "big") for word in words))])
-                assert answers[number].acquire(timeout=PATIENCE_S)
-                a.retire(stag)
-                assert bytes(memory) == pattern(size, n), "not what was written"
-                memory.clear()
-        except Exception as error:
-            failures.append(error)
-
-    workers = [threading.Thread(target=work, args=(number,)) for number in range(threads)]
-    for worker in workers:
-        worker.start()
-    keep = []
-
-    def serve() -> bool:
-        for event in driver.events[1]:
-            number, n, stag, base = (
-                int.from_bytes(event.data[at : at + 8], "big") for at in range(0, 32, 8)
-            )
-            data = pattern(size, n)
-            keep.append(data)
-            invalidate = n % 2 and "invalidate" not in provider.cannot
-            kind = seam.SEND_INVALIDATE if invalidate else seam.SEND
-            b.post(
-                [
-                    rdma_request(seam.RDMA_WRITE, data, stag, base),
-                    send_request(b, bytes((number,)), opcode=kind, stag=stag),
-                ]
-            )
-        driver.events[1].clear()
-        for event in driver.events[0]:
-            handled[0] += 1
-            answers[event.data[0]].release()
-        driver.events[0].clear()
-        return handled[0] == threads * each or bool(failures)
-
-    driver.run(serve)
-    for worker in workers:
-        worker.join()
-    assert failures == []
-    assert driver.errors == [None, None]

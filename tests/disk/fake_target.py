@@ -108,7 +108,10 @@ class FakeSession:
             self.refuse([slot])
             return
         slot.state = QUEUED
-        slot.deadline = slot.deadline or monotonic() + self.io_timeout
+        if not slot.deadline:
+            now = monotonic()
+            slot.begun = int(now * 1e9)
+            slot.deadline = now + self.io_timeout
         self.flight.append(slot)
         if not self.suspended:
             self._send(slot)

@@ -67,7 +67,7 @@ class Bench:
         made.info, made.size, made.dirty = self.plain.info, self.plain.size, self.plain.dirty
         for name in DIRECT:
             setattr(made, name, getattr(self.plain, name))
-        self.disk: Any = MeteredAsync(made, self.metrics, SLOTS)
+        self.disk: Any = MeteredAsync(made, self.metrics)
 
     def _awaitable(self, name: str) -> Callable[..., object]:
         async def called(*arguments: object, **options: object) -> object:
@@ -119,7 +119,9 @@ def _clock(monkeypatch: pytest.MonkeyPatch) -> None:
             yield now
             now += TOOK_NS
 
-    monkeypatch.setattr(clock, "source_ns", ticks().__next__)
+    times = ticks()
+    monkeypatch.setattr(clock, "source_ns", times.__next__)
+    monkeypatch.setattr(clock, "source", lambda: next(times) / 1e9)
 
 
 @pytest.mark.parametrize(("operation", "size", "call", "options"), REQUESTS)
@@ -178,8 +180,7 @@ async def test_buckets_of_the_data_path_are_those_of_count(
         monkeypatch.setattr(clock, "source_ns", iter((0, took_ns)).__next__)
         await bench.call(*call[2])
         assert bench.row(operation)[f"2^{bucket} µs"] == 1
-    monkeypatch.setattr(clock, "source_ns", lambda: took_ns)
-    count(bench.metrics, FLUSH, 0, 0, False)
+    count(bench.metrics, FLUSH, took_ns, 0, False)
     assert bench.row(FLUSH)[f"2^{bucket} µs"] == 1
 
 
@@ -200,15 +201,15 @@ def test_a_command_counts_from_its_begin_to_its_end(kind: str, operation: int) -
     bench = Bench()
     slots = [slot_of(index, 512 << index) for index in range(SLOTS)]
     free = iter(slots)
-    bench.disk = MeteredAsync(direct(lambda: next(free, None), 0.0), bench.metrics, SLOTS)
+    bench.disk = MeteredAsync(direct(lambda: next(free, None), 0.0), bench.metrics)
     begin, end = getattr(bench.disk, f"begin_{kind}"), getattr(bench.disk, f"end_{kind}")
     begun = [begin(BUFFER, 0, None) for _ in range(SLOTS + 1)]
     assert begun == [*slots, None]  # the last one was not begun, and does not count
     assert not bench.row(operation)
     assert [end(slot) for slot in slots] == [0.0, 0.0, 0.0]
     row = bench.row(operation)
-    # Begun at 0, 1 and 2, and ended at 4, 5 and 6.
-    assert row["ns"] == SLOTS * 4 * TOOK_NS and row["bytes"] == 512 + 1024 + 2048
+    # Begun at 0, 1 and 2, and ended at 3, 4 and 5.
+    assert row["ns"] == SLOTS * 3 * TOOK_NS and row["bytes"] == 512 + 1024 + 2048
     assert "errors" not in row
 
 
@@ -217,7 +218,7 @@ def test_a_command_that_fails_or_goes_on(kind: str, operation: int) -> None:
     bench = Bench()
     slot = slot_of(1, 512)
     for outcome in (7.5, OutOfRange("past the end")):
-        bench.disk = MeteredAsync(direct(lambda: slot, outcome), bench.metrics, SLOTS)
+        bench.disk = MeteredAsync(direct(lambda: slot, outcome), bench.metrics)
         getattr(bench.disk, f"begin_{kind}")(BUFFER, 0, None)
         if isinstance(outcome, float):  # it counts when it has gone on, by another call
             assert getattr(bench.disk, f"end_{kind}")(slot) == outcome
@@ -234,20 +235,23 @@ def slot_of(index: int, length: int) -> Command:
     return slot
 
 
-def direct(take: Callable[[], object], outcome: object) -> Any:
+def direct(take: Callable[[], Command | None], outcome: object) -> Any:
     return Direct(take, outcome)
 
 
 class Direct(Plain):
     """``take``: what begins a command. ``outcome``: what ending one returns or raises."""
 
-    def __init__(self, take: Callable[[], object], outcome: object) -> None:
+    def __init__(self, take: Callable[[], Command | None], outcome: object) -> None:
         super().__init__()
         self._take = take
         self._outcome = outcome
 
-    def _begin(self, *_: object) -> object:
-        return self._take()
+    def _begin(self, *_: object) -> Command | None:
+        slot = self._take()
+        if slot is not None:
+            slot.begun = int(clock.monotonic() * 1e9)  # as ``submit``
+        return slot
 
     def _end(self, _slot: object) -> object:
         if isinstance(self._outcome, Exception):

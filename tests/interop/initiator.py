@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 from iserblk.datamover.iser import RSV, WSV
 from iserblk.iscsi import bhs
+from iserblk.iscsi.serial import window_size
 from iserblk.rcap.iwarp import ddp, mpa, rdmap
 from tests.interop.recorded import Exchange, Pdu
 from tests.interop.wire import Message, Wire
@@ -127,7 +128,7 @@ class RecordedInitiator:
             assert stat_sn == (self._stat_sn + 1) & 0xFFFFFFFF
         self._stat_sn = stat_sn
         assert answer.number(_EXP_CMD_SN) == self._cmd_sn
-        assert 0 < bhs.window_size(self._cmd_sn, answer.number(_MAX_CMD_SN)) < 4096
+        assert 0 < window_size(self._cmd_sn, answer.number(_MAX_CMD_SN)) < 4096
 
     def _write_to(self, message: Message, request: Pdu) -> tuple[int, bytes]:
         """An RDMA Write of the target: (offset in the read buffer, data)."""

@@ -168,14 +168,6 @@ def test_serial_lt_everywhere(start: int, distance: int) -> None:
     assert not serial_lt(end, start)
 
 
-@pytest.mark.parametrize(
-    ("cmd_sn", "max_cmd_sn", "size"),
-    [(1, 1, 1), (1, 0, 0), (1, 128, 128), (0, MASK, 0), (MASK, 0, 2), (5, 2, -2), (1, MASK, -1)],
-)
-def test_window_size(cmd_sn: int, max_cmd_sn: int, size: int) -> None:
-    assert bhs.window_size(cmd_sn, max_cmd_sn) == size
-
-
 WORD = st.integers(0, MASK)
 BYTE = st.integers(0, 255)
 

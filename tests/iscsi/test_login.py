@@ -8,9 +8,10 @@ from dataclasses import replace
 import pytest
 
 from iserblk.errors import LoginError, TargetNotFound
-from iserblk.iscsi import bhs, pdu
+from iserblk.iscsi import pdu
 from iserblk.iscsi.login_initiator import LoginInitiator, LoginInitiatorConfig
 from iserblk.iscsi.login_target import LoginTarget, LoginTargetConfig
+from iserblk.iscsi.serial import window_size
 from iserblk.iscsi.text import decode_untrusted
 from tests.iscsi import captured, logins
 
@@ -31,7 +32,7 @@ def test_one_round(immediate: bool) -> None:
     assert (agreed.header_digest, agreed.data_digest) == ("None", "None")
     assert (one.tsih, other.initiator_name) == (logins.TSIH, logins.INITIATOR)
     assert (one.cmd_sn, one.exp_cmd_sn, one.max_cmd_sn) == (1, other.exp_cmd_sn, other.max_cmd_sn)
-    assert bhs.window_size(one.cmd_sn, one.max_cmd_sn) == 128
+    assert window_size(one.cmd_sn, one.max_cmd_sn) == 128
     assert one.exp_stat_sn == other.stat_sn
     assert other.isid == logins.ISID
 
@@ -78,7 +79,7 @@ def test_discovery() -> None:
 def test_window_is_what_the_target_says() -> None:
     one, other = logins.initiator(), logins.target(queue_depth=1)
     logins.login(one, other)
-    assert bhs.window_size(one.cmd_sn, one.max_cmd_sn) == 1
+    assert window_size(one.cmd_sn, one.max_cmd_sn) == 1
 
 
 def test_no_such_target() -> None:
@@ -129,7 +130,7 @@ def test_linux_target_accepts_what_we_ask() -> None:
     assert agreed.target_recv_data_segment_length == 8192
     assert agreed.initiator_recv_data_segment_length == 8192, "MaxRecvDataSegmentLength is ignored"
     assert (agreed.target_alias, agreed.target_portal_group_tag) == ("LIO Target", 1)
-    assert bhs.window_size(one.cmd_sn, one.max_cmd_sn) == 1
+    assert window_size(one.cmd_sn, one.max_cmd_sn) == 1
     assert one.exp_stat_sn == 0x24C4C7AE
 
 

@@ -14,6 +14,7 @@ from iserblk.errors import (
 )
 from iserblk.iscsi import bhs, keys, pdu
 from iserblk.iscsi.login_initiator import MAXIMUM_ROUNDS, LoginInitiator
+from iserblk.iscsi.serial import window_size
 from tests.iscsi import logins
 from tests.iscsi.logins import response, said, stages
 
@@ -62,14 +63,14 @@ def test_a_window_that_is_none_is_ignored() -> None:
     """MaxCmdSN below ExpCmdSN - 1 changes nothing (RFC 7143 section 4.2.2.1): no window opens."""
     one = started()
     one.receive(*response(YES, exp_cmd_sn=9, max_cmd_sn=5))
-    assert bhs.window_size(one.cmd_sn, one.max_cmd_sn) == 0
+    assert window_size(one.cmd_sn, one.max_cmd_sn) == 0
 
 
 def test_closed_window() -> None:
     """tgtd begins with a closed window: the first command waits."""
     one = started()
     one.receive(*response(YES, exp_cmd_sn=1, max_cmd_sn=0))
-    assert one.done and bhs.window_size(one.cmd_sn, one.max_cmd_sn) == 0
+    assert one.done and window_size(one.cmd_sn, one.max_cmd_sn) == 0
 
 
 def test_more_rounds() -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import threading
-
 import pytest
 
 from iserblk.errors import LocalProtocolError
@@ -104,21 +102,3 @@ def test_other_threads_may_let_go_of_all_memory_while_some_of_it_dies(by: str) -
     else:
         table.clear()
     assert left == [0]
-
-
-def test_threads_get_different_stags() -> None:
-    table = StagTable()
-    buffer = memoryview(bytearray(8))
-    found: list[list[int]] = [[] for _ in range(8)]
-
-    def work(mine: list[int]) -> None:
-        for _ in range(500):
-            mine.append(table.advertise(buffer, REMOTE_READ))
-
-    threads = [threading.Thread(target=work, args=(mine,)) for mine in found]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    stags = [stag for mine in found for stag in mine]
-    assert len(set(stags)) == len(stags) == table.count()

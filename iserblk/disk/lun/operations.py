@@ -67,6 +67,7 @@ from iserblk.scsi import lba as lba_data
 from iserblk.scsi import status as sam
 from iserblk.scsi.limits import MAXIMUM_BLOCKS
 from iserblk.scsi.sense import ABORTED_COMMAND, Sense, decode
+from iserblk.scsi.tasks import READ, SIMPLE
 
 log = logging.getLogger(__name__)
 
@@ -752,7 +753,11 @@ class DiskCore:
         if slot is None:
             return None
         slot.waiter = waiter
-        fill_read(slot, self.lun, buffer)
+        slot.lun = self.lun  # as ``fill_read``, without its call
+        slot.attribute = SIMPLE
+        slot.direction = READ
+        slot.data = buffer
+        slot.length = length
         self.pack_read(slot.cdb, offset // block, length // block, 0)
         self._epochs[slot.index] = self.durability.epoch
         waiter.pending = 1
@@ -805,16 +810,18 @@ class DiskCore:
     def ended(self, slot: Command) -> float:
         """Give the slot of a read back. Returns 0: done; else the deadline until which ``read`` may
         try again. Raises the command's error where another try would be of no use."""
+        durability = self.durability
         if (
             slot.error is None
             and not slot.status
             and not slot.residual
             and not slot.response
-            and not self.durability.stale(self._epochs[slot.index])
+            and not durability.replay_needed  # as ``stale``, without its call
+            and self._epochs[slot.index] == durability.epoch
         ):
             self.queue.release(slot)
             return 0.0
-        return self._failed(slot, self.durability.stale(self._epochs[slot.index]))
+        return self._failed(slot, durability.stale(self._epochs[slot.index]))
 
     def ended_write(self, slot: Command) -> float:
         """As ``ended``, for a write. A write that succeeded is not durable yet. Also raises

@@ -38,7 +38,7 @@ from iserblk.initiator.session.fair_queue import FairQueue
 from iserblk.initiator.session.life import Life, State
 from iserblk.initiator.session.slots import INDEX_BITS, INDEX_MASK, ITT_MASK, TaskSlot
 from iserblk.iscsi import bhs, pdu
-from iserblk.iscsi.serial import serial_lt
+from iserblk.iscsi.serial import serial_lt, window_size
 from iserblk.iscsi.unexpected import NO_LIMIT, FromInitiator
 from iserblk.loop.clock import monotonic
 from iserblk.scsi import opcodes
@@ -130,7 +130,7 @@ class SendQueue:
         """Take the numbers of the final Login Response."""
         self._cmd_sn = cmd_sn
         self._exp_cmd_sn = exp_cmd_sn
-        self._open = max(0, bhs.window_size(cmd_sn, max_cmd_sn))
+        self._open = max(0, window_size(cmd_sn, max_cmd_sn))
         self.max_cmd_sn = max_cmd_sn
 
     # -- submitting -------------------------------------------------------------------------------
@@ -300,7 +300,9 @@ class SendQueue:
         assert isinstance(command, TaskSlot)  # ``take`` has returned it
         slot = command
         if not slot.deadline:
-            slot.deadline = monotonic() + self._io_timeout
+            now = monotonic()
+            slot.begun = int(now * 1e9)
+            slot.deadline = now + self._io_timeout
         limit = self.connection.ahs_limit
         if slot.direction == BIDIRECTIONAL and limit < bhs.BIDIRECTIONAL_AHS.size:
             text = f"{self.portal}: the target takes {limit} bytes of AHS (MaxAHSLength)"
@@ -654,15 +656,16 @@ class SendQueue:
     def take_window(self, exp_cmd_sn: int, max_cmd_sn: int) -> None:
         """Take in ExpCmdSN and MaxCmdSN of a PDU (RFC 7143 section 4.2.2.1): they only move
         forward. Commands that wait and fit are sent."""
-        if serial_lt(max_cmd_sn, (exp_cmd_sn - 1) & 0xFFFFFFFF):
+        if window_size(exp_cmd_sn, max_cmd_sn) < 0:
             return
         if serial_lt(self.max_cmd_sn, max_cmd_sn):
             self.max_cmd_sn = max_cmd_sn
             if self._life.state is State.LOGGED_IN:  # and not about to leave
-                self._open = max(0, bhs.window_size(self._cmd_sn, max_cmd_sn))
+                self._open = max(0, window_size(self._cmd_sn, max_cmd_sn))
         if serial_lt(self._exp_cmd_sn, exp_cmd_sn):
             self._exp_cmd_sn = exp_cmd_sn
-            self._unexpected.answered(exp_cmd_sn)
+            if self._unexpected.cmd_sns:
+                self._unexpected.answered(exp_cmd_sn)
         if not self.waiting.entries or self._open <= 0:
             return
         self.send_waiting()
@@ -810,7 +813,7 @@ class SendQueue:
         """The session goes on where it was at ``close_window``, with none of the
         connections that it had then."""
         self._unexpected.clear()
-        self._open = max(0, bhs.window_size(self._cmd_sn, self.max_cmd_sn))
+        self._open = max(0, window_size(self._cmd_sn, self.max_cmd_sn))
 
     def lose(self, connection: Connection) -> None:
         """``connection`` is over. Its commands stay in flight, and belong to its

@@ -28,6 +28,7 @@ class TaskSlot(PduSlot, Command):
 
     __slots__ = (
         "attribute",
+        "begun",
         "cdb",
         "cmd_sn",
         "connection",
@@ -60,6 +61,7 @@ class TaskSlot(PduSlot, Command):
         self.attribute = SIMPLE
         self.first = 0
         self.last = -1
+        self.begun = 0
         self.state = FREE
         self.status = 0
         self.response = 0

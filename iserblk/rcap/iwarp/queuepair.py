@@ -1,13 +1,7 @@
-"""A queue pair over software iWARP: the locks, and how a connection ends.
+"""A queue pair over software iWARP: what moves bytes, and how a connection ends.
 
 The protocol is in ``receive`` and ``transmit``. This module moves bytes between them and the LLP
 (``llp``): mostly a non-blocking TCP socket, after MPA start-up (``mpa``).
-
-Threads. The receive side and the send side have a lock each, held for a few non-blocking calls at
-most. A thread that takes both takes the receive lock first. A third lock guards the count of posted
-receives alone. ``post`` never waits: it queues the requests, and when another thread is sending
-already, that thread sends them too. ``retire`` and ``close`` wait for placement and sending that
-are under way, so that afterwards no thread touches the memory.
 
 Endings. When the peer breaks a rule, a Terminate is sent behind the frames that were begun, the
 sending side of the connection is closed, and ``progress`` raises. Nothing is retried here.
@@ -17,7 +11,6 @@ from __future__ import annotations
 
 import socket
 from mmap import MAP_ANONYMOUS, MAP_PRIVATE, mmap
-from threading import Lock
 from typing import Final
 
 from iserblk.errors import (
@@ -98,9 +91,6 @@ class IwarpQueuePair:
         self._emss_fixed = emss is not None or not follows
         self._emss = lower.emss() if emss is None else emss
         self._since_emss = 0  # bytes sent since the look-up
-        self._rx_lock = Lock()
-        self._tx_lock = Lock()
-        self._post_lock = Lock()
         self._stags = StagTable()
         self._rx = ReceiveCore(
             self._stags,
@@ -126,12 +116,12 @@ class IwarpQueuePair:
         self._records = lower.records
         self._trim_at = 0.0  # on the clock of ``progress``
         self._pending = False  # the LLP has more, or an error, that no descriptor shows
-        self._kick = False  # requests were queued since the queue was last looked at
         self._blocked = False  # the kernel takes no more for now
         self._closed = False
         self._disconnected = False
         self._error: TransportError | None = None  # ``progress`` raises it
         self._broken: TransportError | None = None  # sending failed; ``progress`` finds out why
+        self._over = False  # nothing is sent any more: closed, or one of both errors
         if initiator and params.rtr:
             self.post([_rtr_request(params.rtr)])
 
@@ -149,19 +139,17 @@ class IwarpQueuePair:
 
     def allow_ulpdu(self, size: int) -> None:
         if self.max_ulpdu and not self._params.markers:
-            with self._tx_lock:
-                self._emss_fixed = True  # the segment size no longer matters
-                self._tx.allow(size)
-                self._wire.end_of_record = False
+            self._emss_fixed = True  # the segment size no longer matters
+            self._tx.allow(size)
+            self._wire.end_of_record = False
 
     def limit_reads(self, ird: int, ord: int) -> None:
         if ird > self.ird or ord > self.ord:
             raise LocalProtocolError(f"IRD {ird} and ORD {ord} are more than was agreed on")
-        with self._rx_lock, self._tx_lock:
-            self.ird = ird
-            self.ord = ord
-            self._rx.limit_reads(ird)
-            self._tx.limit_reads(ord)
+        self.ird = ird
+        self.ord = ord
+        self._rx.limit_reads(ird)
+        self._tx.limit_reads(ord)
 
     # --- memory ---
 
@@ -172,67 +160,58 @@ class IwarpQueuePair:
         """See the seam. The Base Offset is always 0. Raises ConnectionLost after ``close``."""
         if self._closed:
             raise ConnectionLost("the connection is closed")
-        stag = self._stags.advertise(buffer, rights)
-        if self._is_closed():  # by another thread in the meantime
-            self._stags.clear()
-            raise ConnectionLost("the connection is closed")
-        return stag, 0
+        return self._stags.advertise(buffer, rights), 0
 
     def retire(self, stag: int) -> bool:
         region = self._stags.owned(stag)
         valid = region.valid
         if valid:
-            # No thread parses while we hold this: no placement is under way, and none can start.
-            with self._rx_lock:
-                valid = region.valid
-                region.valid = False
-                self._rx.divert(region)
-        # The STag is invalid before this check, so no new Read Response can use the memory.
+            region.valid = False
+            self._rx.divert(region)
+        # The STag is invalid, so no new Read Response can use the memory.
         if self._rx.reads_received != self._tx.reads_finished:
-            with self._tx_lock:
-                self._tx.detach(region)
+            self._tx.detach(region)
         self._stags.release(region)
         return valid
 
     # --- work ---
 
     def post_receive(self, count: int) -> None:
-        with self._post_lock:
-            self._rx.posted += count
+        self._rx.posted += count
 
     def post(self, requests: list[seam.WorkRequest]) -> None:
         """See the seam. RDMA Reads beyond the ORD wait; so do all requests posted after them."""
-        if self._is_over():
+        if self._over:
             raise ConnectionLost(f"the connection has ended: {self._reason()}")
         if not self.ord:
             for request in requests:
                 if request.opcode == seam.RDMA_READ and request.token is not RTR_TOKEN:
                     raise LocalProtocolError("an RDMA Read, but the ORD of the connection is 0")
         self._tx.requests.extend(requests)
-        self._flush()
-        if self._is_over():  # it may have ended in the meantime
-            self._tx.requests.clear()
+        if not self._push():
             raise ConnectionLost(f"the connection has ended: {self._reason()}")
 
     def progress(self, now: float) -> list[seam.Completion]:
         if self._error is None and not self._closed:
             if now >= self._trim_at:
                 self._trim_at = now + TRIM_S
-                with self._rx_lock:
-                    self._rx.trim()
-            self._receive()
+                self._rx.trim()
+            error = self._receive()
             tx = self._tx
-            if self._has_failed():
-                self._end()
-            elif tx.batch or tx.requests or self._rx.responses or self._blocked:
-                self._flush()
+            if self._rx.opened:
+                tx.opened = True
+            if error is not None:
+                self._end(error)
+            elif not self._over and (
+                tx.batch or tx.requests or self._rx.responses or self._blocked
+            ):
+                self._push()
         completions = self._rx.completions
         if completions:
             self._rx.completions = []
         if self._tx.completions:
-            with self._tx_lock:
-                completions = self._tx.completions + completions
-                self._tx.completions = []
+            completions = self._tx.completions + completions
+            self._tx.completions = []
         if completions:
             return completions
         if self._error is not None:
@@ -254,8 +233,7 @@ class IwarpQueuePair:
         return None if self._error is None else 0.0
 
     def disconnect(self) -> None:
-        """See the seam. Takes no lock and does not wait: the LLP is shut down, and ``progress``
-        finds the end of the stream.
+        """See the seam. The LLP is shut down, and ``progress`` finds the end of the stream.
 
         At an initiator, ``close`` then discards bytes that the target has not acknowledged. The LLP
         would go on sending them for minutes, and an old write could arrive after a newer write.
@@ -267,65 +245,50 @@ class IwarpQueuePair:
             self._llp.sever()
 
     def close(self) -> None:
-        with self._rx_lock, self._tx_lock:
-            if self._closed:
-                return
-            self._closed = True
-            self._rx.drop()
-            if self._error is not None:
-                self._push()  # what is left of a Terminate
-            self._tx.abort(b"")
-            self._stags.clear()
-            self._blocked = False
-            self._llp.close()
-
-    # Calls, because a type checker, and so compiled code, takes a field that was just looked at as
-    # unchanged: it does not think of other threads, nor of what the calls in between may do.
-
-    def _is_closed(self) -> bool:
-        return self._closed
-
-    def _has_failed(self) -> bool:
-        return self._error is not None
-
-    def _is_over(self) -> bool:
-        return self._closed or self._error is not None or self._broken is not None
+        if self._closed:
+            return
+        self._closed = self._over = True
+        self._rx.drop()
+        if self._error is not None:
+            self._push()  # what is left of a Terminate
+        self._tx.abort(b"")
+        self._stags.clear()
+        self._blocked = False
+        self._llp.close()
 
     def _reason(self) -> str:
         return str(self._error or self._broken or "it was closed")
 
     # --- receiving ---
 
-    def _receive(self) -> None:
-        """Read what has come, until something completes; errors go to ``_error``."""
+    def _receive(self) -> TransportError | None:
+        """Read what has come, until something completes. Returns why the connection has ended, if
+        it has."""
         rx = self._rx
-        with self._rx_lock:
-            if self._closed or rx.completions:
-                return
-            try:
-                if self._leftover:
-                    self._take_leftover()
-                    if rx.completions:
-                        return
-                self._pending = False
-                rx.segments = 0
-                for _ in range(READ_ROUNDS):
-                    buffers = rx.get_buffers()
-                    count = self._wire.receive(buffers)
-                    if count <= 0:
-                        if count == WOULD_BLOCK:
-                            return
-                        self._error = ConnectionLost(self._end_words())
-                        return
-                    rx.received(count)
-                    if self._records:
-                        self._pending = self._llp.pending()
-                    if rx.completions or count < LARGE_READ or rx.segments > MOST_SEGMENTS:
-                        return
-            except RemoteProtocolError as error:
-                self._error = without_frames(error)  # which would keep the caller's frames
-            except OSError as error:
-                self._error = ConnectionLost(f"the connection broke: {error.strerror}")
+        if rx.completions:
+            return None
+        try:
+            if self._leftover:
+                self._take_leftover()
+                if rx.completions:
+                    return None
+            self._pending = False
+            rx.segments = 0
+            for _ in range(READ_ROUNDS):
+                buffers = rx.get_buffers()
+                count = self._wire.receive(buffers)
+                if count <= 0:
+                    return None if count == WOULD_BLOCK else ConnectionLost(self._end_words())
+                rx.received(count)
+                if self._records:
+                    self._pending = self._llp.pending()
+                if rx.completions or count < LARGE_READ or rx.segments > MOST_SEGMENTS:
+                    return None
+        except RemoteProtocolError as error:
+            return without_frames(error)  # which would keep the caller's frames
+        except OSError as error:
+            return ConnectionLost(f"the connection broke: {error.strerror}")
+        return None
 
     def _end_words(self) -> str:
         if self._disconnected:
@@ -347,47 +310,41 @@ class IwarpQueuePair:
 
     # --- sending ---
 
-    def _flush(self) -> None:
-        """Send what can be sent. When another thread is sending already, it sends our requests."""
-        self._kick = True
-        while self._kick and self._tx_lock.acquire(False):
-            try:
-                self._kick = False
-                if not self._closed and self._error is None and self._broken is None:
-                    self._tx.opened = self._tx.opened or self._rx.opened
-                    self._push()
-            finally:
-                self._tx_lock.release()
-
-    def _push(self) -> None:
+    def _push(self) -> bool:
         """Give batches to the kernel until it takes no more or none is left, TURN_BYTES at most.
-        Send lock held."""
+        False: sending has failed."""
         tx, wire = self._tx, self._wire
         end = TURN_BYTES
         try:
-            while tx.build():
+            more = tx.build()
+            while more:
                 count = wire.send(tx.batch, tx.batch_left)
                 if count == WOULD_BLOCK:
                     self._blocked = True
                     if len(tx.requests) > MOST_REQUESTS:
                         self._give_up("the peer answers, and takes nothing of what is sent")
-                    return
-                tx.sent(count)
+                        return False
+                    return True
+                waits = tx.sent(count)
                 self._since_emss += count
                 if self._since_emss >= EMSS_PERIOD and not self._emss_fixed:
                     self._follow_emss()
                 end -= count
                 if end <= 0:  # the socket is writable at once: then comes the next turn
                     self._blocked = True
-                    return
+                    return True
+                more = waits and tx.build()
             self._blocked = False
         except OSError as error:
             self._give_up(f"the connection broke: {error.strerror}")
+            return False
+        return True
 
     def _give_up(self, why: str) -> None:
         """Send nothing more. Bytes before the end are still to be read; ``progress`` then finds the
         end itself."""
         self._blocked = False
+        self._over = True
         self._broken = ConnectionLost(why)
         self._tx.abort(b"")
         self._llp.sever()
@@ -401,17 +358,16 @@ class IwarpQueuePair:
             self._tx.set_emss(emss)
 
     def _reads_finished(self) -> int:
-        with self._tx_lock:
-            return self._tx.reads_finished
+        return self._tx.reads_finished
 
-    def _end(self) -> None:
-        """After an error: send the Terminate that belongs to it, and nothing after it."""
-        with self._tx_lock:
-            self._tx.opened = self._tx.opened or self._rx.opened
-            self._tx.abort(self._rx.terminate)
-            self._push()
-            if not self._blocked:
-                self._llp.finish()
+    def _end(self, error: TransportError) -> None:
+        """Send the Terminate that belongs to ``error``, and nothing after it."""
+        self._error = error
+        self._over = True
+        self._tx.abort(self._rx.terminate)
+        self._push()
+        if not self._blocked:
+            self._llp.finish()
 
 
 def header_slots(count: int, size: int) -> list[seam.HeaderSlot]:

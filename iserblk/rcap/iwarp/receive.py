@@ -372,8 +372,7 @@ class ReceiveCore:
         self.reads_received += 1
 
     def _too_many_reads(self) -> bool:
-        # ``settle`` is called only when the IRD seems to be used up: it waits for a thread that
-        # may just have sent a response.
+        # ``settle`` is called only when the IRD seems to be used up.
         return (
             self.reads_received >= self._ird and self.reads_received - self._settle() >= self._ird
         )

@@ -103,8 +103,7 @@ class Limits:
 
 
 class SendCore:
-    """Frames all that one stream sends. The owner calls it under one lock, except for
-    ``requests.extend``.
+    """Frames all that one stream sends.
 
     ``batch``: the buffers to send next, ``batch_left`` bytes of them unsent. ``build`` fills it
     when little is left, ``sent`` removes what has left. ``completions``: signaled requests that
@@ -219,12 +218,22 @@ class SendCore:
             return True
         if not self.opened:  # nothing may be framed, but a Terminate may be in the batch
             return bool(self.batch)
+        requests, responses = self.requests, self._responses
         done = True
         while done:
             message = self._message
             if message is None:
-                message = self._next()
-                if message is None:
+                # Read Responses and our own requests take turns.
+                ready = bool(requests) and (
+                    requests[0].opcode != seam.RDMA_READ or len(self._reads) < self._ord
+                )
+                if responses and (self._turn or not ready):
+                    self._turn = False
+                    message = responses.popleft()
+                elif ready:
+                    self._turn = True
+                    message = requests.popleft()
+                else:
                     break
                 self._message = message
                 self._offset = 0
@@ -250,9 +259,9 @@ class SendCore:
         """Start an RDMA Read only while fewer than ``ord`` others are outstanding."""
         self._ord = ord
 
-    def sent(self, count: int) -> None:
+    def sent(self, count: int) -> bool:
         """Remove the first ``count`` bytes of the batch, which have left, and note what they
-        complete."""
+        complete. Whether there may be more to send: ``build`` says so."""
         left = self.batch_left - count
         self.batch_left = left
         self._position += count
@@ -269,8 +278,9 @@ class SendCore:
                 index += 1
             batch[index] = memoryview(batch[index])[count:]
             del batch[:index]
-            return
+            return True
         self.batch.clear()
+        return bool(self.requests or self._responses or self._message is not None)
 
     def _completes(self, request: seam.WorkRequest) -> None:
         """Complete the request when the last byte framed so far has left."""
@@ -286,21 +296,6 @@ class SendCore:
         self.completions += leaving[:count]
         del leaving[:count]
         del ends[:count]
-
-    def _next(self) -> seam.WorkRequest | ReadResponse | None:
-        """Take the next message to start. Read Responses and our own requests take turns."""
-        requests = self.requests
-        # A bool at once: other threads extend the deque.
-        ready = bool(requests) and (
-            requests[0].opcode != seam.RDMA_READ or len(self._reads) < self._ord
-        )
-        if self._responses and (self._turn or not ready):
-            self._turn = False
-            return self._responses.popleft()
-        if not ready:
-            return None
-        self._turn = True
-        return requests.popleft()
 
     # --- messages: True when all of it is framed, False when the batch is full ---
 

@@ -15,7 +15,6 @@ from iserblk.rcap import seam
 from iserblk.rcap.iwarp import ddp, mpa
 from iserblk.rcap.iwarp.llp import MpaLlp
 from iserblk.rcap.iwarp.queuepair import MOST_REQUESTS, TURN_BYTES, IwarpQueuePair
-from iserblk.rcap.iwarp.transmit import SendCore
 from iserblk.sockets.wire import WOULD_BLOCK, SocketWire
 from tests.rcap.fpdu import Fpdu, decode_fpdu
 from tests.rcap.wire import (
@@ -354,7 +353,7 @@ def test_one_turn_takes_no_more_segments_than_its_share(size: int, fewest: int, 
     wire.close()
 
 
-# --- memory and threads ---
+# --- memory ---
 
 
 def test_retire_in_the_middle_of_a_segment(benches: list[Bench]) -> None:
@@ -371,27 +370,6 @@ def test_retire_in_the_middle_of_a_segment(benches: list[Bench]) -> None:
     bench.driver.run(lambda: bool(bench.driver.events[0]))
     assert memory == bytes(60_000)
     memory.clear()
-
-
-@pytest.mark.plain("replaces a method")
-def test_request_posted_while_another_thread_ends_its_sending(
-    benches: list[Bench], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It finds the send lock held by a thread that has just found nothing left to send."""
-    bench = make(benches)
-    late = [send_request(bench.pair, b"late")]
-    build = SendCore.build
-
-    def build_and_post(core: SendCore) -> bool:
-        result = build(core)
-        if not result and late:
-            bench.pair.post([late.pop()])
-        return result
-
-    monkeypatch.setattr(SendCore, "build", build_and_post)
-    bench.pair.post([send_request(bench.pair, b"early")])
-    assert late == []
-    assert b"late" in bench.read(32 + 28)
 
 
 # --- sockets ---

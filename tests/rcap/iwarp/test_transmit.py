@@ -426,17 +426,6 @@ def test_read_requests_and_the_ord() -> None:
     assert [s.header.control for s in segments] == [0x4141, 0x4143]
 
 
-def test_a_read_that_is_posted_meanwhile_is_checked_against_the_ord() -> None:
-    class Responses(deque[ReadResponse]):
-        def __bool__(self) -> bool:  # where another thread may get its turn
-            core.requests.append(_read(1))
-            return False
-
-    core = core_for(ord=0, responses=Responses())
-    assert not core.build()
-    assert len(core.requests) == 1
-
-
 def test_sinks_under_way_have_different_stags() -> None:
     reads: deque[OutstandingRead] = deque()
     core = core_for(ord=255, reads=reads)

@@ -9,6 +9,7 @@ import pytest
 from iserblk.datamover.iser import CONTROL, WSV, ControlHeader
 from iserblk.errors import RemoteProtocolError
 from iserblk.iscsi import bhs, pdu
+from iserblk.iscsi.serial import window_size
 from iserblk.rcap import seam
 from iserblk.scsi import status as sam
 from iserblk.target.iscsi.buffers import SET_ASIDE, UNASKED, BufferPool, DataBudget
@@ -245,7 +246,7 @@ def test_whatever_may_come_unasked_finds_a_receive(segment: int, burst: int, dep
     for _ in range(2):
         last = client.heard[-1]
         exp_cmd_sn, max_cmd_sn = last.number(28), last.number(32)
-        assert bhs.window_size(exp_cmd_sn, max_cmd_sn) == depth
+        assert window_size(exp_cmd_sn, max_cmd_sn) == depth
         heard = len(client.heard)
         for itt in range(100, 100 + depth):
             post(client, client.scsi(rw10(0x2A, burst), NOT_FINAL, burst, itt))
