@@ -23,11 +23,11 @@ import trio
 from iserblk.commands.command import QUEUED, Operation, Waiter
 from iserblk.errors import ConnectionLost, LocalProtocolError
 from iserblk.initiator.session.deadlines import Ladder
-from iserblk.initiator.session.driving import LOGOUT_S, STALLED_S, TICK_S
+from iserblk.initiator.session.driving import GATHER_COMMANDS, LOGOUT_S, STALLED_S, TICK_S
 from iserblk.initiator.session.logout import CLOSE_S, fill_logout
 from iserblk.initiator.session.session import Session
 from iserblk.loop import strands
-from iserblk.loop.busy_polling import FEW, pace_of
+from iserblk.loop.busy_polling import FEW, Pace, pace_of
 from iserblk.loop.clock import monotonic
 from iserblk.loop.here import loop_here
 from iserblk.loop.interrupts import uninterrupted
@@ -43,7 +43,6 @@ GATHER_QUIET: Final = 3  # turns of the loop without another command, after whic
 GATHER_BESIDE: Final = (
     8  # commands under way beside those of a batch, from which on it waits for others
 )
-GATHER_COMMANDS: Final = 8  # at most, that are sent at once
 SINGLY: Final = 4  # answers at a time: fewer than this come one by one
 BUSY: Final = 8  # commands under way, from which number on other processes are let go first
 
@@ -91,7 +90,6 @@ class TrioDriver:
         self.session = session
         self.ladder = Ladder(session)
         self._queue = session.queue
-        self._batch = False  # of answers: what their tasks and strands submit is sent at its end
         self._lately = 0.0
         self._tick_due = math.inf
         self._ended = trio.Event()  # the pump found the session's end
@@ -166,7 +164,8 @@ class TrioDriver:
             return
         self._full = False
         self._look_at_output()
-        self._rest()
+        if self._pace is not None:
+            self._rest(self._pace)
 
     def _withdraw(self) -> None:
         watch, self._watch = self._watch, None
@@ -210,7 +209,8 @@ class TrioDriver:
         except BaseException as error:
             self._broke(error)
             return
-        self._rest()
+        if self._pace is not None:
+            self._rest(self._pace)
 
     def _end_turn(self) -> None:
         """Tasks that the answers have woken have submitted commands, or do so in this turn of the
@@ -224,7 +224,8 @@ class TrioDriver:
         except BaseException as error:
             self._broke(error)
             return
-        self._rest()
+        if self._pace is not None:
+            self._rest(self._pace)
 
     def _gone_on(self) -> int:
         """Grows by one for each woken task that has run: it has submitted its next command, or
@@ -235,10 +236,10 @@ class TrioDriver:
         return queue.cmd_sn - queue.busy  # (a CmdSN that begins anew costs one turn)
 
     def _take_answers(self, now: float) -> tuple[int, int]:
-        """Returns how many commands have ended, and how many strands were resumed. ``_send_batch``
-        is to follow."""
+        """Returns how many commands have ended, and how many strands were resumed: what these
+        submit is a batch. ``_send_batch`` is to follow."""
         queue = self._queue
-        queue.corked = self._strands.held = self._batch = True
+        queue.corked = self._strands.held = queue.batch = True
         count = 0
         try:
             count = self.session.progress(now)
@@ -250,9 +251,10 @@ class TrioDriver:
         return count, resumed
 
     def _send_batch(self) -> None:
-        self._batch = False
-        if self._queue.unsent:
-            self._queue.flush()
+        queue = self._queue
+        queue.batch = False
+        if queue.unsent:
+            queue.flush()
         self._look_at_output()
 
     def _without_connection(self) -> bool:
@@ -260,11 +262,9 @@ class TrioDriver:
         # until the next assignment, whatever the calls in between have done to it.
         return not self.session.life.connected
 
-    def _rest(self) -> None:
-        watch, pace = self._watch, self._pace
-        if pace is None or watch is None or self._queue.busy > FEW:
-            return
-        if pace.rest(self._answered):
+    def _rest(self, pace: Pace) -> None:
+        watch = self._watch
+        if watch is not None and self._queue.busy <= FEW and pace.rest(self._answered):
             watch.expect(pace.until)
 
     # -- what the session calls -------------------------------------------------------------------
@@ -308,8 +308,6 @@ class TrioDriver:
         if queue.unsent >= GATHER_COMMANDS:
             queue.flush()  # the target can begin, while more may come
             return
-        if self._batch:
-            return
         # How many were under way lately, not now: with a front-end that hands over one request per
         # turn, each would be answered before the next, and none would ever be gathered.
         self._lately = max(queue.busy, self._lately * GATHER_DECAY)
@@ -321,14 +319,15 @@ class TrioDriver:
     def begin_batch(self) -> bool:
         """Have commands that are submitted from now on leave together, at ``end_batch`` or a turn
         of the loop later. Returns the argument of ``end_batch``."""
-        held, self._batch = self._batch, True
+        queue = self._queue
+        held, queue.batch = queue.batch, True
         return held
 
     def end_batch(self, held: bool) -> None:
         if held:
             return
-        self._batch = False
         queue = self._queue
+        queue.batch = False
         unsent = queue.unsent
         if not unsent:
             return

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol
+from typing import Final, Protocol
 
 from iserblk.commands.command import Waiter
 
 TICK_S = 1.0  # between two ticks of a driver, for deadlines and the keep-alive
 STALLED_S = 2.0  # a tick that is later than this shows that the process did not run
+GATHER_COMMANDS: Final = 8  # of a batch at most, that are sent at once
 LOGOUT_S = 3.0  # how long a driver waits for the answer to a logout
 
 

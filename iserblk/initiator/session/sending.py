@@ -33,7 +33,7 @@ from iserblk.errors import (
 )
 from iserblk.initiator.session.connection import FIRST_SLOTS, Connection
 from iserblk.initiator.session.descriptors import Descriptors
-from iserblk.initiator.session.driving import SessionDriver, Undriven
+from iserblk.initiator.session.driving import GATHER_COMMANDS, SessionDriver, Undriven
 from iserblk.initiator.session.fair_queue import FairQueue
 from iserblk.initiator.session.life import Life, State
 from iserblk.initiator.session.slots import INDEX_BITS, INDEX_MASK, ITT_MASK, TaskSlot
@@ -74,7 +74,8 @@ class SendQueue:
 
     ``connection``: the default connection, which is kept after its loss. ``connections``: all of
     them. ``descriptors``: of a session that may have several connections; else None. ``corked``: a
-    driver sets it while more submissions are about to come, and calls ``flush`` itself.
+    driver sets it while more submissions are about to come, and calls ``flush`` itself. ``batch``:
+    the same, but it is told when there are enough of them.
     ``gives_up``: what is submitted without a connection fails at once (see ``ending``). ``busy``:
     slots that are taken, in flight or not. ``unsent``: commands that wait for ``flush``.
     """
@@ -95,7 +96,7 @@ class SendQueue:
         self.slots = slots
         self.tasks = slots[:-CONTROL_SLOTS]
         self.portal = connection.portal
-        self.corked = False
+        self.corked = self.batch = False
         self.gives_up = False
         self.driver: SessionDriver = Undriven(self.flush)
         self.waiting: Final[FairQueue[TaskSlot]] = FairQueue()  # submitted, and QUEUED
@@ -323,7 +324,7 @@ class SendQueue:
                 self.driver.reconnect()
         elif failed:
             self._refuse(slot)
-        elif not self.corked:
+        elif not self.corked and (not self.batch or self.unsent >= GATHER_COMMANDS):
             self.driver.flush_soon()
 
     def doubt(self, lun: bytes) -> list[TaskSlot]:

@@ -15,7 +15,8 @@ from iserblk.datamover.iser_initiator import IserInitiator
 from iserblk.datamover.seam import ROUNDS
 from iserblk.disk.aio import TrioDisk
 from iserblk.errors import ConnectionLost
-from iserblk.initiator.drivers.tasks import GATHER_BESIDE, GATHER_COMMANDS, TrioDriver, TrioWaiter
+from iserblk.initiator.drivers.tasks import GATHER_BESIDE, TrioDriver, TrioWaiter
+from iserblk.initiator.session.driving import GATHER_COMMANDS
 from iserblk.initiator.session.slots import TaskSlot
 from iserblk.iscsi import bhs, pdu
 from iserblk.loop import busy_polling
