@@ -248,7 +248,7 @@ class IserInitiator:
         if queued:
             self.queued = []
             self.qp.post(queued)
-        return True
+        return self.qp.wants_write()
 
     def deallocate_task_resources(self, slot: PduSlot, invalidated: int) -> None:
         stag = slot.stag

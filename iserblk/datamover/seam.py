@@ -229,9 +229,7 @@ class Losses:
 class InitiatorDatamover(Protocol):
     """The datamover of an initiator, as its iSCSI layer uses it.
 
-    Threads: the caller holds its own lock around ``send_control``. One thread at a time calls
-    ``flush``, and one thread at a time calls ``progress``. These may run at the same time as each
-    other and as ``send_control``.
+    All calls are made in one thread, but for ``disconnect``.
 
     ``user``: the layer above sets it before ``enable_datamover`` and the first ``progress``.
     ``adds_resources``: whether ``add_resources`` may be called; else all slots are to be given
@@ -260,8 +258,8 @@ class InitiatorDatamover(Protocol):
 
     def add_resources(self, slots: list[PduSlot], receives: int) -> None:
         """Give more slots of a connection whose resources are allocated their memory, and post
-        ``receives`` receives for the answers. From any thread; the caller holds its own lock.
-        Raises OSError or MemoryError when there is no memory; then no slot has any."""
+        ``receives`` receives for the answers. Raises OSError or MemoryError when there is no
+        memory; then no slot has any."""
         ...
 
     def allocate_data_outs(self, count: int, size: int) -> list[PduSlot]:
@@ -301,8 +299,8 @@ class InitiatorDatamover(Protocol):
         ...
 
     def flush(self) -> bool:
-        """Send what is queued. False: ``progress`` in another thread is sending, and sends this,
-        too. Raises ConnectionLost."""
+        """Send what is queued. Whether some of it waits until the descriptor is writable: then
+        ``progress`` goes on with it. Raises ConnectionLost."""
         ...
 
     def deallocate_task_resources(self, slot: PduSlot, invalidated: int) -> None:

@@ -351,7 +351,8 @@ class TcpInitiator:
         return pdus
 
     def flush(self) -> bool:
-        return self._tx.flush()
+        self._tx.flush()
+        return self._tx.blocked
 
     def deallocate_task_resources(self, slot: PduSlot, invalidated: int) -> None:
         slot.data = None
@@ -530,10 +531,7 @@ class TcpInitiator:
             )
         self._settle_sent()
         if transfer.unsent >= self._parameters.max_outstanding_r2t + more:
-            self._tx.settle()  # another thread may have sent PDUs that it has not noted yet
-            self._settle_sent()
-            if transfer.unsent >= self._parameters.max_outstanding_r2t + more:
-                raise RemoteProtocolError("iSCSI", "more R2Ts than MaxOutstandingR2T")
+            raise RemoteProtocolError("iSCSI", "more R2Ts than MaxOutstandingR2T")
         transfer.asked = end
         transfer.unsent += 1
         self._tx.queued.extend(
@@ -639,7 +637,6 @@ class TcpInitiator:
         not fill our memory."""
         snacks = self._snacks
         if snacks.unsent >= _MOST_SNACKS:
-            self._tx.settle()  # another thread may have sent PDUs that it has not noted yet
             self._settle_sent()
             if snacks.unsent >= _MOST_SNACKS:
                 raise RemoteProtocolError("iSCSI", "the target does not take our SNACKs")
@@ -881,7 +878,6 @@ class TcpInitiator:
             return
         for begin, length in arrivals.ask_again():
             self._snack(pdu.SNACK_STATUS, begin, length)
-        self._tx.settle()
         self._settle_sent()
         awaited: dict[int, Awaited] = {}
         for transfer in list(self._tasks.values()):

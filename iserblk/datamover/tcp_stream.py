@@ -14,7 +14,6 @@ import struct
 from collections import deque
 from collections.abc import Callable
 from mmap import MAP_ANONYMOUS, MAP_PRIVATE, mmap
-from threading import Lock
 from typing import Final, Protocol
 
 from iserblk.crc import crc32c
@@ -358,7 +357,7 @@ class OutPdu:
 
 
 class PduSender:
-    """Sends PDUs. Any thread may append to ``queued`` what ``frame`` returns; ``flush`` sends it.
+    """Sends PDUs. What ``frame`` returns is appended to ``queued``; ``flush`` sends it.
 
     ``sent``: the tokens of PDUs that have left, for the owner to pop. ``blocked``: PDUs wait until
     the socket takes more, or for the next turn. ``orphaned``: so many wait whose owner has gone,
@@ -371,12 +370,10 @@ class PduSender:
         self._orphans = 0  # PDUs of ``_wire`` without an owner
         self._begun = False  # part of the first PDU of ``_wire`` has left
         self._stream = stream
-        self._lock = Lock()
         self._wire: deque[OutPdu] = deque()
         self.queued: deque[OutPdu] = deque()
         self.sent: deque[object] = deque()
         self.blocked = False
-        self._sending = False
         self._header_digest = False
         self._data_digest = False
 
@@ -405,34 +402,21 @@ class PduSender:
             buffers.append(tail)
         return OutPdu(buffers, size, owner, token)
 
-    def flush(self) -> bool:
-        """Send what can be sent. False: another thread is sending, and sends what is queued, too.
-        Raises ConnectionLost."""
-        while self.queued:
-            if not self._lock.acquire(blocking=False):
-                if self._sending:  # that thread looks at the queue once more
-                    return False
-                self._lock.acquire()  # the other thread does not send, and is done soon
-            try:
-                self._send()
-            finally:
-                self._lock.release()
-        return True
+    def flush(self) -> None:
+        """Send what can be sent. Raises ConnectionLost."""
+        if self.queued:
+            self._send()
 
     def resume(self) -> None:
         """Send on: the socket may take more again."""
-        if self.blocked:
-            with self._lock:
-                self._send()
-        self.flush()
+        if self.blocked or self.queued:
+            self._send()
 
     def _send(self) -> None:
-        """Send until the socket is full, or for a turn. Lock held. The caller looks at ``queued``
-        again after it has released the lock."""
+        """Send until the socket is full, or for a turn."""
         wire, queued = self._wire, self.queued
         sent = 0
         end = _MOST_BYTES_SENT
-        self._sending = True
         try:
             while True:
                 while queued:
@@ -467,8 +451,6 @@ class PduSender:
             wire.clear()  # none of it will leave; let go of the memory of all owners
             self._orphans = 0
             raise
-        finally:
-            self._sending = False
 
     def _took(self, count: int) -> int:
         """Remove ``count`` bytes that have left. Returns how many PDUs have left whole."""
@@ -500,54 +482,45 @@ class PduSender:
 
     def take_unsent(self) -> bytes:
         """Take away what is still to be sent, for the caller to send: it counts as sent."""
-        with self._lock:
-            pdus = [*self._wire, *self.queued]
-            self._wire.clear()
-            self._orphans = 0
-            self.queued.clear()
-            self.blocked = False
-            self.sent.extend(pdu.token for pdu in pdus if pdu.token is not None)
-            return b"".join(piece for pdu in pdus for piece in pdu.buffers)
-
-    def settle(self) -> None:
-        """Wait until ``sent`` has the tokens of all that has left, also by other threads."""
-        with self._lock:
-            pass
+        pdus = [*self._wire, *self.queued]
+        self._wire.clear()
+        self._orphans = 0
+        self.queued.clear()
+        self.blocked = False
+        self.sent.extend(pdu.token for pdu in pdus if pdu.token is not None)
+        return b"".join(piece for pdu in pdus for piece in pdu.buffers)
 
     def disown(self, owner: object) -> None:
         """On return the memory of ``owner`` is not touched: of what is still to be sent from it,
         data PDUs that have not begun to leave are dropped, as no peer waits for them any more, and
         the rest is copied."""
-        with self._lock:
-            begun = self._wire[0] if self._begun and self._wire else None
-            for pdus in (self._wire, self.queued):
-                for pdu in list(pdus):
-                    if pdu.owner is not owner:
-                        continue
-                    pdu.rest = None
-                    if pdu is not begun and pdu.buffers[0][0] & bhs.OPCODE_MASK == bhs.DATA_OUT:
-                        pdus.remove(pdu)
-                        if pdu.token is not None:
-                            self.sent.append(pdu.token)
-                        continue
-                    pdu.buffers = [b"".join(pdu.buffers)]
-                    pdu.owner = None
-                    self._copied += pdu.size
-                    if pdus is self._wire:
-                        self._orphans += 1
+        begun = self._wire[0] if self._begun and self._wire else None
+        for pdus in (self._wire, self.queued):
+            for pdu in list(pdus):
+                if pdu.owner is not owner:
+                    continue
+                pdu.rest = None
+                if pdu is not begun and pdu.buffers[0][0] & bhs.OPCODE_MASK == bhs.DATA_OUT:
+                    pdus.remove(pdu)
+                    if pdu.token is not None:
+                        self.sent.append(pdu.token)
+                    continue
+                pdu.buffers = [b"".join(pdu.buffers)]
+                pdu.owner = None
+                self._copied += pdu.size
+                if pdus is self._wire:
+                    self._orphans += 1
 
     def hand_over(self, owner: object, to: object) -> None:
         """What is still to be sent from memory of ``owner`` is that of ``to`` from now on."""
-        with self._lock:
-            for pdus in (self._wire, self.queued):
-                for pdu in list(pdus):
-                    if pdu.owner is owner:
-                        pdu.owner = to
+        for pdus in (self._wire, self.queued):
+            for pdu in list(pdus):
+                if pdu.owner is owner:
+                    pdu.owner = to
 
     def close(self) -> None:
         """Close the stream and drop all PDUs."""
-        with self._lock:
-            self._stream.close()
-            self._wire.clear()
-            self.queued.clear()
-            self.blocked = False
+        self._stream.close()
+        self._wire.clear()
+        self.queued.clear()
+        self.blocked = False

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import gc
 import struct
-import threading
 import tracemalloc
 
 import pytest
@@ -331,38 +330,6 @@ def test_one_turn_sends_no_more_than_its_share() -> None:
         turns += 1
         tx.resume()
     assert turns == 2 and bytes(stream.out) == (bhs_of(1, len(source)) + bytes(source)) * 24
-
-
-def test_flush_while_another_thread_sends() -> None:
-    """``flush`` sends nothing then: the thread that is sending takes the queued PDUs as well."""
-    stream = Stream(room=0)
-    sender = PduSender(stream)
-    sender.queued.append(sender.frame(b"1" * 48, None))
-    assert sender.flush() and sender.blocked
-
-    def meanwhile(buffers: list[bytes | memoryview], size: int) -> int:
-        del stream.send
-        sender.queued.append(sender.frame(b"2" * 48, None))
-        assert not sender.flush()
-        return stream.send(buffers, size)
-
-    stream.room = 1 << 30
-    stream.send = meanwhile  # type: ignore[method-assign]
-    sender.resume()
-    assert bytes(stream.out) == b"1" * 48 + b"2" * 48
-
-
-def test_flush_while_the_lock_is_held_for_something_else() -> None:
-    stream = Stream()
-    sender = PduSender(stream)
-    sender.queued.append(sender.frame(b"1" * 48, None))
-    with sender._lock:
-        thread = threading.Thread(target=sender.flush)
-        thread.start()
-        thread.join(0.05)
-        assert not stream.out
-    thread.join()
-    assert bytes(stream.out) == b"1" * 48
 
 
 def test_closed() -> None:

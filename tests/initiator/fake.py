@@ -35,7 +35,6 @@ class FakeDatamover:
         self.tick_error: Exception | None = None
         self.terminated = False
         self.full = False
-        self.busy = False  # another thread is sending: ``flush`` leaves the queue to it
 
     def allocate_connection_resources(self, slots: list[PduSlot], unexpected: int) -> None:
         for slot in slots:
@@ -65,12 +64,10 @@ class FakeDatamover:
         self.queued.append(control)
 
     def flush(self) -> bool:
-        if self.busy:
-            return False
         while self.queued:
             slot = self.queued.popleft()
             self.sent.append((slot, bytes(slot.bhs)))
-        return True
+        return self.full
 
     def deallocate_task_resources(self, slot: PduSlot, invalidated: int) -> None:
         slot.data = None

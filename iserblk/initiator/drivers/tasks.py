@@ -187,7 +187,8 @@ class TrioDriver:
             return
         pace = self._pace
         now = monotonic() if pace is None else pace.work()
-        self._look_back(now)
+        if now - self._tick_due > STALLED_S:
+            self._look_back(now)
         if self._came < SINGLY and self._queue.busy >= BUSY:
             # The target answers one command after the other, and each answer wakes us. Let it, or
             # the client, have this processor if they wait for one: what they do meanwhile is then

@@ -6,7 +6,6 @@ import logging
 from typing import Final
 
 from iserblk.datamover.seam import BARE, InitiatorDatamover, PduSlot
-from iserblk.errors import TransportError
 from iserblk.initiator.session.unsolicited import DataOuts
 from iserblk.iscsi.keys import SessionParameters
 from iserblk.loop.clock import monotonic
@@ -149,18 +148,3 @@ class Connection:
     def in_flight(self) -> int:
         """Commands that were sent here and are not over."""
         return self.begun - self.ended
-
-    def flush(self) -> bool:
-        """Send what is queued. True: the wire is full. A send that fails is found by the next
-        ``progress``."""
-        dm = self.datamover
-        while dm.queued:
-            try:
-                if not dm.flush():
-                    return False
-            except TransportError as error:
-                log.debug("%s: send failed: %s", self.portal, error)
-                return False
-            if dm.wants_write():
-                return True
-        return False

@@ -30,6 +30,7 @@ from iserblk.errors import (
     IserblkError,
     NotSupported,
     RemoteProtocolError,
+    TransportError,
 )
 from iserblk.initiator.session.connection import FIRST_SLOTS, Connection
 from iserblk.initiator.session.descriptors import Descriptors
@@ -496,17 +497,23 @@ class SendQueue:
         return True
 
     def flush(self) -> None:
-        """Send what is queued. See Connection."""
+        """Send what is queued. A send that fails is found by the next ``progress``."""
         self.unsent = 0
-        descriptors = self.descriptors
-        if descriptors is None:
-            if self.connection.flush():
-                self.driver.blocked()
-            return
         self._chosen_takes = -1
-        for connection in self.connections.copy():
-            if connection.flush():
+        descriptors = self.descriptors
+        for connection in self.connections if descriptors is None else self.connections.copy():
+            datamover = connection.datamover
+            if not datamover.queued:
+                continue
+            try:
+                full = datamover.flush()
+            except TransportError as error:
+                log.debug("%s: send failed: %s", connection.portal, error)
+                continue
+            if full and descriptors is not None:
                 descriptors.update(connection)
+            elif full:
+                self.driver.blocked()
 
     def send_waiting(self) -> None:
         """Send commands that waited, as far as the window and the memory allow."""
