@@ -618,9 +618,12 @@ def test_nobody_keeps_the_state_of_a_thread() -> None:
                 assert not node.attr.startswith(kept), source
 
 
-# What belongs to the thread of one loop. (Providers may be shared: the target's commands come from
-# threads, and the two ends of a pair in memory from any.)
-ONE_THREAD = ("initiator", "disk", "nbd.client", "nbd.server", "nbd.transmission", "gateway")
+# What belongs to the thread of one loop. (The two ends of a pair in memory may have one each, and
+# the queue pair of a device has locks still.)
+ONE_THREAD = (
+    *("initiator", "disk", "nbd.client", "nbd.server", "nbd.transmission", "gateway"),
+    *("datamover", "rcap.iwarp.queuepair", "rcap.iwarp.transmit", "rcap.stags"),
+)
 # Threads of their own: what they share is theirs.
 FACES = {"disk.blocking", "disk.disk_thread", "disk.asyncio"}
 
