@@ -2,8 +2,8 @@
 
 For tests of everything above the RCaP, and the reference for the contract suite. All checks are
 made as over a wire: STags, bounds, rights, receive credits, message sizes, ORD. A message is copied
-when it is posted and takes effect in the receiver's ``progress``. So the driver of threads, the
-driver of trio tasks, or a single thread can use a pair. ``fileno`` is a real descriptor.
+when it is posted and takes effect in the receiver's ``progress``. So the two ends may belong to two
+threads. ``fileno`` is a real descriptor.
 
 Faults: while ``hold`` is True, what arrives at this end is not delivered. ``intercept`` is called
 with each message that leaves this end; when it returns False, the message is lost.
@@ -80,9 +80,7 @@ class MemoryQueuePair:
         self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         # Also where nobody calls ``close``: unlike a socket, a number is not closed when it goes.
         self._close_bell = weakref.finalize(self, os.close, self._bell)
-        self._bell_lock = Lock()
-        self._rx_lock = Lock()  # held for every placement
-        self._tx_lock = Lock()  # keeps posted requests in order; taken after ``_rx_lock``
+        self._bell_lock = Lock()  # the other end rings, too, and may belong to another thread
         self.stags = StagTable()
         self._requests: deque[seam.WorkRequest] = deque()
         self._reads: deque[OutstandingRead] = deque()
@@ -117,8 +115,7 @@ class MemoryQueuePair:
     def limit_reads(self, ird: int, ord: int) -> None:
         if ird > self.ird or ord > self.ord:
             raise LocalProtocolError(f"IRD {ird} and ORD {ord} are more than was agreed on")
-        with self._rx_lock, self._tx_lock:
-            self.ird, self.ord = ird, ord
+        self.ird, self.ord = ird, ord
 
     # --- memory ---
 
@@ -133,49 +130,44 @@ class MemoryQueuePair:
 
     def retire(self, stag: int) -> bool:
         region = self.stags.owned(stag)
-        with self._rx_lock:
-            valid = region.valid
-            region.valid = False
+        valid = region.valid
+        region.valid = False
         self.stags.release(region)
         return valid
 
     # --- work ---
 
     def post_receive(self, count: int) -> None:
-        with self._tx_lock:
-            self.posted += count
+        self.posted += count
 
     def post(self, requests: list[seam.WorkRequest]) -> None:
-        with self._tx_lock:
-            if self._error is not None or self._disconnected or self._closed:
-                raise ConnectionLost(f"the connection has ended: {self._error or 'closed'}")
-            if not self.ord and any(request.opcode == seam.RDMA_READ for request in requests):
-                raise LocalProtocolError("an RDMA Read, but the ORD of the connection is 0")
-            self._requests.extend(requests)
-            self._start()
+        if self._error is not None or self._disconnected or self._closed:
+            raise ConnectionLost(f"the connection has ended: {self._error or 'closed'}")
+        if not self.ord and any(request.opcode == seam.RDMA_READ for request in requests):
+            raise LocalProtocolError("an RDMA Read, but the ORD of the connection is 0")
+        self._requests.extend(requests)
+        self._start()
 
     def progress(self, now: float) -> list[seam.Completion]:
         completions: list[seam.Completion] = []
         self._quiet()
-        with self._rx_lock:
-            try:
-                while self.inbox and self._error is None and not (self._hold or self._closed):
-                    self._take(self.inbox.popleft(), completions)
-            except RemoteProtocolError as error:
-                self._error = without_frames(error)  # which would keep the caller's frames
-                if error.terminate is not None:
-                    goodbye = Message(TERMINATE)
-                    goodbye.code = error.terminate
-                    self._transmit(goodbye)
-            except ConnectionLost as error:
-                self._error = without_frames(error)
-            if self._error is None and self._disconnected:
-                self._error = ConnectionLost("the connection was ended by this side")
-        with self._tx_lock:
-            if self._error is None and not self._closed:
-                self._start()
-            left = list(self._left)
-            self._left.clear()
+        try:
+            while self.inbox and self._error is None and not (self._hold or self._closed):
+                self._take(self.inbox.popleft(), completions)
+        except RemoteProtocolError as error:
+            self._error = without_frames(error)  # which would keep the caller's frames
+            if error.terminate is not None:
+                goodbye = Message(TERMINATE)
+                goodbye.code = error.terminate
+                self._transmit(goodbye)
+        except ConnectionLost as error:
+            self._error = without_frames(error)
+        if self._error is None and self._disconnected:
+            self._error = ConnectionLost("the connection was ended by this side")
+        if self._error is None and not self._closed:
+            self._start()
+        left = list(self._left)
+        self._left.clear()
         completions = left + completions
         if self._error is not None:
             self._ring()  # the error, or completions before it, are still to be picked up
@@ -203,14 +195,13 @@ class MemoryQueuePair:
             self._ring()
 
     def close(self) -> None:
-        with self._rx_lock, self._tx_lock:
-            if self._closed:
-                return
-            self._closed = True
-            self._requests.clear()
-            self._reads.clear()
-            self.inbox.clear()
-            self.stags.clear()
+        if self._closed:
+            return
+        self._closed = True
+        self._requests.clear()
+        self._reads.clear()
+        self.inbox.clear()
+        self.stags.clear()
         self._transmit(Message(CLOSED))
         with self._bell_lock:
             self._close_bell()
@@ -219,7 +210,7 @@ class MemoryQueuePair:
     # --- sending ---
 
     def _start(self) -> None:
-        """Copy and send requests in order, as far as the ORD allows. The send lock is held."""
+        """Copy and send requests in order, as far as the ORD allows."""
         while self._requests:
             request = self._requests[0]
             opcode = request.opcode
@@ -265,7 +256,7 @@ class MemoryQueuePair:
     # --- receiving ---
 
     def _take(self, message: Message, completions: list[seam.Completion]) -> None:
-        """Let one message take effect. The receive lock is held."""
+        """Let one message take effect."""
         kind = message.kind
         fault: checks.Fault | None = None
         if kind <= seam.SEND_SE_INVALIDATE:
