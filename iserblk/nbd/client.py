@@ -758,6 +758,7 @@ class Client:
         """The strands are being closed. Abort the commands, and wait until they have ended: before
         that no buffer is free."""
         self._over = self._closing = True
+        self._look_on()  # no turn may take what has ended from here
         ended = len(self._done)
         ended += self._disk.abandon(
             lambda waiter: isinstance(waiter, Request) and waiter.owner is self
