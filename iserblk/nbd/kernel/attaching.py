@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import logging
 import os
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -22,6 +23,7 @@ from iserblk.nbd.kernel.state import Home, State, locked
 log = logging.getLogger(__name__)
 
 _KILLED = "%s: its server did not end in time, and was killed"
+_OPENED_S = 3.0  # in which a device is opened, unless it waits for a server that has died
 _GONE_S = 2.0  # in which a server has ended that has handed over its connections
 
 
@@ -244,9 +246,34 @@ def _clear_dead(home: Home) -> None:
         elif not home.is_ours() or not running.ended():
             return
         else:
-            os.close(home.device.claim())
+            _check_unused(home)
             log.warning("%s: its server has died; detaching it", home.device.path)
     clear(home)
+
+
+def _check_unused(home: Home) -> None:
+    """Raises Busy when a process uses the device, whose server has died."""
+    problems: list[Exception] = []
+
+    def claim() -> None:
+        try:
+            os.close(home.device.claim())
+        except Exception as error:
+            problems.append(error)
+
+    thread = threading.Thread(target=claim, name="claim", daemon=True)
+    thread.start()
+    thread.join(_OPENED_S)
+    if thread.is_alive():
+        # The kernel still reads partitions for whoever has opened the device first: nobody uses it
+        # yet, so its requests may fail. Else no open of it would ever end.
+        client.fail_all(home)
+        thread.join(_OPENED_S)
+    if thread.is_alive():
+        raise Busy(f"{home.device.path}: its server has died, and it cannot be opened: "
+                   f"`iserblk detach --force {home.device.path}`")  # fmt: skip
+    if problems:
+        raise problems[0]
 
 
 def _in_use(home: Home) -> str:

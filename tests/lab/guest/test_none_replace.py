@@ -192,6 +192,24 @@ def test_a_device_is_detached_whose_partitions_are_being_read(
     assert (done.returncode, "nbd0" in done.stderr) == ((0, False) if kill else (1, True)), done
 
 
+def test_a_device_is_attached_anew_whose_partitions_are_being_read(target: TargetProcess) -> None:
+    """`attach` would hang in open(2) for ever, as its server has died."""
+    good("attach", f"{target.url}/1", DEVICE)
+    old = server()
+    os.kill(old, signal.SIGSTOP)
+    reader = direct(f"if={DEVICE}", "iflag=direct", "skip=8")
+    until_blocking(lambda: "bdev_disk_changed" in stack(reader.pid))
+    os.kill(old, signal.SIGKILL)
+    until_blocking(lambda: ended(old))
+    done = iserblk("attach", f"{target.url}/1", DEVICE)
+    assert (done.returncode, done.stdout) == (0, f"ready {DEVICE}\n"), done
+    assert "its server has died; detaching it" in done.stderr
+    assert reader.wait(SLOW_S / 10) == 1
+    reader.communicate()
+    run("dd", f"if={DEVICE}", "of=/dev/null", "bs=4k", "count=1", "iflag=direct")
+    good("detach", DEVICE)
+
+
 def stack(pid: int) -> str:
     """Where a process waits in the kernel."""
     return Path(f"/proc/{pid}/stack").read_text()

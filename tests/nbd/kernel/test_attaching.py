@@ -6,15 +6,20 @@ import json
 import os
 import signal
 from pathlib import Path
+from threading import Event
 
 import pytest
 
 from iserblk.disk.wish import Wish
+from iserblk.errors import Busy
 from iserblk.metrics.scraping import scrape
 from iserblk.nbd.buffers import CLIENT_BYTES
+from iserblk.nbd.kernel import attaching, client
+from iserblk.nbd.kernel.attaching import Lun, attach
+from iserblk.nbd.kernel.device import Device, Directories
 from tests.cli.commands import good_json, serving
 from tests.nbd.kernel.attachers import SIZE, Attacher, path_of, wait_for
-from tests.nbd.kernel.fake_kernel import FakeKernel
+from tests.nbd.kernel.fake_kernel import FakeKernel, FakeNetlink
 from tests.support.target import END_S, IQN, TargetProcess
 from tests.support.until import until_blocking
 
@@ -312,3 +317,36 @@ def test_in_the_foreground_told_again(
         process.communicate()
         assert process.returncode == 28
     tool.good("detach", "nbd0")
+
+
+@pytest.mark.parametrize("opens", [True, False])
+def test_the_device_of_a_dead_server_cannot_be_opened(
+    kernel: FakeKernel, target: TargetProcess, monkeypatch: pytest.MonkeyPatch, opens: bool
+) -> None:
+    """The kernel reads its partitions: its requests have to fail first; and where that does not
+    help, the attach ends with what does."""
+    tool = Attacher(kernel)
+    tool.good("attach", f"{target.url}/0")
+    (server,) = tool.servers()
+    os.kill(server, signal.SIGKILL)
+    until_blocking(lambda: not tool.servers())
+    places = Directories(kernel.root / "sys", kernel.root / "dev", Path("/proc"), tool.run)
+    monkeypatch.setattr(client, "KERNEL", FakeNetlink(kernel.root))
+    failed, over = Event(), Event()
+
+    def claim(device: Device) -> int:
+        (failed if opens else over).wait()
+        raise Busy(f"{device.path}: mounted on /data: umount it first")
+
+    with monkeypatch.context() as busy:
+        busy.setattr(Device, "claim", claim)
+        busy.setattr(client, "fail_all", lambda _home: failed.set())
+        busy.setattr(attaching, "_OPENED_S", 0.5)
+        lun = Lun([f"{target.url}/1"], "", {}, 30.0, SIZE, 512, 1 << 20, "name")
+        with pytest.raises(Busy, match="mounted on" if opens else "iserblk detach --force"):
+            attach(lun, Device("nbd0", places), 1, places)
+        over.set()
+    assert failed.is_set()
+    assert kernel.connected() != []  # nothing has changed
+    tool.ended("detach", "--force", "nbd0")
+    tool.assert_nothing_left()
