@@ -38,13 +38,15 @@ _BOOTS = 3
 @click.option("--net", is_flag=True, help="Add an emulated network card, 10.0.2.15.")
 @click.option("--forward", "forwards", multiple=True, metavar="HOSTPORT:GUESTPORT",
               help="Forward a port of 127.0.0.1 to the guest; implies --net.")  # fmt: skip
+@click.option("--in-turn", is_flag=True,
+              help="Emulate the guest's processors by one of the host's, in turn.")  # fmt: skip
 @click.option("--memory", default="2G", metavar="SIZE", help="Memory of the guest (default 2G).")
 @click.option("--list", "only_list", is_flag=True, help="Print the set-ups and do nothing.")
 @click.option("-v", "--verbose", is_flag=True, help="Say how long booting took.")
 @click.argument("command", nargs=-1, type=click.UNPROCESSED)
 def lab(
     name: str, limit_s: float, mtu: int, results: Path | None, net: bool,
-    forwards: tuple[str, ...], memory: str, only_list: bool, verbose: bool,
+    forwards: tuple[str, ...], in_turn: bool, memory: str, only_list: bool, verbose: bool,
     command: tuple[str, ...],
 ) -> int:  # fmt: skip
     """Run COMMAND in a virtual machine with the distribution's full kernel.
@@ -71,8 +73,8 @@ def lab(
         results.mkdir(parents=True, exist_ok=True)
         results = results.resolve()
     wish = Wish(
-        kernel, setup.name, kvm=usable(kernel), memory=memory, mtu=mtu, network=net,
-        forwards=tuple(ports), results=results, variables=variables,
+        kernel, setup.name, kvm=usable(kernel), in_turn=in_turn, memory=memory, mtu=mtu,
+        network=net, forwards=tuple(ports), results=results, variables=variables,
     )  # fmt: skip
     for boot in range(1, _BOOTS + 1):
         try:

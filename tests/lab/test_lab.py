@@ -100,6 +100,26 @@ def test_a_kernel_has_modules_where_its_release_puts_them(
     assert (found.modules / "modules.dep").exists()
 
 
+@pytest.mark.parametrize("in_turn", [True, False])
+def test_emulated_processors_run_in_turn_where_that_is_asked_for(
+    in_turn: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is started in place of qemu prints its arguments."""
+    programs, root = tmp_path / "bin", tmp_path / "kernel"
+    for directory in (programs, root / "boot", root / "lib" / "modules" / "6.1.1"):
+        directory.mkdir(parents=True)
+    (root / "boot" / "vmlinuz-6.1.1").touch()
+    emulator = programs / "qemu-system-x86_64"
+    emulator.write_text('#!/bin/sh\necho "$@" >&2\n')
+    emulator.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{programs}:{path()}")
+    wish = vm.Wish(kernel.Kernel(root), in_turn=in_turn)
+    with vm.Machine(wish, ["true"]) as machine, pytest.raises(vm.Died) as how:
+        machine.wait(60)
+    assert "-smp 2" in str(how.value)
+    assert ("-accel tcg,thread=single" in str(how.value)) is in_turn
+
+
 @pytest.mark.parametrize("directory", ["/var/tmp/clone", "/run/user/0/clone"])
 def test_a_checkout_that_guests_do_not_see(monkeypatch: pytest.MonkeyPatch, directory: str) -> None:
     monkeypatch.setattr(host, "TOP", Path(directory))
