@@ -149,8 +149,7 @@ class Client:
         self.name = name
         self._sock = sock
         self._wire = wire(sock, end_of_record=False)
-        self._stream: Stream = self._wire
-        self._tls: TlsStream | None = None  # the stream, where there is TLS
+        self._tls: TlsStream | None = None  # what is behind the wire, where there is TLS
         self._group = group
         self._memory = memory
         self._pace = pace_of(busy_poll_us)
@@ -234,7 +233,10 @@ class Client:
                 await until_writable(self._sock)
             else:
                 await until_readable(self._sock)
-        self._stream = self._tls = stream
+        self._tls = stream
+
+    def _stream(self) -> Stream:
+        return self._wire if self._tls is None else self._tls
 
     def _all_has_left(self) -> bool:
         """TLS may keep a part of what it was given."""
@@ -243,7 +245,7 @@ class Client:
     async def _send_all(self, data: bytes) -> None:
         rest: bytes | memoryview = memoryview(data)
         while rest or not self._all_has_left():
-            count = self._stream.send([rest], len(rest)) if rest else WOULD_BLOCK
+            count = self._stream().send([rest], len(rest)) if rest else WOULD_BLOCK
             if count == WOULD_BLOCK:
                 await until_writable(self._sock)
             else:
@@ -251,7 +253,7 @@ class Client:
 
     async def _receive_some(self, buffer: memoryview) -> int:
         while True:
-            count = self._stream.receive([buffer])
+            count = self._stream().receive([buffer])
             if count != WOULD_BLOCK:
                 return count
             await until_readable(self._sock)
@@ -546,7 +548,8 @@ class Client:
             self._look_whether_still(self._still)
 
     def _receive(self) -> None:
-        transmission, stream, tls = self._transmission, self._stream, self._tls
+        transmission, tls = self._transmission, self._tls
+        stream: Stream = self._wire if tls is None else tls
         for _ in range(_MOST_RECEIVES):
             if self._over or self._blocked:
                 break
@@ -578,10 +581,12 @@ class Client:
         if len(out) > _MOST_BUFFERS:
             out = out[:_MOST_BUFFERS]
             size = sum(map(len, out))
-        count = self._stream.send(out, size) if size else 0
+        tls = self._tls
+        stream: Stream = self._wire if tls is None else tls
+        count = stream.send(out, size) if size else 0
         if count != WOULD_BLOCK:
             transmission.sent(count)
-        if transmission.out_size or (self._tls is not None and not self._tls.flush()):
+        if transmission.out_size or (tls is not None and not tls.flush()):
             self._blocked = True
 
     def _begin(self, requests: list[Request]) -> None:

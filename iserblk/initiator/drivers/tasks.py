@@ -240,12 +240,12 @@ class TrioDriver:
         """Returns how many commands have ended, and how many strands were resumed: what these
         submit is a batch. ``_send_batch`` is to follow."""
         queue = self._queue
-        queue.corked = self._strands.held = queue.batch = True
+        queue.batch = self._strands.held = True
         count = 0
         try:
             count = self.session.progress(now)
         finally:
-            queue.corked = self._strands.held = False
+            self._strands.held = False
             resumed = self._strands.run()
         self._answered += count
         self._came = count

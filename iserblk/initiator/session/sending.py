@@ -74,9 +74,9 @@ class SendQueue:
     Implements CommandQueue.
 
     ``connection``: the default connection, which is kept after its loss. ``connections``: all of
-    them. ``descriptors``: of a session that may have several connections; else None. ``corked``: a
-    driver sets it while more submissions are about to come, and calls ``flush`` itself. ``batch``:
-    the same, but it is told when there are enough of them.
+    them. ``descriptors``: of a session that may have several connections; else None. ``batch``: a
+    driver sets it while more submissions are about to come, and calls ``flush`` itself, or when it
+    is told that there are enough of them.
     ``gives_up``: what is submitted without a connection fails at once (see ``ending``). ``busy``:
     slots that are taken, in flight or not. ``unsent``: commands that wait for ``flush``.
     """
@@ -97,7 +97,7 @@ class SendQueue:
         self.slots = slots
         self.tasks = slots[:-CONTROL_SLOTS]
         self.portal = connection.portal
-        self.corked = self.batch = False
+        self.batch = False
         self.gives_up = False
         self.driver: SessionDriver = Undriven(self.flush)
         self.waiting: Final[FairQueue[TaskSlot]] = FairQueue()  # submitted, and QUEUED
@@ -108,7 +108,6 @@ class SendQueue:
         self._io_timeout = io_timeout
         self._free = list(reversed(self.tasks))
         self._withheld: list[TaskSlot] = []  # not in use, because the target has no room
-        self._in_play = len(self.tasks)  # slots that are not withheld
         self._free_controls = slots[-CONTROL_SLOTS:]
         self._again: set[TaskSlot] = set()  # waiting, and sent before on a lost connection
         # By the index of its slot: a PDU that was sent again (its ITT), and how often.
@@ -248,20 +247,18 @@ class SendQueue:
         """The target had no room for a command (BUSY, TASK SET FULL), whose slot
         has been given back. Keep one command less in flight from now on, but always at least one.
         Without a free slot nothing happens: there will be another refusal."""
-        if self._in_play <= 1:
+        if len(self.tasks) - len(self._withheld) <= 1:
             return
         try:
             self._withheld.append(self._free.pop())
         except IndexError:
             return
-        self._in_play -= 1
-        count = self._in_play
+        count = len(self.tasks) - len(self._withheld)
         log.info("%s: the target is full: %d commands at once from now on", self.portal, count)
 
     def grow(self) -> None:
         """Call it about once a second: allow one command more, after ``shrink``."""
         if self._withheld:
-            self._in_play += 1
             self._free.append(self._withheld.pop())
 
     def take_memory_back(self) -> None:
@@ -325,7 +322,7 @@ class SendQueue:
                 self.driver.reconnect()
         elif failed:
             self._refuse(slot)
-        elif not self.corked and (not self.batch or self.unsent >= GATHER_COMMANDS):
+        elif not self.batch or self.unsent >= GATHER_COMMANDS:
             self.driver.flush_soon()
 
     def doubt(self, lun: bytes) -> list[TaskSlot]:
@@ -520,7 +517,7 @@ class SendQueue:
         waiting = self.waiting
         while waiting.entries and self._open > 0 and self._send(waiting.head()):
             waiting.pop()
-        if not self.corked:
+        if not self.batch:
             self.flush()
 
     # -- control PDUs: the runner of progress and tick --------------------------------------------

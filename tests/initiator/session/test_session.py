@@ -353,14 +353,14 @@ def test_residuals(flags: int, count: int, residual: int) -> None:
     assert slot.residual == residual
 
 
-def test_corked_commands_leave_together() -> None:
+def test_commands_of_a_batch_leave_together() -> None:
     made, dm = session()
-    made.queue.corked = True
+    made.queue.batch = True
     waiter = CountingWaiter()
     for _ in range(3):
         command(made, waiter)
     assert not dm.sent
-    made.queue.corked = False
+    made.queue.batch = False
     made.queue.flush()
     assert [cmd_sn_of(sent) for sent in dm.sent] == [1, 2, 3]
 

@@ -52,9 +52,9 @@ def test_commands_go_where_the_fewest_are_in_flight(two: Bench) -> None:
 def submit_together(bench: Bench, count: int, direction: int = READ, size: int = 4096) -> list[int]:
     """The CIDs that ``count`` commands of one turn go to."""
     queue = bench.session.queue
-    queue.corked = True
+    queue.batch = True
     cids = [bench.submit(direction, size).connection.cid for _ in range(count)]
-    queue.corked = False
+    queue.batch = False
     queue.flush()
     return cids
 
@@ -75,22 +75,22 @@ def test_what_leaves_together_goes_over_one_connection(benches: list[Bench]) -> 
 def test_much_data_goes_over_all_connections(benches: list[Bench]) -> None:
     """In one turn, too."""
     benches.append(bench := Bench(2, depth=64))
-    cids = submit_together(bench, 2 * TOGETHER // 4096)
-    assert cids == [0] * (TOGETHER // 4096) + [1] * (TOGETHER // 4096)
+    cids = submit_together(bench, 8, READ, TOGETHER // 4)
+    assert cids == [0] * 4 + [1] * 4
     assert submit_together(bench, 6, READ, TOGETHER) == [0, 1] * 3
     assert submit_together(bench, 4, WRITE, TOGETHER + 1) == [0, 1] * 2
 
 
 @pytest.mark.parametrize("how", ["lost", "logging out"])
 def test_a_turn_goes_on_without_the_connection_that_it_had_begun_with(two: Bench, how: str) -> None:
-    two.session.queue.corked = True
+    two.session.queue.batch = True
     assert two.submit(READ).connection.cid == 0
     if how == "lost":
         two.lose(0)
     else:
         two.session.queue.begin_logout(two.session.queue.connections[0])
     assert [two.submit(READ).connection.cid for _ in range(3)] == [1] * 3
-    two.session.queue.corked = False
+    two.session.queue.batch = False
     two.session.queue.flush()
     assert [len(dm.sent) for dm in two.dms] == [0 if how == "lost" else 1, 3]
 
@@ -103,11 +103,11 @@ def test_no_connection_that_is_over_is_kept(two: Bench) -> None:
     assert slot.connection.cid == 1
     two.receive(1, response(slot.itt, max_cmd_sn=MOST))
     two.session.queue.release(slot)
-    two.session.queue.corked = True
+    two.session.queue.batch = True
     assert two.submit().connection.cid == 1
     two.lose(1)
     patient(two)
-    two.session.queue.corked = False
+    two.session.queue.batch = False
     two.logged_out(0, logout_of(two.dms[0]), exp_cmd_sn=4)
     two.dms.pop()
     gc.collect()

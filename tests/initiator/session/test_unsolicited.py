@@ -349,7 +349,7 @@ def test_only_with_few_commands_in_flight() -> None:
 def test_data_outs_follow_their_command() -> None:
     """Of two writes, the data of the first comes first (RFC 7143 section 4.2.5.2)."""
     link = Link(agreed())
-    link.session.queue.corked = True
+    link.session.queue.batch = True
     first, second = link.write(DATA[:24576]), link.write(DATA[:16384])
     link.session.queue.flush()
     tags = [int.from_bytes(each.data[44:48], "big") for each in link.sent]
