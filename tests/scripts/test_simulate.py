@@ -128,7 +128,7 @@ def test_what_is_planted_is_in_effect() -> None:
         (("--plant", "nothing"), "scripts/mutations --list"),
         (("--with", "clients=0"), "a number from 1"),
         (("--with", "front=fuse"), "front takes disk or nbd"),
-        (("--with", "other=some"), "other takes none or beside or fences"),
+        (("--with", "other=some"), "other takes none or beside or fences or takes"),
         (("--with", "fault-kinds=cut+rain"), "fault-kinds: rain: there are cut, halve, "),
         (("--with", "fault-kinds=NBD-cut", "--with", "front=disk"), "fault-kinds: NBD-cut: there"),
         (("--with", "colour=red"), "write KEY=VALUE, with a KEY of portals, "),

@@ -30,8 +30,8 @@ OPTIONS: Final = (
 )
 DISK, NBD = "disk", "nbd"
 FRONTS: Final = (DISK, NBD)
-NONE, BESIDE, FENCES = "none", "beside", "fences"
-OTHERS: Final = (NONE, BESIDE, FENCES)
+NONE, BESIDE, FENCES, TAKES = "none", "beside", "fences", "takes"
+OTHERS: Final = (NONE, BESIDE, FENCES, TAKES)
 _CHOICES: Final = {"front": FRONTS, "other": OTHERS}
 KEYS: Final = (*NUMBERS, *WORDS, *OPTIONS)
 
@@ -51,13 +51,16 @@ DISC, NBD_CLOSE, NBD_CUT, MIDWAY, VANISH, MUTE = (
     "NBD: no answer to a flush",
 )  # fmt: skip
 NBD_FAULTS: Final = {DISC: 4, NBD_CLOSE: 4, NBD_CUT: 6, MIDWAY: 6, VANISH: 6, MUTE: 20}
+TAKE: Final = "taken over"
 ALL: Final = "all"
 
 
-def faults_of(front: str, kinds: str = ALL) -> tuple[list[str], list[int]]:
+def faults_of(front: str, other: str, kinds: str = ALL) -> tuple[list[str], list[int]]:
     """The faults of a world, and the sums of their weights up to each. ``kinds``: names with +
     between them, of those that it is limited to. Raises ValueError for one that there is not."""
     weights = FAULTS | NBD_FAULTS if front == NBD else FAULTS
+    if other == TAKES:
+        weights = weights | {TAKE: 6}
     if kinds != ALL:
         names = {_short(each): each for each in weights}
         unknown = [each for each in kinds.split("+") if each not in names]
@@ -126,7 +129,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def check(settings: Sequence[tuple[str, str]]) -> None:
     """Raises ValueError where they do not fit each other."""
     words = dict(settings)
-    faults_of(words.get("front", NBD), words.get("fault-kinds", ALL))
+    faults_of(words.get("front", NBD), words.get("other", TAKES), words.get("fault-kinds", ALL))
 
 
 def case_of(options: argparse.Namespace, seed: int, operations: int) -> Case:

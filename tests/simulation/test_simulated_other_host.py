@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from tests.simulation.cases import BESIDE, FENCES, NONE, Case
+from tests.simulation.cases import BESIDE, FENCES, NONE, TAKE, TAKES, Case
 from tests.simulation.other_host import RESET, STATES, Shut
-from tests.simulation.world import Result, play
+from tests.simulation.world import TAKING, Result, play
 
 pytestmark = pytest.mark.usefixtures("silent")
 OPERATIONS = 200
@@ -25,20 +25,21 @@ def _played(case: Case) -> Result:
         raise
 
 
-@pytest.mark.parametrize("other", [BESIDE, FENCES])
+@pytest.mark.parametrize("other", [BESIDE, FENCES, TAKES])
 def test_a_case_does_the_same_again(other: str) -> None:
     lines: list[list[str]] = [[], []]
     first, second = (play(_case(2, other), each.append) for each in lines)
     assert lines[0] == lines[1]
     assert first == second
-    assert any("other host 0: " in line for line in lines[0])
+    assert other == TAKES or any("other host 0: " in line for line in lines[0])
 
 
 def test_a_world_without_it() -> None:
     lines: list[str] = []
     result = play(_case(2, NONE), lines.append)
     assert not any("other host" in line for line in lines)
-    assert not {state for state, times in result.states.items() if times} & set(STATES)
+    assert not {state for state, times in result.states.items() if times} & {*STATES, *TAKING}
+    assert not result.faults[TAKE]
 
 
 def test_all_of_it_is_reached() -> None:
@@ -54,8 +55,19 @@ def test_all_of_it_is_reached() -> None:
     pytest.fail(f"never reached: {states}")
 
 
-def test_through_nbd_it_reserves_nothing() -> None:
-    case = _case(1, FENCES)
+def test_all_of_taking_over_is_reached() -> None:
+    states = set(TAKING)
+    for seed in range(20):
+        result = _played(_case(seed, TAKES, ("fault-kinds", "taken-over+cut+restart")))
+        states -= {state for state, times in result.states.items() if times}
+        if not states:
+            return
+    pytest.fail(f"never reached: {states}")
+
+
+@pytest.mark.parametrize("other", [FENCES, TAKES])
+def test_through_nbd_it_reserves_nothing(other: str) -> None:
+    case = _case(1, other)
     assert play(case.having("front", "nbd")).settings.other == BESIDE
 
 

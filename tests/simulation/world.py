@@ -21,12 +21,15 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 from random import Random
 from typing import Any, Final, NamedTuple
+from unittest import mock
 
 import trio
 
 from iserblk.disk.aio import TrioDisk, TrioDiskSet, open_disks
+from iserblk.disk.lun import reservation
 from iserblk.disk.seam import EXTENT_DATA, FlushClient
 from iserblk.errors import (
+    Busy,
     CommandTimeout,
     IserblkError,
     ReservationConflict,
@@ -73,10 +76,12 @@ from tests.simulation.cases import (
     RESTART,
     SLOW,
     STRIKE,
+    TAKE,
+    TAKES,
     Case,
     faults_of,
 )  # fmt: skip
-from tests.simulation.history import Hearer, History, Wrong
+from tests.simulation.history import Hearer, History, Wrong, content
 from tests.simulation.loop import WORK_S, SimulatedLoop
 from tests.simulation.nbd_face import EXTENTS, FLUSH, FUA, READ, TRIM, WRITE, ZERO, NbdFace
 from tests.simulation.nbd_wire import Gone
@@ -123,11 +128,15 @@ TOLD, TOLD_OF_FAILURE = "loss told", "failed flush told"
 UNHEARD = "loss told, unheard"
 FAILED_OVER, TIMED_OUT = "another portal", "io-timeout reached"
 DIED = "client dead at work"
+TAKEN, HELD_OFF = "taken over by another host", "refused after it was taken over"
+THIRD = "third host refused"
+TAKING: Final = (TAKEN, HELD_OFF, THIRD)
 RESTARTED, RESTARTED_EMPTY = "target restarted", "target restarted without its cache"
 STATES: Final = (
     RECONNECTED, BACK, BACK_WITH_JOURNAL, REPLAYED, RECOVERED_CONNECTION, REASSIGNED, SNACK,
     DAMAGED, ABORTED, RESET, RETRIED, TOLD, TOLD_OF_FAILURE, UNHEARD, FAILED_OVER, TIMED_OUT, DIED,
     RESTARTED, RESTARTED_EMPTY, *nbd_face.STATES, *other_host.STATES,
+    *TAKING,
 )  # fmt: skip
 _KINDS: Final = {PASSING: "passing", RECOVERED: "recovered", FAIL: "flush"}
 
@@ -140,6 +149,13 @@ PROFILES: Final = {
     LATE: "refuses long transfers, and WRITE SAME, that it says it has",
 }
 FOREVER: Final = "forever"
+KEY, THIRD_KEY = "0x1e5e", "0x3d"  # of reservations
+SUCCESSOR: Final = "iqn.2026-11.example:successor"
+AFTER: Final = 3  # operations that a client still tries when its LUN was taken over
+VAIN_S: Final = 0.5  # about so long after another
+REIGN: Final = (5, 40)  # operations of the host that has taken over
+_NOT, _PERHAPS, _DONE = range(3)
+_NOBODY: Final = 1 << 63  # versions of what must never be seen
 
 
 class Settings(NamedTuple):
@@ -232,6 +248,7 @@ def draw(chance: Random, given: dict[str, str] | None = None) -> Settings:
     words |= {"header-digest": digest, "data-digest": digest}
     words["front"] = chance.choice((DISK, DISK, NBD))  # (the last: older seeds mean the same)
     words["other"] = chance.choice((NONE, NONE, NONE, BESIDE, FENCES))
+    # (TAKES is not drawn: a case asks for it.)
     words["fault-kinds"] = (given or {}).get("fault-kinds", ALL)
     if any(each.startswith("NBD") for each in words["fault-kinds"].split("+")):
         words["front"] = NBD  # no other one has them
@@ -441,6 +458,14 @@ class Target:
         return Hesitant(cache, self.chance, self._world.settings.hesitates)
 
 
+class _LockElsewhere:
+    """Instead of HostLock: each host of the world is a machine of its own."""
+
+    def __init__(self, what: str) -> None: ...
+
+    def close(self) -> None: ...
+
+
 class World:
     """``play`` runs it, once."""
 
@@ -460,7 +485,7 @@ class World:
         self._histories = [self.history]
         self._granules = SIZE // granule  # of which the clients use each
         self._other: OtherHost | None = None
-        if self.settings.other != NONE:
+        if self.settings.other in (BESIDE, FENCES):
             self._other = self._other_host()
             self._histories.append(self._other.history)
         self.network.on_line = self.disturbed
@@ -476,7 +501,9 @@ class World:
         self._over = trio.Event()
         self._reconnects = 0
         self._portal = ""
+        self._taken = _NOT  # whether another host takes the LUN over
         self._disk: TrioDisk
+        self._first: TrioDisk  # of this life
         self._face: NbdFace | None = None
 
     @property
@@ -485,7 +512,8 @@ class World:
 
     def play(self) -> Result:
         """Raises Wrong, Stuck, and what the product raises where it must not."""
-        self.simulation.run(self._body)
+        with mock.patch.object(reservation, "HostLock", _LockElsewhere):
+            self.simulation.run(self._body)
         result = self.result
         result.trace = self.trace.sum
         result.seconds = self.loop.now()
@@ -501,7 +529,8 @@ class World:
                     await others.start(self._other.run)
                 while not self._is_done:
                     await self._life()
-                    await self._restart(self.chance, True)
+                    if not self._taken:
+                        await self._restart(self.chance, True)
                     self.history.died(self.loop.now())
                 await self._life()  # reads all that is there
                 if self._other is not None:
@@ -553,19 +582,21 @@ class World:
         """Of one client with its journal, from the opening of the disk to its death."""
         self._over = trio.Event()
         self._reconnects = 0
+        self._taken = _NOT
         self._lives += 1
         self._clients.clear()
         self._forget_troubles()
         async with AsyncExitStack() as stack:
             async with nullcontext() if self._other is None else self._other.door:
                 opened = await stack.enter_async_context(
-                    open_disks(self._urls, self.settings.options)
+                    open_disks(self._urls, self._options(INITIATOR, KEY))
                 )
             disk = opened.disks[opened.default]
             assert isinstance(disk, TrioDisk)
             assert isinstance(disk.driver, TrioDriver)
             session = disk.driver.session
             self._portal = session.portal
+            self._first = disk
             stack.callback(self._count, disk, session)
             self.trace("the disk is open")
             await self._everything(disk)
@@ -575,7 +606,7 @@ class World:
                 else:
                     await self._use(opened, disk)
                 self._forget_troubles()
-                if self._over.is_set():
+                if self._over.is_set() or self._taken:
                     return
                 await self._everything(disk)
             with trio.fail_after(PATIENCE_S):
@@ -586,6 +617,12 @@ class World:
             with trio.fail_after(PATIENCE_S):
                 await all_ended(session.queue)
             self.trace("the disk is closed")
+
+    def _options(self, name: str, key: str) -> dict[str, str]:
+        options = self.settings.options | {"initiator-name": name}
+        if self.settings.other == TAKES:
+            options |= {"reserve": "exclusive", "reserve-key": key}
+        return options
 
     async def _use(self, opened: TrioDiskSet, disk: TrioDisk) -> None:
         """By all clients, with all faults."""
@@ -656,7 +693,7 @@ class World:
 
     async def _client(self, disk: TrioDisk, number: int) -> None:
         chance = Random(f"client {self.case.seed} {self._lives} {number}")
-        result = self.result
+        result, tries = self.result, 0
         while not self._is_done and not self._over.is_set():
             result.begun += 1
             if result.begun >= self._next_fault:
@@ -671,6 +708,13 @@ class World:
             else:
                 count = chance.randint(1, min(chance.choice((1, 16, MOST)), MOST * 512 // granule))
                 at = chance.randrange(self._granules - count + 1)
+            if self._taken == _DONE:
+                tries += 1
+                await self._try_in_vain(disk, number, kind, at, count)
+                if tries == AFTER:
+                    return
+                await trio.sleep(chance.expovariate(1 / VAIN_S))
+                continue
             result.operations[kind] += 1
             self._under_way[kind] += 1
             began = self.loop.now()
@@ -681,10 +725,13 @@ class World:
                     await self._face.operate(chance, kind, at, count)
                 else:
                     await self._operate(disk, chance, kind, at, count)
-            except (IserblkError, Gone):
-                if not self._over.is_set():
+            except (IserblkError, Gone) as error:
+                if self._over.is_set():
+                    return  # it is dead
+                if not self._taken:
                     raise
-                return  # it is dead
+                self.trace("it is taken over: %s", str(error))
+                await trio.sleep(REFUSED_S)
             finally:
                 del self._asked[number]
                 self._under_way[kind] -= 1
@@ -762,12 +809,17 @@ class World:
         try:
             await disk.read_into(memoryview(buffer), at * size)
         except IserblkError as error:
+            if self._falls(disk):
+                history.end_read(read, None, self.loop.now())
+                return False
             refused = self._is_refused(error, read.begun, True)
             if not refused and (self._over.is_set() or not self._is_late(error)):
                 raise
             history.end_read(read, None, self.loop.now())
             if refused:
                 await trio.sleep(REFUSED_S)
+            return False
+        if self._is_taken(disk):
             return False
         if self._is_shut_out(read.begun, True):
             raise Wrong("a read is carried out, and another host has reserved the LUN")
@@ -793,6 +845,9 @@ class World:
             else:
                 await disk.trim(at * size, count * size)
         except IserblkError as error:
+            if self._falls(disk):
+                self.history.end_change(change, self.loop.now(), False)
+                return
             if self._is_refused(error, change.begun, False):
                 self.history.end_change(change, self.loop.now(), False)
                 if self._is_shut_out(change.begun):
@@ -805,6 +860,8 @@ class World:
                 raise
             self.trace("a change fails: %s", str(error))
             done = False
+        if self._is_taken(disk):
+            return
         if done and kind != TRIM and self._is_shut_out(change.begun):
             raise Wrong(f"{kind} is carried out, and another host has reserved the LUN")
         self._look(disk)
@@ -822,6 +879,8 @@ class World:
         try:
             await disk.flush(client)
         except IserblkError as error:
+            if self._falls(disk):
+                return True
             if not error.losses and self._is_refused(error, begun, False):
                 await trio.sleep(REFUSED_S)
                 return False
@@ -842,7 +901,8 @@ class World:
                     self.result.states[UNHEARD] += 1
             self.history.end_flush_with_loss(begun, self.loop.now(), failed, hearer, hears)
         else:
-            self.history.end_flush(begun, self.loop.now(), hearer)
+            if not self._is_taken(disk):
+                self.history.end_flush(begun, self.loop.now(), hearer)
         return True
 
     def _one_of(self, disk: TrioDisk, chance: Random) -> tuple[Hearer, FlushClient]:
@@ -887,22 +947,122 @@ class World:
         try:
             extents = await disk.extents(at * size, count * size)
         except IserblkError as error:
-            if self._is_refused(error, begun, True):
+            if self._falls(disk) or self._is_refused(error, begun, True):
                 return
             if self._over.is_set() or not self._is_late(error):
                 raise
+            return
+        if self._is_taken(disk):
             return
         for offset, length, flags in extents:
             if flags != EXTENT_DATA:
                 first = -(-offset // size)
                 self.history.check_hole(first, (offset + length) // size - first, begun)
 
+    # -- another host takes over ------------------------------------------------------------------
+
+    def _is_taken(self, disk: TrioDisk) -> bool:
+        """What the disk says does not count any more."""
+        return self._taken == _DONE and disk is self._first
+
+    def _falls(self, disk: TrioDisk) -> bool:
+        """The disk is perhaps another host's already."""
+        return self._taken != _NOT and disk is self._first
+
+    async def _try_in_vain(
+        self, disk: TrioDisk, number: int, kind: str, at: int, count: int
+    ) -> None:
+        """The target refuses all of it."""
+        size = self.settings.granule
+        self.trace("client %d tries in vain: %s, %d at %d", number, kind, count, at)
+        self._asked[number] = self.loop.now(), kind, at, count
+        try:
+            if kind == READ:
+                await disk.read_into(memoryview(bytearray(count * size)), at * size)
+            elif kind == ZERO:
+                await disk.zero(at * size, count * size)
+            else:
+                data = content(_NOBODY, at, size) * count
+                await disk.write(memoryview(bytearray(data)), at * size, kind == FUA)
+        except IserblkError as error:
+            self.result.states[HELD_OFF] += 1
+            self.trace("client %d is refused: %s", number, str(error))
+        else:
+            raise Wrong(f"{kind} is carried out, and another host has taken the LUN over")
+        finally:
+            del self._asked[number]
+
+    async def _take_over(self, chance: Random) -> None:
+        """Another host does what the message of the refusal says. From then on nothing of ours is
+        carried out, whenever it was sent; and when the other host has ended, ours comes back."""
+        self._forget_troubles()
+        self._taken = _PERHAPS
+        options = self._options(SUCCESSOR, KEY)
+        while True:
+            async with AsyncExitStack() as stack:
+                try:
+                    opened = await stack.enter_async_context(open_disks(self._urls, options))
+                except IserblkError as error:
+                    self.trace("not taken over: %s", str(error))
+                    await trio.sleep(REFUSED_S)
+                    continue
+                disk = opened.disks[opened.default]
+                assert isinstance(disk, TrioDisk)
+                self._taken = _DONE
+                self.history.died(self.loop.now())
+                self._reconnects = 0
+                self._portal = session_of(disk).portal
+                self.result.states[TAKEN] += 1
+                self.trace("another host has taken the LUN over")
+                with trio.fail_after(PATIENCE_S):
+                    await self._reign(disk, chance)
+                self.trace("the other host has ended")
+                return
+
+    async def _reign(self, disk: TrioDisk, chance: Random) -> None:
+        while not await self._flush(disk):  # what ours has not: from then on all of it stays
+            pass
+        await self._everything(disk)
+        for _ in range(chance.randint(*REIGN)):
+            draw = chance.random()
+            if draw < 0.05:
+                self.cut_all()
+            elif draw < 0.2:
+                await self._restart(chance, draw < 0.1)
+            elif draw < 0.25:
+                await self._be_refused()
+            kind = chance.choices(_OPERATIONS, cum_weights=_OPERATION_WEIGHTS)[0]
+            count = chance.randint(1, HOT // 2)
+            at = chance.randrange(HOT - count + 1)
+            self.trace("the other host begins: %s, %d at %d", kind, count, at)
+            if kind == FLUSH:
+                await self._flush(disk)
+            else:
+                await self._operate(disk, chance, kind, at, count)
+            await trio.sleep(chance.expovariate(20.0))
+        await self._everything(disk)
+        while not await self._flush(disk):
+            pass
+
+    async def _be_refused(self) -> None:
+        """A third host, with a key of its own."""
+        options = self._options(other_host.INITIATOR, THIRD_KEY)
+        try:
+            async with open_disks(self._urls, options):
+                raise Wrong("a third host opens a LUN that another has reserved")
+        except Busy:
+            self.result.states[THIRD] += 1
+        except IserblkError as error:
+            self.trace("a third host does not come to it: %s", str(error))
+
     # -- faults -----------------------------------------------------------------------------------
 
     async def _trouble(self, disks: TrioDiskSet) -> None:
         case = self.case
         again = False
-        kinds, weights = faults_of(self.settings.front, self.settings.fault_kinds)
+        kinds, weights = faults_of(
+            self.settings.front, self.settings.other, self.settings.fault_kinds
+        )
         while True:
             number = self._faults
             self._faults += 1
@@ -927,6 +1087,8 @@ class World:
             if kind == DIE:
                 self._die(disks)
                 return
+            if self._taken:
+                return
             with trio.CancelScope(shield=True):  # clients may have ended meanwhile
                 await self._strike(kind, chance)
 
@@ -949,6 +1111,9 @@ class World:
         if kind in NBD_FAULTS:
             assert self._face is not None
             self._face.strike(kind, chance)
+            return
+        if kind == TAKE:
+            await self._take_over(chance)
             return
         if kind in (RESTART, STRIKE):
             self.result.states[RESTARTED_EMPTY if kind == STRIKE else RESTARTED] += 1
