@@ -115,6 +115,7 @@ OF_CONSTANTS = (
     "iserblk.disk.lun.identity",
     "iserblk.disk.lun.refusals",
     "iserblk.disk.seam",
+    "iserblk.initiator.session.driving",
     "iserblk.initiator.session.logout",
     "iserblk.initiator.session.recovery",
     "iserblk.metrics.counting",

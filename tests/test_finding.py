@@ -108,7 +108,6 @@ ELSEWHERE: dict[str, str] = {
 # serial numbers of a connection that is hours old.
 PRIVATE: dict[str, set[str]] = {
     "tests/datamover/test_stream_initiator.py": {"_receives"},
-    "tests/datamover/test_tcp_stream.py": {"_lock"},
     "tests/disk/durability/test_journal.py": {"_spare", "_spare_buffers", "_spared"},
     "tests/disk/durability/test_promise_turning_volatile.py": {"_batch", "_closed", "_spare"},
     "tests/disk/lun/test_reservation.py": {"_look", "_unlock"},

@@ -306,7 +306,6 @@ class TcpInitiator:
         pdus = [self._tx.frame(bytes(patched), data[:immediate], transfer)]
         if most > immediate:
             pdus += self._data_outs(transfer, data, bhs.NO_TAG, immediate, most)
-        # In the order of the commands, because the caller holds its lock.
         self._tx.queued.extend(pdus)
 
     def _data_outs(

@@ -125,8 +125,8 @@ class StagTable:
         """Let go of the region's memory; its index may be used again. Before the call, the caller
         makes sure that nothing is placed into the memory or sent from it any more.
 
-        Returns the view, for the caller to drop. So it does not die while the region, in compiled
-        code, refers to it still: other threads run while memory is unmapped, and may ``clear``."""
+        Returns the view, for the caller to drop: it does not die while the region, in compiled
+        code, still refers to it."""
         view = region.view
         region.valid = False
         region.state = FREE
@@ -136,8 +136,8 @@ class StagTable:
         return view
 
     def clear(self) -> list[memoryview]:
-        """Let go of all memory, at the end of the connection. STags can still be retired. Several
-        threads may do it at once. Returns the views, for the caller to drop, as ``release``."""
+        """Let go of all memory, at the end of the connection. STags can still be retired.
+        Returns the views, for the caller to drop, as ``release``."""
         views: list[memoryview] = []
         for region in self.regions:
             if region.view is not NOTHING:

@@ -23,7 +23,7 @@ from iserblk.nbd.kernel.state import Home, State, locked
 log = logging.getLogger(__name__)
 
 _KILLED = "%s: its server did not end in time, and was killed"
-_OPENED_S = 3.0  # in which a device is opened, unless it waits for a server that has died
+OPENED_S = 3.0  # in which a device is opened, unless it waits for a server that has died
 _GONE_S = 2.0  # in which a server has ended that has handed over its connections
 
 
@@ -263,12 +263,12 @@ def _check_unused(home: Home) -> None:
 
     thread = threading.Thread(target=claim, name="claim", daemon=True)
     thread.start()
-    thread.join(_OPENED_S)
+    thread.join(OPENED_S)
     if thread.is_alive():
         # The kernel still reads partitions for whoever has opened the device first: nobody uses it
         # yet, so its requests may fail. Else no open of it would ever end.
         client.fail_all(home)
-        thread.join(_OPENED_S)
+        thread.join(OPENED_S)
     if thread.is_alive():
         raise Busy(f"{home.device.path}: its server has died, and it cannot be opened: "
                    f"`iserblk detach --force {home.device.path}`")  # fmt: skip

@@ -1,8 +1,8 @@
 """RDMA Reads under way, in both directions: the objects that receive side and send side share.
 
-They lie in two deques. For each, one side appends and the other side pops; deque operations are
-atomic, so no lock is needed. The send side appends an ``OutstandingRead`` when it frames the
-request, and the receive side pops it. With ``ReadResponse`` it is the other way round.
+They lie in two deques. For each, one side appends and the other side pops. The send side appends
+an ``OutstandingRead`` when it frames the request, and the receive side pops it. With
+``ReadResponse`` it is the other way round.
 """
 
 from __future__ import annotations

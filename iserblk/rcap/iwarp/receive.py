@@ -214,7 +214,7 @@ class ReceiveCore:
                         or to + size > region.length
                     ):
                         target = self._write_target(pos, stag, to, size)
-                    else:  # only then: another thread may be letting go of the view
+                    else:
                         target = region.view
                     start = pos + ddp.TAGGED_SIZE
                     target[to : to + size] = view[start : start + size]

@@ -155,8 +155,7 @@ class SendCore:
         self._msn = 1
         self._read_msn = 1
         self._sink_key = 0
-        # One list for good: threads without the lock look at it. A compiled attribute that is set
-        # refers to its old value while that dies, and the mapping of a slot lets threads run then.
+        # One list for good: the queue pair looks at it.
         self.batch: Final[list[Buffer]] = []
         self.batch_left = 0
         # Where in the stream signaled requests and Read Responses end, exact to the byte: when the

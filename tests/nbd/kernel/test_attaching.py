@@ -341,7 +341,7 @@ def test_the_device_of_a_dead_server_cannot_be_opened(
     with monkeypatch.context() as busy:
         busy.setattr(Device, "claim", claim)
         busy.setattr(client, "fail_all", lambda _home: failed.set())
-        busy.setattr(attaching, "_OPENED_S", 0.5)
+        busy.setattr(attaching, "OPENED_S", 0.5)
         lun = Lun([f"{target.url}/1"], "", {}, 30.0, SIZE, 512, 1 << 20, "name")
         with pytest.raises(Busy, match="mounted on" if opens else "iserblk detach --force"):
             attach(lun, Device("nbd0", places), 1, places)
