@@ -20,7 +20,11 @@ _PART = "[0-9a-f]" * 8  # how the name of a file that is being written ends
 PUNCH_HOLE = 0x02 | 0x01  # never without KEEP_SIZE
 ZERO_RANGE = 0x10 | 0x01  # with KEEP_SIZE
 
-_NO_ANSWER = (errno.ENOTCONN, errno.EIO, errno.ESTALE, errno.EHOSTDOWN, errno.ETIMEDOUT)
+# Of what serves a mount that has died: ENOTCONN, or ECONNABORTED if it dies while it is asked.
+_NO_ANSWER = (
+    *(errno.ENOTCONN, errno.ECONNABORTED, errno.EIO),
+    *(errno.ESTALE, errno.EHOSTDOWN, errno.ETIMEDOUT),
+)
 _UNSUPPORTED = (errno.EOPNOTSUPP, errno.ENOSYS, errno.ENODEV)
 
 _libc = ctypes.CDLL(None, use_errno=True)
