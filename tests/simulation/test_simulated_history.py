@@ -563,13 +563,19 @@ def test_another_host_may_see_what_is_written_again_later(play: Play) -> None:
     play.refuses(1)
 
 
-def test_a_client_that_is_hindered_may_lose_and_tells() -> None:
+def _hindered() -> Play:
+    """One that is hindered has written twice, and the target has lost what was not flushed."""
     hindered = Play()
     hindered.history = History(BLOCKS, SIZE, hindered=True)
     hindered.write()
     hindered.flush()
     hindered.write()
     hindered.strike(kept=1)
+    return hindered
+
+
+def test_a_client_that_is_hindered_may_lose_and_tells() -> None:
+    hindered = _hindered()
     hindered.read(1)
     hindered.tell()
     hindered.flush()
@@ -577,12 +583,7 @@ def test_a_client_that_is_hindered_may_lose_and_tells() -> None:
 
 
 def test_a_client_that_is_hindered_and_tells_nothing_has_lost_nothing() -> None:
-    hindered = Play()
-    hindered.history = History(BLOCKS, SIZE, hindered=True)
-    hindered.write()
-    hindered.flush()
-    hindered.write()
-    hindered.strike(kept=1)
+    hindered = _hindered()
     hindered.flush()
     hindered.read(2)
     hindered.refuses(1)
