@@ -14,6 +14,9 @@ that has succeeded, or when it was written with FUA. The rules:
 - Of those who flush (``Hearer``) each is told. One that begins later is told of what nobody was
   told of; one whose answer was lost is told again. One that may be another, which comes again
   before its end is noticed, is told of what that one was not told of.
+- Where a client has several connections, the report of a loss in place may come over one of them
+  behind the answer to a read over another: until the client has heard of the loss, its reads show
+  what may be left of what it has written.
 - A read by another host shows what the client itself may read, or what it may read once the target
   has lost its cache: until the client has written it again.
 - When target and client have lost their memory, a block has a change that nothing bound has
@@ -97,13 +100,23 @@ class Hearer:
 class History:
     """``size``: of a block. ``keeps``: the client writes again what the target has lost.
     ``hindered``: another host may not let it: what it is told of may be lost all the same.
+    ``several``: the client has several connections.
 
     ``begin_…`` and ``end_…`` are called when a client asks, and is answered, with the time."""
 
-    def __init__(self, blocks: int, size: int, keeps: bool = True, hindered: bool = False) -> None:
+    def __init__(
+        self,
+        blocks: int,
+        size: int,
+        keeps: bool = True,
+        hindered: bool = False,
+        several: bool = False,
+    ) -> None:
         self.size = size
         self._keeps = keeps and not hindered
         self._may_keep = keeps and hindered
+        self._several = several
+        self._is_behind = False  # a report of a loss may be on its way
         first = Change(0, 0, blocks, -math.inf, False)
         first.ended, first.done, first.bound = -math.inf, True, True
         self._blocks = [[_Entry(first)] for _ in range(blocks)]
@@ -224,23 +237,24 @@ class History:
                 f" (version {version} of block {place}, in part)"
             )
         entries = self._blocks[block]
+        loose = read.foreign or self._is_behind
         fitting = [
             each
             for each in entries
             if each.change.version == version
-            and (each.hidden >= read.begun or (read.foreign and not each.gone))
+            and (each.hidden >= read.begun or (loose and not each.gone))
         ]
         if not fitting:
             legal = [
                 each.change.version
                 for each in entries
-                if each.hidden >= read.begun or (read.foreign and not each.gone)
+                if each.hidden >= read.begun or (loose and not each.gone)
             ]
             raise Wrong(
                 f"block {block}: version {version} in a read from {read.begun:.6f} to {now:.6f};"
                 f" legal are {legal}"
             )
-        if read.foreign:
+        if loose:
             return
         if version and read.epoch == self._epoch:
             change = fitting[0].change
@@ -333,6 +347,8 @@ class History:
                 " changes may be lost"
             )
         self._flushed = max(self._flushed, begun)
+        if begun > self._struck:
+            self._is_behind = False  # a flush waits for what is on its way
         if begun > self._disturbed:
             hearer.perhaps = False
         if covered:
@@ -397,10 +413,16 @@ class History:
         if self._unbound or self._under_way or self._changed >= self._flushed:
             self._suspect()
 
-    def struck(self, now: float, medium: bytes | bytearray) -> None:
-        """The target has lost its cache; what it has still is ``medium``."""
+    def heard(self) -> None:
+        """The client has heard of all losses so far, or takes its cache for lost."""
+        self._is_behind = False
+
+    def struck(self, now: float, medium: bytes | bytearray, in_place: bool = False) -> None:
+        """The target has lost its cache; what it has still is ``medium``. ``in_place``: without a
+        connection."""
         self.disturbed(now)
         self._struck = now
+        self._is_behind = in_place and self._several
         if self._keeps:
             return
         for change in self._unbound:
@@ -432,6 +454,7 @@ class History:
         """The client is gone, with all that it has kept; and the target has lost its cache."""
         self._epoch += 1
         self._died = self._struck = now
+        self._is_behind = False
         self._reads.clear()
         for change in self._under_way:
             change.ended = now

@@ -105,7 +105,8 @@ class Shut:
 
 class OtherHost:
     """``part``: granules, of which it alone writes: first, and behind the last. ``options``: of its
-    disk. ``writes``, ``reads``: of the first host, that its reservations refuse."""
+    disk. ``several``: that has several connections. ``writes``, ``reads``: of the first host, that
+    its reservations refuse."""
 
     def __init__(
         self,
@@ -115,6 +116,7 @@ class OtherHost:
         part: range,
         granule: int,
         fences: bool,
+        several: bool,
         seed: str,
     ) -> None:
         self._around = around
@@ -126,7 +128,7 @@ class OtherHost:
         self._seed = seed
         # (A command of the caller's own, as each that reserves, ends the journal until the next
         # flush.)
-        self.history = History(part.stop, granule, hindered=fences)
+        self.history = History(part.stop, granule, hindered=fences, several=several)
         self.writes, self.reads = Shut(), Shut()
         self.door = trio.Lock()  # held while the LUN may be reserved
         self._goes = trio.Event()
@@ -207,6 +209,7 @@ class OtherHost:
         reconnects = session_of(disk).counts.reconnects
         if reconnects != self._reconnects:
             self._reconnects = reconnects
+            self.history.heard()
             self._around.disturbed()
 
     async def _read(self, disk: TrioDisk, history: History, at: int, count: int) -> None:

@@ -52,10 +52,10 @@ class Play:
         begun = self.step()
         self.history.end_flush_with_loss(begun, self.step())
 
-    def strike(self, kept: int = 0) -> None:
+    def strike(self, kept: int = 0, in_place: bool = False) -> None:
         """The medium has what was bound: ``kept``, else nothing."""
         medium = content(kept, 0, SIZE) + bytes((BLOCKS - 1) * SIZE)
-        self.history.struck(self.step(), medium)
+        self.history.struck(self.step(), medium, in_place)
 
     def lose_line(self) -> None:
         self.history.disturbed(self.step())
@@ -561,6 +561,51 @@ def test_another_host_may_see_what_is_written_again_later(play: Play) -> None:
     play.strike(kept=1)
     _read_from_outside(play, 1)
     play.refuses(1)
+
+
+@pytest.fixture
+def behind(play: Play) -> Play:
+    """A report of the loss of what was not flushed may be on its way on another connection."""
+    play.history = History(BLOCKS, SIZE, several=True)
+    play.write()
+    play.flush()
+    play.write()
+    play.strike(kept=1, in_place=True)
+    return play
+
+
+def test_a_report_may_come_behind_a_read(behind: Play) -> None:
+    """What was flushed is there all the same."""
+    behind.read(1)
+    behind.read(2)
+    behind.refuses(0)
+
+
+@pytest.mark.parametrize(
+    "ends",
+    [
+        lambda play: play.history.heard(),
+        lambda play: play.flush(),
+        lambda play: play.strike(kept=1),
+    ],
+    ids=["heard", "flushed", "connections lost"],
+)
+def test_behind_a_report_a_read_shows_what_was_written(
+    behind: Play, ends: Callable[[Play], None]
+) -> None:
+    ends(behind)
+    behind.read(2)
+    behind.refuses(1)
+
+
+@pytest.mark.parametrize(("several", "in_place"), [(False, True), (True, False)])
+def test_a_report_on_its_way_needs_another_connection(
+    play: Play, several: bool, in_place: bool
+) -> None:
+    play.history = History(BLOCKS, SIZE, several=several)
+    play.write()
+    play.strike(in_place=in_place)
+    play.refuses(0)
 
 
 def _hindered() -> Play:

@@ -187,6 +187,11 @@ class Settings(NamedTuple):
         return self.options["journal"] != "off"
 
     @property
+    def several(self) -> bool:
+        """A session may have several connections."""
+        return self.options["connections"] != "1"
+
+    @property
     def has_digests(self) -> bool:
         """Damaged bytes are noticed."""
         words = ("mpa-crc",) if self.scheme == "iser" else ("header-digest", "data-digest")
@@ -480,7 +485,11 @@ class World:
         self.trace = self.network.trace = Trace(self.loop, print_line)
         granule = self.settings.granule
         self.history = History(
-            SIZE // granule, granule, self.settings.keeps, self.settings.other == FENCES
+            SIZE // granule,
+            granule,
+            self.settings.keeps,
+            self.settings.other == FENCES,
+            self.settings.several,
         )
         self._histories = [self.history]
         self._granules = SIZE // granule  # of which the clients use each
@@ -548,9 +557,9 @@ class World:
         for each in self._histories:
             each.trouble()
 
-    def _struck(self) -> None:
+    def _struck(self, in_place: bool = False) -> None:
         for each in self._histories:
-            each.struck(self.loop.now(), self._target.media.content)
+            each.struck(self.loop.now(), self._target.media.content, in_place)
 
     @property
     def _urls(self) -> list[str]:
@@ -573,6 +582,7 @@ class World:
             range(self._granules, SIZE // granule),
             granule,
             self.settings.other == FENCES,
+            self.settings.several,
             f"{self.case.seed} {self.case.order}",
         )
 
@@ -784,6 +794,7 @@ class World:
         if session.counts.reconnects != self._reconnects:
             self._reconnects = session.counts.reconnects
             self.disturbed()
+            self.history.heard()
             self.result.states[BACK_WITH_JOURNAL if self.settings.keeps else BACK] += 1
         if session.portal != self._portal:
             self._portal = session.portal
@@ -1121,7 +1132,7 @@ class World:
             return
         if kind == BLINK:
             self._target.blink()
-            self._struck()
+            self._struck(in_place=True)
             return
         if kind in _KINDS:
             self._trouble_begins()
