@@ -9,12 +9,23 @@ from __future__ import annotations
 
 import argparse
 import shlex
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import accumulate
 from typing import Final, NamedTuple
 
 NUMBERS: Final = ("portals", "block", "granule", "clients", "between", "hearers")
-WORDS: Final = ("scheme", "profile", "hesitates", "first-number", "front", "other", "fault-kinds")
+WORDS: Final = (
+    "scheme",
+    "profile",
+    "hesitates",
+    "first-number",
+    "front",
+    "other",
+    "fault-kinds",
+    "mix",
+    "again",
+    "medium",
+)
 OPTIONS: Final = (
     "connections",
     "data-digest",
@@ -32,7 +43,11 @@ DISK, NBD = "disk", "nbd"
 FRONTS: Final = (DISK, NBD)
 NONE, BESIDE, FENCES, TAKES = "none", "beside", "fences", "takes"
 OTHERS: Final = (NONE, BESIDE, FENCES, TAKES)
-_CHOICES: Final = {"front": FRONTS, "other": OTHERS}
+USUAL, HOARDS, DURABLE = "usual", "hoards", "durable"
+MIXES: Final = (USUAL, HOARDS, DURABLE)  # few flushes; many writes with FUA
+GOOD, BAD = "good", "bad"
+MEDIA: Final = (GOOD, BAD)
+_CHOICES: Final = {"front": FRONTS, "other": OTHERS, "mix": MIXES, "medium": MEDIA}
 KEYS: Final = (*NUMBERS, *WORDS, *OPTIONS)
 
 # Faults, with how often each happens beside the others.
@@ -52,15 +67,19 @@ DISC, NBD_CLOSE, NBD_CUT, MIDWAY, VANISH, MUTE = (
 )  # fmt: skip
 NBD_FAULTS: Final = {DISC: 4, NBD_CLOSE: 4, NBD_CUT: 6, MIDWAY: 6, VANISH: 6, MUTE: 20}
 TAKE: Final = "taken over"
+DROP, DEFER = "flush that loses", "deferred error"
+BAD_FAULTS: Final = {DROP: 10, DEFER: 4}
 ALL: Final = "all"
 
 
-def faults_of(front: str, other: str, kinds: str = ALL) -> tuple[list[str], list[int]]:
+def faults_of(front: str, other: str, medium: str, kinds: str = ALL) -> tuple[list[str], list[int]]:
     """The faults of a world, and the sums of their weights up to each. ``kinds``: names with +
     between them, of those that it is limited to. Raises ValueError for one that there is not."""
     weights = FAULTS | NBD_FAULTS if front == NBD else FAULTS
     if other == TAKES:
         weights = weights | {TAKE: 6}
+    if medium == BAD:
+        weights = weights | BAD_FAULTS
     if kinds != ALL:
         names = {_short(each): each for each in weights}
         unknown = [each for each in kinds.split("+") if each not in names]
@@ -68,6 +87,11 @@ def faults_of(front: str, other: str, kinds: str = ALL) -> tuple[list[str], list
             raise ValueError(f"{unknown[0]}: there are {', '.join(names)}")
         weights = {names[each]: weights[names[each]] for each in kinds.split("+")}
     return list(weights), list(accumulate(weights.values()))
+
+
+def are_of(kinds: str, faults: Iterable[str]) -> bool:
+    """Whether ``kinds``, as ``faults_of`` has them, names some of ``faults``."""
+    return not {_short(each) for each in faults}.isdisjoint(kinds.split("+"))
 
 
 def _short(kind: str) -> str:
@@ -129,7 +153,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def check(settings: Sequence[tuple[str, str]]) -> None:
     """Raises ValueError where they do not fit each other."""
     words = dict(settings)
-    faults_of(words.get("front", NBD), words.get("other", TAKES), words.get("fault-kinds", ALL))
+    faults_of(
+        words.get("front", NBD),
+        words.get("other", TAKES),
+        words.get("medium", BAD),
+        words.get("fault-kinds", ALL),
+    )
 
 
 def case_of(options: argparse.Namespace, seed: int, operations: int) -> Case:

@@ -40,29 +40,37 @@ from iserblk.errors import (
 from iserblk.initiator.drivers.tasks import TrioDriver
 from iserblk.initiator.session.session import Session
 from iserblk.metrics.target_reading import TargetReading
-from iserblk.scsi import sense
+from iserblk.scsi import opcodes, sense
 from iserblk.scsi import status as sam
+from iserblk.scsi.cdb import FUA as FUA_BIT
 from iserblk.scsi.sense import Sense
 from iserblk.target.scsi.device import LogicalUnit
 from iserblk.target.seam import Nexus
 from iserblk.target.store.store import OnLoss, no_loss
 from iserblk.target.store.volatile import VolatileStore
 from tests.model.machine import Media
-from tests.model.trouble import TroubledDevice, Troubles
+from tests.model.trouble import FLUSH_FAILED, TroubledDevice, Troubles
 from tests.simulation import nbd_face, other_host
 from tests.simulation.cases import (
     ALL,
+    BAD,
+    BAD_FAULTS,
     BESIDE,
     BLINK,
     BUSY,
     CUT,
     DAMAGE,
     DARK,
+    DEFER,
     DIE,
     DISK,
+    DROP,
+    DURABLE,
     FAIL,
     FENCES,
+    GOOD,
     HALVE,
+    HOARDS,
     HOLE,
     LAZY,
     LESS,
@@ -78,7 +86,9 @@ from tests.simulation.cases import (
     STRIKE,
     TAKE,
     TAKES,
+    USUAL,
     Case,
+    are_of,
     faults_of,
 )  # fmt: skip
 from tests.simulation.history import Hearer, History, Wrong, content
@@ -102,7 +112,6 @@ HOT: Final = 24  # granules, to which half of the requests go: they meet there
 APART: Final = 4  # one of so many parts of the disk, the last, is the other host's
 FOREIGN: Final = 0.1  # of the reads are of that part
 PATIENCE_S: Final = 3600.0  # of one request, in made-up time: it would never end
-AGAIN: Final = 0.3  # how often another fault follows at once
 SOON_S: Final = (0.0005, 0.003, 0.2)  # within about so many seconds
 WRITTEN_BACK: Final = 0.3  # of a cache that is lost: a cache may write back at any time
 AT_END: Final = 400  # lines of a trace that are kept
@@ -116,8 +125,23 @@ _JUNK: Final = b"\xee"
 
 OPERATIONS: Final = {READ: 40, WRITE: 40, FLUSH: 8, FUA: 2, ZERO: 2, TRIM: 2, EXTENTS: 2}
 
+MIXED: Final = {USUAL: {}, HOARDS: {FLUSH: 1}, DURABLE: {FUA: 20}}  # what they have instead
+
 _OPERATIONS: Final = list(OPERATIONS)
-_OPERATION_WEIGHTS: Final = list(accumulate(OPERATIONS.values()))
+_OPERATION_WEIGHTS: Final = {
+    mix: list(accumulate((OPERATIONS | others).values())) for mix, others in MIXED.items()
+}
+# Commands that are about data.
+_DATA: Final = frozenset(
+    (
+        opcodes.READ_16,
+        opcodes.WRITE_16,
+        opcodes.WRITE_SAME_16,
+        opcodes.UNMAP,
+        opcodes.SYNCHRONIZE_CACHE_16,
+    )
+)
+_DEFERRED: Final = bytes([sense.FIXED_DEFERRED]) + FLUSH_FAILED[1:]
 # What the product goes through, and a world counts.
 RECONNECTED, REPLAYED = "session connected again", "command sent again"
 BACK, BACK_WITH_JOURNAL = "session lost without a journal", "session lost with a journal"
@@ -131,12 +155,14 @@ DIED = "client dead at work"
 TAKEN, HELD_OFF = "taken over by another host", "refused after it was taken over"
 THIRD = "third host refused"
 TAKING: Final = (TAKEN, HELD_OFF, THIRD)
+DROPPED, DEFERRED = "cache lost by what failed", "cache lost, told later"
+OF_BAD_MEDIUM: Final = (DROPPED, DEFERRED)
 RESTARTED, RESTARTED_EMPTY = "target restarted", "target restarted without its cache"
 STATES: Final = (
     RECONNECTED, BACK, BACK_WITH_JOURNAL, REPLAYED, RECOVERED_CONNECTION, REASSIGNED, SNACK,
     DAMAGED, ABORTED, RESET, RETRIED, TOLD, TOLD_OF_FAILURE, UNHEARD, FAILED_OVER, TIMED_OUT, DIED,
     RESTARTED, RESTARTED_EMPTY, *nbd_face.STATES, *other_host.STATES,
-    *TAKING,
+    *TAKING, *OF_BAD_MEDIUM,
 )  # fmt: skip
 _KINDS: Final = {PASSING: "passing", RECOVERED: "recovered", FAIL: "flush"}
 
@@ -164,7 +190,9 @@ class Settings(NamedTuple):
     1: there is that of the disk alone. ``hesitates``: how often the target needs a thread.
     ``first_number``: CmdSN and StatSN of a session begin there. ``front``: what clients use; where
     it speaks NBD, it has as many connections as ``hearers``. ``other``: what another host does with
-    the LUN meanwhile. ``fault_kinds``: see ``faults_of``. ``options``: of the disk."""
+    the LUN meanwhile. ``fault_kinds``: see ``faults_of``. ``mix``: of operations. ``again``: how
+    often another fault follows at once. ``medium``: that of the target; where it is bad, what the
+    target could not write is lost, and told once. ``options``: of the disk."""
 
     scheme: str
     profile: str
@@ -179,6 +207,9 @@ class Settings(NamedTuple):
     front: str
     other: str
     fault_kinds: str
+    mix: str
+    again: float
+    medium: str
     options: dict[str, str]
 
     @property
@@ -221,6 +252,8 @@ class Settings(NamedTuple):
             f"front {self.front}",
             "one host" if self.other == NONE else f"other {self.other}",
             "one hearer" if self.hearers == 1 else "hearers",
+            f"mix {self.mix}",
+            f"medium {self.medium}",
         )
 
 
@@ -257,7 +290,14 @@ def draw(chance: Random, given: dict[str, str] | None = None) -> Settings:
     words["fault-kinds"] = (given or {}).get("fault-kinds", ALL)
     if any(each.startswith("NBD") for each in words["fault-kinds"].split("+")):
         words["front"] = NBD  # no other one has them
+    words["mix"] = chance.choice((USUAL, USUAL, HOARDS, DURABLE))
+    words["again"] = chance.choice(("0.3", "0.3", "0.8"))
+    words["medium"] = chance.choice((GOOD, GOOD, BAD))
     words |= given or {}
+    if words["other"] != NONE:
+        words["medium"] = GOOD  # (which of two hosts hears of it is a matter of chance)
+    if are_of(words["fault-kinds"], BAD_FAULTS) or (given or {}).get("medium") == BAD:
+        words["medium"], words["other"] = BAD, NONE
     if words["front"] == NBD and words["other"] != NONE:
         words["other"] = BESIDE  # (NBD has no error for what a reservation refuses)
     for key in (
@@ -273,6 +313,9 @@ def draw(chance: Random, given: dict[str, str] | None = None) -> Settings:
         front=words.pop("front"),
         other=words.pop("other"),
         fault_kinds=words.pop("fault-kinds"),
+        mix=words.pop("mix"),
+        again=float(words.pop("again")),
+        medium=words.pop("medium"),
         **numbers,
         options={"initiator-name": INITIATOR, **words},
     )
@@ -352,21 +395,45 @@ class Hesitant:
 
 
 class _Troubles(Troubles):
-    """``busy_until``: the target takes no command before that time."""
+    """``busy_until``: the target takes no command before that time. ``drops``: flushes, or writes
+    with FUA, that will fail: each loses what is in the cache, and is the only one that tells of it.
+    ``is_deferred``: the next command will tell that the cache is lost. ``tells``: is called with
+    DROPPED or DEFERRED when one of these does."""
 
-    def __init__(self, seed: object, now: Callable[[], float]) -> None:
+    def __init__(
+        self, seed: object, now: Callable[[], float], tells: Callable[[str], None]
+    ) -> None:
         super().__init__(seed)
         self._now = now
+        self._tells = tells
         self.busy_until = 0.0
+        self.drops = 0
+        self.is_deferred = False
 
     def instead_of(self, cdb: bytes) -> tuple[int, bytes] | None:
         if self._now() < self.busy_until:
             return sam.BUSY, b""
-        return super().instead_of(cdb)
+        instead = super().instead_of(cdb)
+        if instead is not None or cdb[0] not in _DATA:
+            return instead
+        if self.is_deferred:
+            self.is_deferred = False
+            self._tells(DEFERRED)
+            return sam.CHECK_CONDITION, _DEFERRED
+        waits = cdb[0] == opcodes.SYNCHRONIZE_CACHE_16 or (
+            cdb[0] == opcodes.WRITE_16 and cdb[1] & FUA_BIT
+        )
+        if self.drops and waits:
+            self.drops -= 1
+            self._tells(DROPPED)
+            return sam.CHECK_CONDITION, FLUSH_FAILED
+        return None
 
     def forget(self) -> None:
         super().forget()
         self.busy_until = 0.0
+        self.drops = 0
+        self.is_deferred = False
 
     def take_time(self) -> None:
         """The loop does."""
@@ -388,7 +455,7 @@ class Target:
         self._cache = self._new_cache()
         self._scope = trio.CancelScope()
         self._ended = trio.Event()
-        self.troubles = _Troubles(self.chance.random(), world.loop.now)
+        self.troubles = _Troubles(self.chance.random(), world.loop.now, self._tells)
         self.read: Callable[[], TargetReading]
         self._device: TroubledDevice
         self._reservations: bytes | None = None
@@ -457,6 +524,17 @@ class Target:
         """Lose the content of the cache, and tell of it; connections stay."""
         self._lose()
         self._device.reset()
+
+    def _tells(self, state: str) -> None:
+        self._world.count(state)
+        if state == DROPPED:
+            self.drop()
+
+    def drop(self) -> None:
+        """Lose the content of the cache, and tell nobody."""
+        self._world.trace("the target could not write what was in its cache")
+        self._lose()
+        self._world.struck(in_place=True)
 
     def _new_cache(self) -> Hesitant:
         cache = VolatileStore(self.media, CACHE)
@@ -557,7 +635,7 @@ class World:
         for each in self._histories:
             each.trouble()
 
-    def _struck(self, in_place: bool = False) -> None:
+    def struck(self, in_place: bool = False) -> None:
         for each in self._histories:
             each.struck(self.loop.now(), self._target.media.content, in_place)
 
@@ -664,7 +742,7 @@ class World:
     def may_fail(self, kind: str) -> bool:
         return (
             not self.settings.patient
-            or FAIL in self.result.faults
+            or self._flushes_fail
             or (not self.settings.keeps and kind in (FUA, WRITE, ZERO, TRIM))
         )
 
@@ -703,6 +781,7 @@ class World:
 
     async def _client(self, disk: TrioDisk, number: int) -> None:
         chance = Random(f"client {self.case.seed} {self._lives} {number}")
+        weights = _OPERATION_WEIGHTS[self.settings.mix]
         result, tries = self.result, 0
         while not self._is_done and not self._over.is_set():
             result.begun += 1
@@ -710,7 +789,7 @@ class World:
                 self._fault_is_due.set()
             if self._other is not None:
                 self._other.go_on()
-            kind = chance.choices(_OPERATIONS, cum_weights=_OPERATION_WEIGHTS)[0]
+            kind = chance.choices(_OPERATIONS, cum_weights=weights)[0]
             granule = self.settings.granule
             if chance.random() < 0.5:
                 count = chance.randint(1, HOT // 2)
@@ -934,20 +1013,21 @@ class World:
         """A change that is to be durable when it ends: one with FUA, or that no journal holds."""
         return self._has_failed(error) or (
             isinstance(error, WritesLost)
-            and (
-                not self.settings.keeps
-                or self.settings.other == FENCES
-                or FAIL in self.result.faults
-            )
+            and (not self.settings.keeps or self.settings.other == FENCES or self._flushes_fail)
         )
 
+    @property
+    def _flushes_fail(self) -> bool:
+        """There may have been some that the target could not carry out."""
+        return FAIL in self.result.faults or self.settings.medium == BAD
+
     def may_have_failed(self, error: IserblkError) -> bool:
-        return self._has_failed(error) or (FAIL in self.result.faults and bool(error.losses))
+        return self._has_failed(error) or (self._flushes_fail and bool(error.losses))
 
     def _has_failed(self, error: IserblkError) -> bool:
         """The target has said that it could not write what it had cached."""
         return (
-            FAIL in self.result.faults
+            self._flushes_fail
             and isinstance(error, ScsiError)
             and isinstance(error.sense, Sense)
             and error.sense.code == sense.WRITE_ERROR
@@ -1034,6 +1114,7 @@ class World:
         while not await self._flush(disk):  # what ours has not: from then on all of it stays
             pass
         await self._everything(disk)
+        weights = _OPERATION_WEIGHTS[self.settings.mix]
         for _ in range(chance.randint(*REIGN)):
             draw = chance.random()
             if draw < 0.05:
@@ -1042,7 +1123,7 @@ class World:
                 await self._restart(chance, draw < 0.1)
             elif draw < 0.25:
                 await self._be_refused()
-            kind = chance.choices(_OPERATIONS, cum_weights=_OPERATION_WEIGHTS)[0]
+            kind = chance.choices(_OPERATIONS, cum_weights=weights)[0]
             count = chance.randint(1, HOT // 2)
             at = chance.randrange(HOT - count + 1)
             self.trace("the other host begins: %s, %d at %d", kind, count, at)
@@ -1071,15 +1152,16 @@ class World:
     async def _trouble(self, disks: TrioDiskSet) -> None:
         case = self.case
         again = False
+        settings = self.settings
         kinds, weights = faults_of(
-            self.settings.front, self.settings.other, self.settings.fault_kinds
+            settings.front, settings.other, settings.medium, settings.fault_kinds
         )
         while True:
             number = self._faults
             self._faults += 1
             chance = Random(f"fault {case.seed} {number}")
             soon = chance.expovariate(1 / chance.choice(SOON_S))
-            pause = int(chance.expovariate(1 / self.settings.between)) + 1
+            pause = int(chance.expovariate(1 / settings.between)) + 1
             little = chance.choice((0.0, chance.uniform(0.0, 0.002)))
             if again:  # into the recovery from the one before
                 await trio.sleep(soon)
@@ -1088,7 +1170,7 @@ class World:
                 self._fault_is_due = trio.Event()
                 await self._fault_is_due.wait()
                 await trio.sleep(little)
-            again = chance.random() < AGAIN
+            again = chance.random() < settings.again
             kind = chance.choices(kinds, cum_weights=weights)[0]
             if case.faults is not None and number not in case.faults:
                 continue
@@ -1132,11 +1214,21 @@ class World:
             return
         if kind == BLINK:
             self._target.blink()
-            self._struck(in_place=True)
+            self.struck(in_place=True)
             return
         if kind in _KINDS:
             self._trouble_begins()
             troubles.add(_KINDS[kind], chance.randint(1, 6))
+            return
+        if kind == DROP:
+            self._trouble_begins()
+            troubles.drops = chance.randint(1, 2)
+            return
+        if kind == DEFER:
+            self._trouble_begins()
+            if not self.settings.keeps:  # (what is in a journal then is taken for lost)
+                troubles.is_deferred = True
+                self._target.drop()
             return
         if kind == LESS:
             troubles.refuse(chance.randrange(32))
@@ -1189,7 +1281,7 @@ class World:
         await self._target.stop(loses)
         if loses:
             self.trace("the target has lost its cache")
-            self._struck()
+            self.struck()
         else:
             self.disturbed()
         await trio.sleep(chance.choice((0.0, chance.expovariate(1.0))))

@@ -1,0 +1,70 @@
+"""A target of a simulated world whose medium is bad, and other mixes of operations."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.simulation.cases import (
+    BAD,
+    BESIDE,
+    DEFER,
+    DROP,
+    DURABLE,
+    FENCES,
+    GOOD,
+    HOARDS,
+    NONE,
+    USUAL,
+    Case,
+)
+from tests.simulation.nbd_face import FLUSH, FUA, READ
+from tests.simulation.world import OF_BAD_MEDIUM, Result, play
+
+pytestmark = pytest.mark.usefixtures("silent")
+OPERATIONS = 200
+
+
+def _played(seed: int, *settings: tuple[str, str]) -> Result:
+    case = Case(seed, OPERATIONS, settings=(("between", "5"), *settings))
+    try:
+        return play(case)
+    except BaseException as error:
+        error.add_note(f"again with scripts/simulate {case.words()}")
+        raise
+
+
+def test_all_of_it_is_reached() -> None:
+    states, faults = set(OF_BAD_MEDIUM), {DROP, DEFER}
+    for seed in range(20):
+        for journal in ("off", "1M"):
+            result = _played(seed, ("medium", BAD), ("front", "disk"), ("journal", journal))
+            states -= {state for state, times in result.states.items() if times}
+            faults -= result.faults.keys()
+        if not states and not faults:
+            return
+    pytest.fail(f"never reached: {states | faults}")
+
+
+def test_a_good_one_loses_nothing_by_a_flush() -> None:
+    result = _played(1, ("medium", GOOD))
+    assert not any(result.states[state] for state in OF_BAD_MEDIUM)
+    assert not result.faults.keys() & {DROP, DEFER}
+
+
+@pytest.mark.parametrize("other", [BESIDE, FENCES])
+def test_it_has_one_host(other: str) -> None:
+    """Of two hosts either may be told."""
+    assert _played(1, ("medium", BAD), ("other", other)).settings.other == NONE
+
+
+def test_its_faults_ask_for_it() -> None:
+    result = _played(1, ("fault-kinds", "flush-that-loses"), ("front", "disk"))
+    assert result.settings.medium == BAD
+    assert result.faults.keys() == {DROP}
+
+
+def test_mixes() -> None:
+    mixes = {mix: _played(1, ("mix", mix)).operations for mix in (USUAL, HOARDS, DURABLE)}
+    assert mixes[HOARDS][FLUSH] < mixes[USUAL][FLUSH]
+    assert mixes[DURABLE][FUA] > 3 * mixes[USUAL][FUA]
+    assert all(mix[READ] for mix in mixes.values())
