@@ -243,6 +243,8 @@ def of_cython(level: str) -> list[Extension]:
     ]
     if Path("/usr/include/isa-l/crc.h").exists():
         modules.append(Extension("iserblk._crc", ["iserblk/_crc.pyx"], libraries=["isal"]))
+        frames = "iserblk/rcap/iwarp/_frames.pyx"
+        modules.append(Extension("iserblk.rcap.iwarp._frames", [frames], libraries=["isal"]))
     if all(
         (Path("/usr/include") / header).exists()
         for header in ("infiniband/verbs.h", "rdma/rdma_cma.h")

@@ -132,6 +132,7 @@ OF_CYTHON = {
         "iserblk/disk/durability/copies.py",
         "iserblk/disk/durability/_copies.pxd",
     ),
+    "iserblk.rcap.iwarp._frames": ("iserblk/rcap/iwarp/_frames.pyx",),
     "iserblk.rcap.verbs._gaps": ("iserblk/rcap/verbs/_gaps.pyx",),
     "iserblk.sockets._syscalls": ("iserblk/sockets/_syscalls.pyx",),
 }

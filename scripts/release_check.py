@@ -43,6 +43,7 @@ OTHERS = {
     "iserblk.sockets._syscalls": "",
     "iserblk.disk.durability._copies": "",
     "iserblk._crc": "libisal-dev",
+    "iserblk.rcap.iwarp._frames": "libisal-dev",
     "iserblk.rcap.verbs._gaps": "libibverbs-dev and librdmacm-dev",
 }
 # Of the libraries that a wheel looks for outside of it, those that manylinux does not promise.
@@ -213,8 +214,8 @@ def check_installed(prefix: Path) -> list[str]:
     expect(done.returncode == 0, f"iserblk --version: {done.stderr}")
     form = run(sys.executable, "-c", "import iserblk.forms as f; print(f.why_plain)")
     expect(form.stdout == "\n", f"the data path is not compiled: {form.stdout}{form.stderr}")
-    loaded = "import iserblk._crc, iserblk.sockets._syscalls, iserblk.disk.durability._copies"
-    done = run(sys.executable, "-c", loaded)
+    loaded = ("_crc", "sockets._syscalls", "disk.durability._copies", "rcap.iwarp._frames")
+    done = run(sys.executable, "-c", "".join(f"import iserblk.{each}\n" for each in loaded))
     expect(done.returncode == 0, f"a compiled module cannot be loaded: {done.stderr}")
 
     said = run(program, "doctor").stdout

@@ -39,7 +39,11 @@ from typing import Any
 COPY, FRESH, CRC, RECEIVE, SEND, READ, WRITE = (
     "copy", "fresh", "crc", "receive", "send", "read", "write",
 )  # fmt: skip
-_IN_C = ("iserblk.disk.durability._copies", "iserblk.sockets._syscalls")
+_IN_C = (
+    "iserblk.disk.durability._copies",
+    "iserblk.rcap.iwarp._frames",
+    "iserblk.sockets._syscalls",
+)
 _WRAPPERS = ("iserblk.sockets.", "iserblk.nbd.tls")
 _ROOTS = ("iserblk.", "fuse_mount.")
 _BYTES = (bytes, bytearray, memoryview)

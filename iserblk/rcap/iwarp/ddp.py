@@ -72,15 +72,12 @@ MPA_RTR: Final = (2, 0, 7)
 
 # What each frame needs, bound once. A compiled module looks up a method of a layout, or a name that
 # it has imported from a module that is not compiled, at each call.
-unpack_header: Final = HEADER.unpack_from
 pack_tagged: Final = TAGGED_HEADER.pack
-pack_untagged_into: Final = UNTAGGED_HEADER.pack_into
 pack_crc: Final = CRC.pack
-pack_crc_into: Final = CRC.pack_into
 crc_of: Final[Callable[..., int]] = crc32c
 
 Header = tuple[int, int, int, int, int]
-"""What ``unpack_header`` returns: with types, so that compiled code has numbers and not objects."""
+"""The fields of HEADER: with types, so that compiled code has numbers and not objects."""
 
 
 class TaggedHeader(NamedTuple):

@@ -21,7 +21,7 @@ from typing import Final
 
 from iserblk.errors import RemoteProtocolError
 from iserblk.rcap import seam
-from iserblk.rcap.iwarp import checks, ddp, mpa, rdmap
+from iserblk.rcap.iwarp import checks, ddp, frames, mpa, rdmap
 from iserblk.rcap.iwarp.reads import RTR_TOKEN, OutstandingRead, ReadResponse
 from iserblk.rcap.stags import NOTHING, Region, StagTable
 
@@ -38,6 +38,11 @@ _SEND_SE_INVALIDATE_LAST: Final = ddp.LAST | ddp.VERSION | rdmap.VERSION | rdmap
 
 _TAGGED_ULPDU: Final = ddp.TAGGED_SIZE - ddp.LENGTH_SIZE
 _UNTAGGED_ULPDU: Final = ddp.UNTAGGED_SIZE - ddp.LENGTH_SIZE
+
+# Bound once, as the methods in ``ddp``.
+_unpack_header: Final[Callable[[mmap, int], tuple[int, int, int, int, int]]] = frames.unpack_header
+_is_valid: Final[Callable[[mmap, int, int], bool]] = frames.is_valid
+_place: Final[Callable[[memoryview, int, mmap, int, int], None]] = frames.place
 
 
 class Assembly:
@@ -183,14 +188,13 @@ class ReceiveCore:
     # --- the parser ---
 
     def _parse(self) -> None:
-        staging, view = self._staging, self._view
+        staging = self._staging
         pos, tail = self._head, self._tail
         regions = self._stags.regions
         check = self._crc
         segments = self.segments
         while tail - pos >= ddp.UNTAGGED_SIZE:
-            header: ddp.Header = ddp.unpack_header(staging, pos)
-            length, control, stag, to, mo = header
+            length, control, stag, to, mo = _unpack_header(staging, pos)
             end = pos + ((length + 5) & ~3)  # where the CRC is: behind ULPDU_Length, ULPDU, pad
             if length < _TAGGED_ULPDU:
                 raise self._violation(pos, checks.TOO_SHORT)
@@ -199,7 +203,7 @@ class ReceiveCore:
                     self._begin_direct(pos, length, control, stag, to)
                     return
                 break
-            if check and ddp.crc_of(view[pos : end + ddp.CRC_SIZE]) != ddp.GOOD_CRC:
+            if check and not _is_valid(staging, pos, end + ddp.CRC_SIZE):
                 raise self._violation(pos, checks.BAD_CRC)
             self.opened = True
             if control | _LAST == _WRITE_LAST:
@@ -216,8 +220,7 @@ class ReceiveCore:
                         target = self._write_target(pos, stag, to, size)
                     else:
                         target = region.view
-                    start = pos + ddp.TAGGED_SIZE
-                    target[to : to + size] = view[start : start + size]
+                    _place(target, to, staging, pos + ddp.TAGGED_SIZE, size)
             elif _SEND_LAST <= control <= _SEND_SE_INVALIDATE_LAST:
                 self._send(pos, length, control, stag, to, mo)
             else:
@@ -340,8 +343,7 @@ class ReceiveCore:
 
     def _place(self, target: memoryview, pos: int, to: int, size: int) -> None:
         if size:
-            start = pos + ddp.TAGGED_SIZE
-            target[to : to + size] = self._view[start : start + size]
+            _place(target, to, self._staging, pos + ddp.TAGGED_SIZE, size)
 
     # --- RDMA Read, both ways ---
 

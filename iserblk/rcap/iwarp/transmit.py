@@ -25,11 +25,12 @@ whole messages of ours; they never wait for the requests that wait.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from typing import Final
 
 from iserblk.errors import LocalProtocolError
 from iserblk.rcap import seam
-from iserblk.rcap.iwarp import ddp, rdmap
+from iserblk.rcap.iwarp import ddp, frames, rdmap
 from iserblk.rcap.iwarp.markers import MarkerFramer
 from iserblk.rcap.iwarp.reads import OutstandingRead, ReadResponse
 from iserblk.rcap.stags import NOTHING, Region
@@ -49,16 +50,22 @@ _READ_ULPDU: Final = ddp.UNTAGGED_SIZE - ddp.LENGTH_SIZE + rdmap.READ_REQUEST_SI
 
 Buffer = bytes | memoryview
 
+# Bound once, as the methods in ``ddp``.
+_fill_send: Final[Callable[[memoryview, int, int, int, int, bool], None]] = frames.fill_send
+_around_tagged: Final[Callable[[memoryview, int, int, int, bool], tuple[bytes, bytes]]] = (
+    frames.around_tagged
+)
+
 
 class SlotFrame:
     """The memory around a HeaderSlot: DDP header, slot, pad and CRC, in one piece.
 
     The message is the first ``size`` bytes of the slot; ``fit`` changes ``size``. ``whole`` is the
-    frame to send, ``covered`` the part of it that the CRC covers. When the message is shorter than
-    the slot, pad and CRC overwrite up to seven bytes of the slot behind the message.
+    frame to send. When the message is shorter than the slot, pad and CRC overwrite up to seven
+    bytes of the slot behind the message.
     """
 
-    __slots__ = ("covered", "memory", "size", "whole")
+    __slots__ = ("memory", "size", "whole")
 
     def __init__(self, size: int, memory: memoryview | None = None) -> None:
         """``memory``: ``room(size)`` writable bytes, all zero; None: allocate them."""
@@ -66,7 +73,6 @@ class SlotFrame:
         self.memory = memoryview(bytearray(room)) if memory is None else memory
         self.size = size
         self.whole = self.memory
-        self.covered = self.memory[: room - ddp.CRC_SIZE]
 
     @staticmethod
     def room(size: int) -> int:
@@ -83,7 +89,6 @@ class SlotFrame:
         covered = (end + 3) & ~3
         self.size = size
         self.whole = self.memory[: covered + ddp.CRC_SIZE]
-        self.covered = self.memory[:covered]
         self.memory[end:covered] = _PADS[covered - end]
 
 
@@ -341,9 +346,7 @@ class SendCore:
             stag = request.stag if request.opcode & seam.SEND_INVALIDATE else 0
             control = ddp.LAST | _SEND_CONTROL + request.opcode
             ulpdu = size + ddp.UNTAGGED_SIZE - ddp.LENGTH_SIZE
-            ddp.pack_untagged_into(whole, 0, ulpdu, control, stag, 0, self._msn, 0)
-            if self._crc:
-                ddp.pack_crc_into(whole, length - ddp.CRC_SIZE, ddp.crc_of(frame.covered))
+            _fill_send(whole, ulpdu, control, stag, self._msn, self._crc)
             self.batch.append(whole)
             self.batch_left += length
         self._msn = (self._msn + 1) & ddp.MASK32
@@ -394,7 +397,8 @@ class SendCore:
             if size & 3 and size > self._one_segment:
                 size &= ~3
             ulpdu = size + ddp.TAGGED_SIZE - ddp.LENGTH_SIZE
-            if self._full(ddp.fpdu_size(ulpdu), size & 3):
+            frame = ddp.fpdu_size(ulpdu)
+            if self._full(frame, size & 3):
                 self._offset = offset
                 return False
             if total - offset > most and self._framer is None:
@@ -406,11 +410,16 @@ class SendCore:
             at = to + offset
             if at >> 64:  # the peer chose the TO; where it wraps, the peer finds the error
                 at &= ddp.MAX_TO
-            header = ddp.pack_tagged(ulpdu, control, stag, at)
-            if size:
-                self._emit([header, data if size == total else data[offset:end]], size)
+            piece = data if size == total else data[offset:end]
+            if self._framer is None:
+                header, trailer = _around_tagged(piece, control, stag, at, self._crc)
+                self.batch.append(header)
+                if size:
+                    self.batch.append(piece)
+                self.batch.append(trailer)
+                self.batch_left += frame
             else:
-                self._emit([header], 0)
+                self._emit([ddp.pack_tagged(ulpdu, control, stag, at), piece], size)
             offset = end
             if offset == total:
                 return True
