@@ -186,6 +186,7 @@ class History:
             self._hide(change, now)
         if fua:
             self._bind(change)
+            self._hide(change, now)
         else:
             self._unbound[change] = None
 
@@ -360,8 +361,7 @@ class History:
             self._untold.pop(change, None)
             self._debts.pop(change, None)
             self._bind(change)
-            if self._may_keep:
-                self._hide(change, now)  # it was not lost, or is written again
+            self._hide(change, now)  # it was not lost, or is written again
 
     def end_flush_with_loss(
         self,

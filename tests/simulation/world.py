@@ -113,6 +113,7 @@ APART: Final = 4  # one of so many parts of the disk, the last, is the other hos
 FOREIGN: Final = 0.1  # of the reads are of that part
 PATIENCE_S: Final = 3600.0  # of one request, in made-up time: it would never end
 SOON_S: Final = (0.0005, 0.003, 0.2)  # within about so many seconds
+LURKS: Final = 0.5  # where more faults follow at once, the latest of them wait for a connection
 WRITTEN_BACK: Final = 0.3  # of a cache that is lost: a cache may write back at any time
 AT_END: Final = 400  # lines of a trace that are kept
 SMALL_TRANSFER: Final = 8192  # bytes: the limit of a target with small ones
@@ -575,7 +576,8 @@ class World:
         if self.settings.other in (BESIDE, FENCES):
             self._other = self._other_host()
             self._histories.append(self._other.history)
-        self.network.on_line = self.disturbed
+        self.network.on_line = self._is_connected
+        self._connected = trio.Event()  # again and again
         self.nursery: trio.Nursery
         self.result = Result(self.settings)
         self._under_way: Counter[str] = Counter()
@@ -630,6 +632,11 @@ class World:
     def disturbed(self) -> None:
         for each in self._histories:
             each.disturbed(self.loop.now())
+
+    def _is_connected(self) -> None:
+        self.disturbed()
+        self._connected.set()
+        self._connected = trio.Event()
 
     def _trouble_begins(self) -> None:
         for each in self._histories:
@@ -1160,10 +1167,15 @@ class World:
             number = self._faults
             self._faults += 1
             chance = Random(f"fault {case.seed} {number}")
-            soon = chance.expovariate(1 / chance.choice(SOON_S))
+            scale = chance.choice(SOON_S)
+            soon = chance.expovariate(1 / scale)
             pause = int(chance.expovariate(1 / settings.between)) + 1
             little = chance.choice((0.0, chance.uniform(0.0, 0.002)))
-            if again:  # into the recovery from the one before
+            if again and settings.again > LURKS and scale == max(SOON_S):
+                with trio.move_on_after(soon):
+                    await self._connected.wait()
+                    await trio.sleep(soon / 100)  # into what follows a login
+            elif again:  # into the recovery from the one before
                 await trio.sleep(soon)
             else:
                 self._next_fault = self.result.begun + pause
