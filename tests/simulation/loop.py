@@ -23,6 +23,39 @@ FIRST_S: Final = 1000.0  # the time at which all begins
 FIRST_NUMBER: Final = 1_000_000  # of descriptors: no system gives such
 TURN_S: Final = 1e-6  # what a turn takes, at least; at most twice as much
 WORK_S: Final = (5e-6, 1e-3)  # how long offloaded work waits for a thread, and its end for the loop
+AGAIN_S: Final = 0.01  # work that waits looks again
+
+
+class Waits(Exception):
+    """Offloaded work waits for other work, which this thread does as well: it begins anew later."""
+
+
+class SimulatedSemaphore:
+    """In place of threading.Semaphore, for offloaded work that waits. Work that begins anew takes
+    again what it has taken before."""
+
+    def __init__(self, loop: SimulatedLoop, value: int = 1) -> None:
+        self._loop = loop
+        self._value = value
+        self._taken = 0
+        self._until: float | None = None
+
+    def acquire(self, *, timeout: float) -> bool:
+        """Raises Waits; ``timeout``, in seconds of made-up time, is that of all of the work."""
+        if self._value:
+            self._value -= 1
+            self._taken += 1
+            return True
+        now = self._loop.now()
+        if self._until is None:
+            self._until = now + timeout
+        if now >= self._until:
+            return False
+        self._value, self._taken = self._taken, 0
+        raise Waits
+
+    def release(self) -> None:
+        self._value += 1
 
 
 class Descriptor(Protocol):
@@ -123,6 +156,9 @@ class SimulatedLoop:
         error: BaseException | None = None
         try:
             job[0]()
+        except Waits:
+            self.later(AGAIN_S, partial(self._work, job))
+            return
         except BaseException as problem:
             error = problem
         self.later(self.chance.uniform(*self.work_s), partial(self._end, job, error))

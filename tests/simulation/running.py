@@ -14,9 +14,11 @@ import fcntl
 import math
 import os
 import secrets
+import threading
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from random import Random
 from typing import Final, TypeVar
 from unittest import mock
@@ -33,7 +35,7 @@ from iserblk.loop import clock, tasks
 from iserblk.loop.here import hosts
 from iserblk.loop.work import nothing
 from iserblk.sockets import plain
-from tests.simulation.loop import SimulatedLoop
+from tests.simulation.loop import SimulatedLoop, SimulatedSemaphore
 from tests.simulation.network import Network, ioctl
 
 T = TypeVar("T")
@@ -179,6 +181,7 @@ def made_up(network: Network, seed: object, first_number: int) -> Iterator[None]
             mock.patch.multiple(clock, source=loop.now, source_ns=nanoseconds),
             mock.patch.multiple(tasks, readable=loop.until_readable, writable=loop.until_writable),
             mock.patch.object(secrets, "token_bytes", random_bytes),
+            mock.patch.object(threading, "Semaphore", partial(SimulatedSemaphore, loop)),
             mock.patch.object(os, "sched_yield", nothing),  # other processes do not count
             mock.patch.object(plain, "source", network.plain),
             mock.patch.object(fcntl, "ioctl", ioctl),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import secrets
+import threading
 from collections.abc import Awaitable, Callable
 
 import pytest
@@ -147,6 +148,33 @@ def test_work_is_done_in_order_within_its_limit() -> None:
     assert running == set(range(8))
     assert max(crowd) == most
     assert [error for error in ended if error is not None] == [problem]
+
+
+@pytest.mark.parametrize("released", [2, 1])
+def test_work_that_waits_for_other_work(released: int) -> None:
+    """It does not keep the loop from doing that. Or it has had its time."""
+    heard: list[object] = []
+
+    async def body() -> None:
+        loop, over = loop_here(), trio.Event()
+        semaphore = threading.Semaphore(0)
+
+        def waiting() -> None:
+            heard.append([semaphore.acquire(timeout=5.0) for _ in range(2)])
+
+        def ended(error: BaseException | None) -> None:
+            heard.append(error)
+            over.set()
+
+        loop.offload(waiting, ended, Limit(1))
+        await trio.sleep(1.0)
+        for _ in range(released):
+            loop.offload(semaphore.release, lambda _error: None, Limit(1))
+            await trio.sleep(1.0)
+        await over.wait()
+
+    Simulation().run(body)
+    assert heard == [[True, released == 2], None]
 
 
 def test_a_body_that_waits_for_ever_is_told() -> None:
