@@ -61,7 +61,7 @@ LOGOUT_S = 3  # time for initiators to log out when the target ends
 _LUN_HELP = """\
 A file or block device as LUN 0; repeat it for LUN 1, 2 and so on.
 FILE[:ro][:block=4096][:size=1G][:serial=S][:wce=0|1][:volatile-cache=64M]
-[:soft-threshold=800M]. Or the URL of a LUN of another target: URL[:ro]."""
+[:soft-threshold=800M][:tas=0|1]. Or the URL of a LUN of another target: URL[:ro]."""
 
 
 def _with_urls(spec: str) -> str:

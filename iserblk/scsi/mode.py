@@ -103,10 +103,10 @@ def caching_page(write_cache: bool) -> bytes:
     return bytes((CACHING, 0x12, _WCE if write_cache else 0)) + bytes(17)
 
 
-def control_page() -> bytes:
+def control_page(tas: bool = True) -> bytes:
     """The control mode page: one task set for all I_T nexuses, commands may be reordered, fixed
-    format sense data, and TAS: tasks that another nexus aborted end with TASK ABORTED."""
-    return bytes((CONTROL, 0x0A, 0x00, 0x10, 0x00, _TAS)) + bytes(6)
+    format sense data. ``tas``: tasks that another nexus aborts end with TASK ABORTED."""
+    return bytes((CONTROL, 0x0A, 0x00, 0x10, 0x00, _TAS if tas else 0)) + bytes(6)
 
 
 def error_recovery_page(thresholds: bool) -> bytes:

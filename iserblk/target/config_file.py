@@ -40,6 +40,7 @@ _BARE = re.compile(r"[A-Za-z0-9_-]{1,60}", re.ASCII)
 _NUMBER = re.compile(r"0|[1-9][0-9]{0,4}", re.ASCII)
 _SHOWN = 80  # characters of a key
 _OPTIMIZED = "optimized"
+_FLAGS = ("wce", "tas")  # of LUNs
 
 
 def read_config(path: Path) -> TargetConfig:
@@ -393,10 +394,10 @@ def _is_text(value: object) -> bool:
 def _option(lun: _Table, key: str) -> str:
     """A value of LunSpec, as ``--lun`` has it."""
     value = lun.value(key)
-    if isinstance(value, bool) and key == "wce":
+    if isinstance(value, bool) and key in _FLAGS:
         return "1" if value else "0"
-    if isinstance(value, bool) or not isinstance(value, (str, int)) or key == "wce":
-        words = "true or false" if key == "wce" else 'a number, or text such as "1G"'
+    if isinstance(value, bool) or not isinstance(value, (str, int)) or key in _FLAGS:
+        words = "true or false" if key in _FLAGS else 'a number, or text such as "1G"'
         raise BadArgument(f"{lun.at(key)}: write {words}")
     return str(value)
 

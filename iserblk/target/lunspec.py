@@ -1,7 +1,7 @@
 """The option ``--lun`` of the target: parse it, and open the file that it names.
 
     --lun FILE[:ro][:block=4096][:size=1G][:serial=S][:wce=0|1][:volatile-cache=64M]
-              [:soft-threshold=800M]
+              [:soft-threshold=800M][:tas=0|1]
     --lun URL[:ro]        a LUN of another target; several URLs, with blanks between them, name its
                           portals
 
@@ -38,14 +38,14 @@ _WITHOUT = {
     "volatile-cache": "writes then go to the file",
     "soft-threshold": "then nothing warns of a file that grows",
 }
-KEYS = ("block", "size", "serial", "wce", "volatile-cache", "soft-threshold")
+KEYS = ("block", "size", "serial", "wce", "volatile-cache", "soft-threshold", "tas")
 
 
 @dataclass(slots=True, frozen=True)
 class LunSpec:
     """The values of one ``--lun``. Sizes in bytes. ``size`` None: the file's own size; ``serial``,
-    ``write_cache``, ``volatile_cache`` and ``soft_threshold`` None: not given. ``urls``: of a LUN
-    of another target; they may have secrets, ``path`` has none."""
+    ``write_cache``, ``volatile_cache``, ``soft_threshold`` and ``tas`` None: not given. ``urls``:
+    of a LUN of another target; they may have secrets, ``path`` has none."""
 
     path: str
     read_only: bool = False
@@ -55,6 +55,7 @@ class LunSpec:
     write_cache: bool | None = None
     volatile_cache: int | None = None
     soft_threshold: int | None = None
+    tas: bool | None = None
     urls: tuple[str, ...] = field(default=(), repr=False)
 
 
@@ -82,9 +83,10 @@ def file_spec(path: str, options: Mapping[str, str], text: str) -> LunSpec:
         block=_block(options.get("block"), text),
         size=_size(options, "size", text),
         serial=_serial(options.get("serial"), text),
-        write_cache=_flag(options.get("wce"), text),
+        write_cache=_flag(options, "wce", text),
         volatile_cache=_size(options, "volatile-cache", text),
         soft_threshold=_size(options, "soft-threshold", text),
+        tas=_flag(options, "tas", text),
     )
     if spec.volatile_cache is not None and spec.write_cache is False:
         raise BadArgument(
@@ -178,14 +180,15 @@ def _serial(value: str | None, text: str) -> str | None:
     return value
 
 
-def _flag(value: str | None, text: str) -> bool | None:
+def _flag(options: Mapping[str, str], key: str, text: str) -> bool | None:
+    value = options.get(key)
     if value is None:
         return None
     if value == "1":
         return True
     if value == "0":
         return False
-    raise BadArgument(f"{text}: `wce={value}`: write 0 or 1")
+    raise BadArgument(f"{text}: `{key}={value}`: write 0 or 1")
 
 
 def default_serial(iqn: str, path: str) -> str:
@@ -225,6 +228,7 @@ def open_lun(
             read_only=spec.read_only,
             write_cache=spec.write_cache,
             soft_threshold=spec.soft_threshold or 0,
+            tas=spec.tas is not False,
             state=_state(spec, SUFFIX),
             modes=_state(spec, MODES_SUFFIX),
         )

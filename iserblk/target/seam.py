@@ -73,10 +73,11 @@ class NexusTasks(Protocol):
     """The tasks of an I_T nexus, for the device server. Only the thread that begins commands calls
     the methods."""
 
-    def end_tasks(self, lun: int, ended: Callable[[], None]) -> int:
-        """End the tasks of a LUN, as after a reset by another session. A task that a thread is
-        running cannot be ended: it completes, and ``ended`` is called then, once for each. Returns
-        the number of those tasks."""
+    def end_tasks(self, lun: int, ended: Callable[[], None], tas: bool = True) -> int:
+        """End the tasks of a LUN, as after a reset by another session. ``tas`` (Control mode page):
+        with TASK ABORTED; False: without any response. A task that a thread is running cannot be
+        ended: it completes, and ``ended`` is called then, once for each. Returns the number of
+        those tasks."""
         ...
 
     def lose_lun(self, lun: int, ended: Callable[[], None]) -> int:
@@ -92,7 +93,7 @@ class NexusTasks(Protocol):
 class NoTasks:
     """Of a nexus that has none. Implements NexusTasks."""
 
-    def end_tasks(self, lun: int, ended: Callable[[], None]) -> int:
+    def end_tasks(self, lun: int, ended: Callable[[], None], tas: bool = True) -> int:
         return 0
 
     def lose_lun(self, lun: int, ended: Callable[[], None]) -> int:

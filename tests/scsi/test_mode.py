@@ -89,3 +89,4 @@ def test_too_short_for_a_header() -> None:
 def test_the_control_page_tells_of_task_aborted() -> None:
     """TAS: what another nexus aborts is answered."""
     assert mode.control_page().hex() == "0a0a00100040000000000000"
+    assert mode.control_page(tas=False).hex() == "0a0a00100000000000000000"

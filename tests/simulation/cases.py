@@ -25,6 +25,7 @@ WORDS: Final = (
     "mix",
     "again",
     "medium",
+    "tas",
 )
 OPTIONS: Final = (
     "connections",
@@ -47,7 +48,13 @@ USUAL, HOARDS, DURABLE = "usual", "hoards", "durable"
 MIXES: Final = (USUAL, HOARDS, DURABLE)  # few flushes; many writes with FUA
 GOOD, BAD = "good", "bad"
 MEDIA: Final = (GOOD, BAD)
-_CHOICES: Final = {"front": FRONTS, "other": OTHERS, "mix": MIXES, "medium": MEDIA}
+_CHOICES: Final = {
+    "front": FRONTS,
+    "other": OTHERS,
+    "mix": MIXES,
+    "medium": MEDIA,
+    "tas": ("yes", "no"),
+}
 KEYS: Final = (*NUMBERS, *WORDS, *OPTIONS)
 
 # Faults, with how often each happens beside the others.

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import pytest
 
 from tests.simulation.cases import BESIDE, FENCES, NONE, TAKE, TAKES, Case
 from tests.simulation.other_host import RESET, STATES, Shut
-from tests.simulation.world import TAKING, Result, play
+from tests.simulation.world import REPLAYED, TAKING, TIMED_OUT, WORDLESS, Result, play
 
 pytestmark = pytest.mark.usefixtures("silent")
 OPERATIONS = 200
@@ -43,16 +45,30 @@ def test_a_world_without_it() -> None:
 
 
 def test_all_of_it_is_reached() -> None:
-    states = set(STATES)
+    states = {*STATES, WORDLESS}
     for seed in range(20):
-        for other in (BESIDE, FENCES):
-            result = _played(_case(seed, other, ("clients", "4")))
+        for other, tas in ((BESIDE, "yes"), (BESIDE, "no"), (FENCES, "no")):
+            result = _played(_case(seed, other, ("clients", "4"), ("tas", tas)))
             found = {state for state, times in result.states.items() if times}
             assert other == FENCES or found.isdisjoint(set(STATES) - {RESET})
+            assert tas == "no" or WORDLESS not in found
             states -= found
         if not states:
             return
     pytest.fail(f"never reached: {states}")
+
+
+def test_what_another_host_ends_without_a_word_is_sent_again() -> None:
+    """Without TAS. Nothing else disturbs: the clients notice nothing."""
+    states: Counter[str] = Counter()
+    for seed in range(20):
+        case = _case(seed, BESIDE, ("tas", "no"), ("hesitates", "0.5"), ("clients", "8"))
+        result = _played(case._replace(faults=()))
+        states += result.states
+        assert not result.losses and not result.states[TIMED_OUT]
+        if states[WORDLESS] and states[REPLAYED]:
+            return
+    pytest.fail(f"never sent again: {states}")
 
 
 def test_all_of_taking_over_is_reached() -> None:

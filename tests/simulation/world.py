@@ -158,12 +158,13 @@ THIRD = "third host refused"
 TAKING: Final = (TAKEN, HELD_OFF, THIRD)
 DROPPED, DEFERRED = "cache lost by what failed", "cache lost, told later"
 OF_BAD_MEDIUM: Final = (DROPPED, DEFERRED)
+WORDLESS = "commands ended without a word"
 RESTARTED, RESTARTED_EMPTY = "target restarted", "target restarted without its cache"
 STATES: Final = (
     RECONNECTED, BACK, BACK_WITH_JOURNAL, REPLAYED, RECOVERED_CONNECTION, REASSIGNED, SNACK,
     DAMAGED, ABORTED, RESET, RETRIED, TOLD, TOLD_OF_FAILURE, UNHEARD, FAILED_OVER, TIMED_OUT, DIED,
     RESTARTED, RESTARTED_EMPTY, *nbd_face.STATES, *other_host.STATES,
-    *TAKING, *OF_BAD_MEDIUM,
+    *TAKING, *OF_BAD_MEDIUM, WORDLESS,
 )  # fmt: skip
 _KINDS: Final = {PASSING: "passing", RECOVERED: "recovered", FAIL: "flush"}
 
@@ -193,7 +194,8 @@ class Settings(NamedTuple):
     it speaks NBD, it has as many connections as ``hearers``. ``other``: what another host does with
     the LUN meanwhile. ``fault_kinds``: see ``faults_of``. ``mix``: of operations. ``again``: how
     often another fault follows at once. ``medium``: that of the target; where it is bad, what the
-    target could not write is lost, and told once. ``options``: of the disk."""
+    target could not write is lost, and told once. ``tas``: "no": commands that another host ends
+    are not answered. ``options``: of the disk."""
 
     scheme: str
     profile: str
@@ -211,6 +213,7 @@ class Settings(NamedTuple):
     mix: str
     again: float
     medium: str
+    tas: str
     options: dict[str, str]
 
     @property
@@ -252,6 +255,7 @@ class Settings(NamedTuple):
             "patient" if self.patient else "io-timeout",
             f"front {self.front}",
             "one host" if self.other == NONE else f"other {self.other}",
+            "TAS" if self.tas == "yes" else "no TAS",
             "one hearer" if self.hearers == 1 else "hearers",
             f"mix {self.mix}",
             f"medium {self.medium}",
@@ -294,6 +298,7 @@ def draw(chance: Random, given: dict[str, str] | None = None) -> Settings:
     words["mix"] = chance.choice((USUAL, USUAL, HOARDS, DURABLE))
     words["again"] = chance.choice(("0.3", "0.3", "0.8"))
     words["medium"] = chance.choice((GOOD, GOOD, BAD))
+    words["tas"] = chance.choice(("yes", "no"))
     words |= given or {}
     if words["other"] != NONE:
         words["medium"] = GOOD  # (which of two hosts hears of it is a matter of chance)
@@ -317,6 +322,7 @@ def draw(chance: Random, given: dict[str, str] | None = None) -> Settings:
         mix=words.pop("mix"),
         again=float(words.pop("again")),
         medium=words.pop("medium"),
+        tas=words.pop("tas"),
         **numbers,
         options={"initiator-name": INITIATOR, **words},
     )
@@ -440,7 +446,20 @@ class _Troubles(Troubles):
         """The loop does."""
 
 
-class _SilentDevice(TroubledDevice):
+class _Device(TroubledDevice):
+    """``wordless``: called when commands of a nexus are ended, and not answered."""
+
+    wordless: Callable[[], object]
+
+    def end_tasks_of_others(self, lun: int, by: Nexus, ended: Callable[[], None]) -> int:
+        if not self.siblings(by)[0].tas:
+            for nexus in self._nexuses:
+                if nexus is not by and nexus.tasks.tasks_of(lun):
+                    self.wordless()
+        return super().end_tasks_of_others(lun, by, ended)
+
+
+class _SilentDevice(_Device):
     def greeting(self, _nexus: Nexus, _lun: int) -> int:
         return 0
 
@@ -458,7 +477,7 @@ class Target:
         self._ended = trio.Event()
         self.troubles = _Troubles(self.chance.random(), world.loop.now, self._tells)
         self.read: Callable[[], TargetReading]
-        self._device: TroubledDevice
+        self._device: _Device
         self._reservations: bytes | None = None
 
     async def start(self) -> None:
@@ -466,9 +485,12 @@ class Target:
 
     async def _run(self, task_status: trio.TaskStatus[None]) -> None:
         unit = LogicalUnit(
-            self._cache, serial="SIMULATED", block=self._world.settings.block, write_cache=True
+            self._cache,
+            serial="SIMULATED",
+            block=self._world.settings.block,
+            write_cache=True,
+            tas=self._world.settings.tas == "yes",
         )
-
         unit.reservations.can_persist = True
         if self._reservations is not None:
             unit.reservations.restore(self._reservations)
@@ -486,12 +508,13 @@ class Target:
                 max_unmap_lba_count=most,
                 max_write_same_length=most,
             )
-        made = _SilentDevice if profile == SILENT else TroubledDevice
+        made = _SilentDevice if profile == SILENT else _Device
         if profile == LATE:
             self.troubles.refuse(LATE_REFUSALS)
 
-        def device(*words: Any) -> TroubledDevice:
+        def device(*words: Any) -> _Device:
             self._device = made(self.troubles, *words)
+            self._device.wordless = self._wordless
             return self._device
 
         self._ended = trio.Event()
@@ -506,6 +529,9 @@ class Target:
             )
         self._reservations = unit.reservations.snapshot()
         self._ended.set()
+
+    def _wordless(self) -> None:
+        self._world.count(WORDLESS)
 
     async def stop(self, loses: bool) -> None:
         """``loses``: its cache, but for what was written back before."""

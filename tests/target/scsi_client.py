@@ -57,7 +57,7 @@ class Client:
         if ready:
             assert self.code(bytes(6)) == POWER_ON
 
-    def end_tasks(self, lun: int, ended: Callable[[], None]) -> int:
+    def end_tasks(self, lun: int, ended: Callable[[], None], tas: bool = True) -> int:
         self.ended_tasks.append(lun)
         self.tell_ended = ended
         return self.running

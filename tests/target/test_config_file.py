@@ -99,6 +99,7 @@ def test_every_key(tmp_path: Path) -> None:
         size = 1048576
         wce = false
         soft-threshold = "900K"
+        tas = false
         [lun.5]
         file = "b:ro"
         volatile-cache = "8M"
@@ -126,7 +127,11 @@ def test_every_key(tmp_path: Path) -> None:
         error_recovery_level=0,
         luns={
             16383: LunSpec(
-                f"{tmp_path}/a", size=1 << 20, write_cache=False, soft_threshold=900 << 10
+                f"{tmp_path}/a",
+                size=1 << 20,
+                write_cache=False,
+                soft_threshold=900 << 10,
+                tas=False,
             ),
             5: LunSpec(f"{tmp_path}/b:ro", volatile_cache=8 << 20, write_cache=True),
             6: parse_lun_spec(f"iscsi://far/{IQN}2/0:ro"),
@@ -201,11 +206,12 @@ WRONG = [
     (f"{HEAD}{LUN}size = 1.5", "lun.0.size: write a number, or text"),
     (f"{HEAD}{LUN}block = 1000", "lun.0: `block=1000`: the block size is"),
     (f"{HEAD}{LUN}wce = 1", "lun.0.wce: write true or false"),
+    (f"{HEAD}{LUN}tas = 1", "lun.0.tas: write true or false"),
     (f"{HEAD}{LUN}ro = 1", "lun.0.ro: write true or false"),
     (
         f'{HEAD}[lun.0]\nfil = "x"',
         "lun.0.fil: unknown key; the keys here are: block, file, ro, serial, size, soft-threshold,"
-        " url, volatile-cache, wce; is it file",
+        " tas, url, volatile-cache, wce; is it file",
     ),
     (f"{HEAD}{LUN}read-only = true", "lun.0.read-only: unknown key; the keys here are: .*ro"),
     (f'{HEAD}{LUN}wce = false\nvolatile-cache = "1M"', "lun.0: `wce=0` and `volatile-cache=`"),

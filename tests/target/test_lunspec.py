@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -34,6 +35,7 @@ from tests.target.scsi_client import GOOD, IQN, Client
         ("/x/disk:wce=0", LunSpec("/x/disk", write_cache=False)),
         ("/x/disk:wce=1", LunSpec("/x/disk", write_cache=True)),
         ("/x/disk:soft-threshold=3G", LunSpec("/x/disk", soft_threshold=3 << 30)),
+        ("/x/disk:tas=0", LunSpec("/x/disk", tas=False)),
         ("/x/disk:volatile-cache=64M", LunSpec("/x/disk", volatile_cache=64 << 20)),
         (
             "/x/disk:size=1G:serial=S:block=4096:volatile-cache=1K",
@@ -68,6 +70,7 @@ def test_good(text: str, expected: LunSpec) -> None:
         ("x:size=٣", "a number of bytes"),
         ("x:volatile-cache=0", "`volatile-cache=0`"),
         ("x:wce=yes", "`wce=yes`: write 0 or 1"),
+        ("x:tas=2", "`tas=2`: write 0 or 1"),
         ("x:serial=", "1 to 64 printable"),
         ("x:serial=ä", "1 to 64 printable"),
         ("x:serial=" + "s" * 65, "1 to 64 printable"),
@@ -149,6 +152,12 @@ def test_a_soft_threshold_reaches_the_unit(tmp_path: Path) -> None:
         assert unit.passes_threshold() and not unit.passes_threshold()
     finally:
         unit.close()
+
+
+def test_tas_reaches_the_unit(tmp_path: Path) -> None:
+    for option, tas in (("", True), (":tas=1", True), (":tas=0", False)):
+        with closing(open_lun(parse_lun_spec(f"{tmp_path}/lun:size=4M{option}"), "S")) as unit:
+            assert unit.tas is tas
 
 
 @pytest.mark.logs(r"one\.reservations: these are no reservations", r"one\.modes: ")

@@ -38,7 +38,7 @@ def spec(path: Path, **values: object) -> LunSpec:
 class Held(Client):
     """``tell_ended`` is what a LUN's removal waits for, not what comes after it."""
 
-    def end_tasks(self, lun: int, ended: Callable[[], None]) -> int:
+    def end_tasks(self, lun: int, ended: Callable[[], None], tas: bool = True) -> int:
         first = not self.ended_tasks
         told = None if first else self.tell_ended
         running = super().end_tasks(lun, ended)

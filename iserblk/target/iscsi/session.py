@@ -55,6 +55,10 @@ _MOST_LOSSES: Final = 8  # of the connection of a task that still lacks data
 _FENCES: Final = 64  # requests that wait for commands before them
 
 
+def _nothing() -> None:
+    """For tasks whose end nobody waits for."""
+
+
 class _Waiting(NamedTuple):
     """A PDU that has come before others with a smaller CmdSN. ``slot``: of its command. ``held``:
     bytes of its copy."""
@@ -642,13 +646,19 @@ class TargetSession:
             ):
                 slot.connection.drop(slot)
 
-    def end_tasks(self, lun: int, ended: Callable[[], None]) -> int:
+    def end_tasks(self, lun: int, ended: Callable[[], None], tas: bool = True) -> int:
         """Implements NexusTasks: after a reset or PREEMPT AND ABORT by another session."""
         tasks = self.tasks_on(lun)
         running = [slot for slot in tasks if slot.state == RUNNING and slot not in self._orphans]
         for slot in running:
             slot.task.cancel()
             slot.on_ended.append(ended)
+        if not tas:
+            # What has been carried out, and waits for its connection, is answered all the same. The
+            # initiator goes on sending the data of R2Ts, as it does not know.
+            others = [slot for slot in tasks if slot.state not in (RUNNING, COMPLETED)]
+            self.end_each([*running, *others], _nothing, False)
+            return len(running)
         for slot in tasks:
             if slot.state in (RUNNING, COMPLETED):
                 continue

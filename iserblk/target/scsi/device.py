@@ -415,13 +415,26 @@ class DeviceServer:
     def end_tasks(self, lun: int, names: Sequence[NexusName], ended: Callable[[], None]) -> int:
         """End the LUN's tasks of I_T nexuses, as ``NexusTasks.end_tasks`` does."""
         return sum(
-            nexus.tasks.end_tasks(lun, ended) for name in names for nexus in self._named(name)
+            self._end_tasks(lun, nexus, ended) for name in names for nexus in self._named(name)
         )
 
     def end_tasks_of_others(self, lun: int, by: Nexus, ended: Callable[[], None]) -> int:
         """See ``iserblk.target.seam``."""
         others = [nexus for nexus in self._nexuses if nexus is not by]
-        return sum(nexus.tasks.end_tasks(lun, ended) for nexus in others)
+        return sum(self._end_tasks(lun, nexus, ended) for nexus in others)
+
+    def _end_tasks(self, lun: int, nexus: Nexus, ended: Callable[[], None]) -> int:
+        """End the LUN's tasks of a nexus by an action of another. Without TAS a unit attention is
+        all that the initiator hears of it (SAM-5, aborting commands): that of a reset, or
+        COMMANDS CLEARED BY ANOTHER INITIATOR."""
+        unit = self._units.get(lun)
+        if unit is None or unit.tas:
+            return nexus.tasks.end_tasks(lun, ended)
+        if nexus.tasks.tasks_of(lun):
+            pending = self._attentions.get((nexus, lun), ())
+            if sense.LUN_RESET not in pending and sense.POWER_ON_OR_RESET not in pending:
+                self._attend(nexus, lun, sense.COMMANDS_CLEARED)
+        return nexus.tasks.end_tasks(lun, ended, False)
 
     def close(self) -> None:
         """Close every unit, and write back its cache. Raises the first OSError, after all units

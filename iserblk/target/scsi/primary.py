@@ -140,7 +140,7 @@ def _all_pages(unit: LogicalUnit, write_cache: bool) -> list[bytes]:
     return [
         mode.error_recovery_page(bool(unit.soft_threshold)),
         mode.caching_page(write_cache),
-        mode.control_page(),
+        mode.control_page(unit.tas),
         mode.exceptions_page(),
         mode.provisioning_page(unit.soft_threshold),
     ]

@@ -148,7 +148,9 @@ class LogicalUnit:
     durably, also where ``write_cache`` does not say so yet. ``serial``: 1 to 64 characters of
     printable ASCII. All identifiers are made from it, so it must be the same after a restart, and
     different for every LUN that an initiator may see. ``soft_threshold``: bytes that the store may
-    occupy before hosts are told; 0: they are not. ``loop``: ``store``, where that needs no threads.
+    occupy before hosts are told; 0: they are not. ``tas``: a task that another initiator's action
+    ends is answered with TASK ABORTED; False: it is not answered at all, and a unit attention tells
+    of it. ``loop``: ``store``, where that needs no threads.
     ``traits``: None for a unit of a file. ``lacks``: see ``Traits.lacks``. ``state``: keeps
     persistent reservations (APTPL); None: they end with the process. ``modes``: keeps mode
     parameters that are saved; None: they cannot be. What a damaged state file had kept is lost, as
@@ -165,6 +167,7 @@ class LogicalUnit:
         read_only: bool = False,
         write_cache: bool | None = None,
         soft_threshold: int = 0,
+        tas: bool = True,
         state: StateFile | None = None,
         modes: StateFile | None = None,
         loop: LoopStore | None = None,
@@ -186,6 +189,7 @@ class LogicalUnit:
         self.block = block
         self.blocks = store.size // block
         self.read_only = read_only
+        self.tas = tas
         self._modes = modes
         saved = None if modes is None else _restored(modes)
         self._saved_write_cache: bool | None = saved

@@ -9,7 +9,7 @@ from contextlib import closing
 import pytest
 
 from iserblk.iscsi import bhs, pdu
-from iserblk.scsi import cdb, mode
+from iserblk.scsi import cdb, mode, sense
 from iserblk.scsi import reservations as pr
 from iserblk.scsi import status as sam
 from iserblk.target.iscsi.tasks.slot import TargetTask
@@ -243,6 +243,111 @@ def test_a_reset_ends_dormant_commands_of_all_sessions(host: Host, other: Host) 
     assert third.client.opcodes() == [bhs.TASK_MANAGEMENT_RESPONSE]
     assert [status for _, status in host.answers] == [sam.TASK_ABORTED] * 3
     assert not host.begun and not host.client.device.task_sets.active
+
+
+def _without_tas(host: Host) -> None:
+    session = host.client.connection.session
+    assert session.nexus is not None
+    (unit,) = host.client.device.siblings(session.nexus)
+    unit.tas = False
+
+
+def _attention(host: Host) -> tuple[int, int]:
+    """Status and ASC << 8 | ASCQ of a TEST UNIT READY."""
+    host.client.heard.clear()
+    host.say(READY, SIMPLE)
+    ((head, data),) = host.client.heard
+    return head[3], int.from_bytes(data[14:16], "big")
+
+
+def test_without_tas_another_s_reset_ends_commands_without_a_word(host: Host, other: Host) -> None:
+    """Those that a thread runs, that wait for their turn, and that wait for their data: none is
+    answered, and none is carried out. The reset waits for the thread; a unit attention follows."""
+    _without_tas(host)
+    content = bytes(host.client.store.content)
+    other.client.command(cdb10(WRITE_10, 2), bhs.FLAG_WRITE | bhs.FLAG_FINAL, 1024, itt=1)
+    (r2t,) = [pdu.ReadyToTransfer.unpack_from(head) for head, _ in other.client.heard]
+    running, dormant = other.flush(), other.flush(ORDERED)
+    third = Host(beside=host)
+    third.manage(pdu.TMF_LOGICAL_UNIT_RESET)
+    assert third.client.opcodes() == [], "a thread runs a command yet"
+    other.end(running)
+    third.client.run()
+    assert third.client.opcodes() == [bhs.TASK_MANAGEMENT_RESPONSE]
+    other.client.data_out(b"x" * 1024, 0, r2t.ttt)
+    assert other.answers == [] and other.begun == []
+    assert bytes(host.client.store.content) == content
+    assert not host.client.device.task_sets.active
+    assert _attention(other) == (sam.CHECK_CONDITION, sense.LUN_RESET)
+    for itt in (1, running, dormant):
+        other.client.heard.clear()
+        other.manage(pdu.TMF_ABORT_TASK, itt)
+        ((head, _),) = other.client.heard
+        assert head[2] == pdu.TMF_TASK_DOES_NOT_EXIST
+    assert _attention(other) == (sam.GOOD, 0)
+
+
+def test_without_tas_an_abort_waits_for_the_thread_of_what_is_ended(
+    host: Host, other: Host
+) -> None:
+    """The initiator asks whether it may send the command again: a thread may write yet."""
+    _without_tas(host)
+    running = other.flush()
+    host.manage(pdu.TMF_CLEAR_TASK_SET)
+    other.manage(pdu.TMF_ABORT_TASK, running)
+    assert other.client.opcodes() == []
+    other.end(running)
+    host.client.run()
+    assert other.client.opcodes() == [bhs.TASK_MANAGEMENT_RESPONSE]
+    assert host.client.opcodes() == [bhs.TASK_MANAGEMENT_RESPONSE]
+
+
+def test_without_tas_who_has_lost_commands_is_told_so(host: Host, other: Host) -> None:
+    """COMMANDS CLEARED BY ANOTHER INITIATOR; who had none has lost none."""
+    _without_tas(host)
+    third = Host(beside=host)
+    third.manage(pdu.TMF_CLEAR_TASK_SET)
+    assert _attention(other) == (sam.GOOD, 0)
+    running = other.flush()
+    third.manage(pdu.TMF_CLEAR_TASK_SET)
+    other.end(running)
+    assert _attention(other) == (sam.CHECK_CONDITION, sense.COMMANDS_CLEARED)
+    assert _attention(host) == (sam.GOOD, 0)
+
+
+@pytest.mark.parametrize("tas", [True, False])
+def test_preempt_and_abort_and_the_commands_of_the_victim(
+    host: Host, other: Host, tas: bool
+) -> None:
+    if not tas:
+        _without_tas(host)
+    for each, key in ((host, 1), (other, 2)):
+        _reserve(each, pr.REGISTER, 0, key)
+        each.client.heard.clear()
+    running = other.flush()
+    waiting = other.flush(ORDERED)
+    _reserve(host, pr.PREEMPT_AND_ABORT, 1, 2)
+    (slot,) = host.running  # it waits for the other's thread
+    other.end(running)
+    host.end(slot.itt)
+    assert [status for _, status in host.answers] == [sam.GOOD]
+    assert other.answers == ([(waiting, sam.TASK_ABORTED), (running, sam.TASK_ABORTED)] * tas)
+    codes = [_attention(other)[1] for _ in range(3 - tas)]
+    assert codes == [sense.REGISTRATIONS_PREEMPTED, *([sense.COMMANDS_CLEARED] * (not tas)), 0]
+
+
+def _reserve(host: Host, action: int, key: int, service_key: int) -> None:
+    """A PERSISTENT RESERVE OUT, which overtakes what waits. Its data is sent with it."""
+    command = pr.OUT_CDB.pack(0x5F, action, 0, pr.PARAMETER_LENGTH)
+    data = key.to_bytes(8, "big") + service_key.to_bytes(8, "big") + bytes(8)
+    host.next_itt += 1
+    host.client.command(
+        command.ljust(16, b"\0"),
+        bhs.FLAG_FINAL | bhs.FLAG_WRITE | HEAD_OF_QUEUE,
+        len(data),
+        data,
+        itt=host.next_itt,
+    )
 
 
 def test_an_own_reset_begins_nothing_that_it_ends(host: Host, other: Host) -> None:
