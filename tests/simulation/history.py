@@ -399,6 +399,11 @@ class History:
                 del self._unbound[change]
                 self._unpromised[change] = None
 
+    def is_quiet(self, since: float) -> bool:
+        """Since then no connection, and no cache, was lost, and no command has ended with an error
+        that has to be taken for a loss."""
+        return not self._in_trouble and self._line < since
+
     def trouble(self) -> None:
         """From now on commands may end with errors, some of which a client without a journal has to
         take for losses."""

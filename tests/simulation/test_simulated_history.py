@@ -256,6 +256,18 @@ def test_in_trouble_a_loss_may_be_told(careless: Play) -> None:
         careless.tell()
 
 
+def test_quiet(careless: Play) -> None:
+    careless.strike()
+    assert careless.history.is_quiet(careless.step())
+    since = careless.step()
+    careless.lose_line()
+    assert not careless.history.is_quiet(since)
+    careless.history.trouble()
+    assert not careless.history.is_quiet(careless.step())
+    careless.die()
+    assert careless.history.is_quiet(careless.step())
+
+
 def test_a_change_that_met_a_loss_may_be_told(careless: Play) -> None:
     """Also behind a flush that told of it before the change ended; but not for ever."""
     careless.write()

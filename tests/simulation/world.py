@@ -978,7 +978,7 @@ class World:
                 await trio.sleep(REFUSED_S)
                 return
             over = self._over.is_set()
-            if over or not (self._may_fail(error) or self._is_late(error)):
+            if over or not (self._may_fail(error, kind, change.begun) or self._is_late(error)):
                 self.history.end_change(change, self.loop.now(), False)
                 raise
             self.trace("a change fails: %s", str(error))
@@ -1013,7 +1013,7 @@ class World:
                 raise
             self._look(disk)
             self.trace("a flush tells of a loss: %s", str(error))
-            failed = self._has_failed(error)
+            failed = self._has_failed(error) or DEFER in self.result.faults
             self.result.states[TOLD_OF_FAILURE if failed else TOLD] += 1
             hears = True
             if client is not None and error.losses:
@@ -1042,11 +1042,14 @@ class World:
         client = chance.choice(list(self._clients))
         return self._clients[client], client
 
-    def _may_fail(self, error: IserblkError) -> bool:
-        """A change that is to be durable when it ends: one with FUA, or that no journal holds."""
+    def _may_fail(self, error: IserblkError, kind: str, begun: float) -> bool:
+        """A change that began at ``begun``. That it is lost, only one with FUA tells: others leave
+        that to a flush; and no change pays for what was lost before it."""
         return self._has_failed(error) or (
             isinstance(error, WritesLost)
+            and kind == FUA
             and (not self.settings.keeps or self.settings.other == FENCES or self._flushes_fail)
+            and not (self.settings.other == NONE and self.history.is_quiet(begun))
         )
 
     @property
@@ -1264,8 +1267,8 @@ class World:
             return
         if kind == DEFER:
             self._trouble_begins()
-            if not self.settings.keeps:  # (what is in a journal then is taken for lost)
-                troubles.is_deferred = True
+            troubles.is_deferred = True
+            if not self.settings.keeps:  # (no journal is sent again then: it must not be true)
                 self._target.drop()
             return
         if kind == LESS:
