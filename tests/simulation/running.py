@@ -41,11 +41,12 @@ from tests.simulation.network import Network, ioctl
 T = TypeVar("T")
 
 PASS: Final = 16  # turns, after which trio looks at its deadlines
+MOST_IDLE: Final = 500_000  # turns in which nothing ends that is waited for
 _TASK_OFFSET: Final = 5e5  # trio's time is another one, as it is in the product
 
 
 class Stuck(AssertionError):
-    """Nothing is left that could happen, and the body waits."""
+    """Nothing is left that could happen, or all goes on and nothing ends, and the body waits."""
 
 
 class _Runnable(trio.abc.Instrument):
@@ -91,10 +92,16 @@ class Simulation:
         self.network = Network(self.loop, Random(f"network {seed}"))
         self._problem: BaseException | None = None
         self._runnable = _Runnable()
+        self._idle = 0  # turns since ``progress``
+
+    def progress(self) -> None:
+        """Something has ended that is waited for."""
+        self._idle = 0
 
     def run(self, body: Callable[[], Awaitable[T]]) -> T:
         """As ``trio.run``. What a function of the loop raises cancels ``body``, and is raised here
-        when that has ended. Raises Stuck."""
+        when that has ended. Raises Stuck, too where ``progress`` is not called for MOST_IDLE
+        turns."""
         loop, scope = self.loop, trio.CancelScope()
 
         async def main() -> T:
@@ -124,6 +131,10 @@ class Simulation:
         while True:
             # ``count``: without this task, which runs.
             if left <= 0 or (runnable.count and draw() < 0.5):
+                if self._idle > MOST_IDLE:
+                    self._idle = 0
+                    self._problem = self._problem or Stuck("all goes on, and nothing ends")
+                    scope.cancel()
                 left = PASS
                 quiet = True
                 await trio.lowlevel.checkpoint()
@@ -132,6 +143,7 @@ class Simulation:
             try:
                 if turn():
                     quiet = False
+                    self._idle += 1
                 elif runnable.count or self._jump(quiet):
                     left = 0
             except BaseException as error:

@@ -13,6 +13,7 @@ import trio
 from iserblk.loop import clock
 from iserblk.loop.here import loop_here
 from iserblk.loop.work import Limit
+from tests.simulation import running
 from tests.simulation.loop import FIRST_S
 from tests.simulation.running import Simulation, Stuck
 
@@ -180,6 +181,27 @@ def test_work_that_waits_for_other_work(released: int) -> None:
 def test_a_body_that_waits_for_ever_is_told() -> None:
     with pytest.raises(Stuck, match="for ever"):
         Simulation().run(trio.sleep_forever)
+
+
+def test_a_body_that_goes_on_for_ever_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(running, "MOST_IDLE", 100)
+    simulation = Simulation()
+    turns = 0
+
+    async def body() -> None:
+        def again() -> None:
+            nonlocal turns
+            turns += 1
+            if turns < 300:
+                simulation.progress()
+            simulation.loop.call_soon(again)
+
+        again()
+        await trio.sleep_forever()
+
+    with pytest.raises(Stuck, match="nothing ends"):
+        simulation.run(body)
+    assert turns >= 400
 
 
 def test_a_function_that_raises_is_raised() -> None:

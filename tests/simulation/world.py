@@ -857,6 +857,7 @@ class World:
             finally:
                 del self._asked[number]
                 self._under_way[kind] -= 1
+            self.simulation.progress()
             self.trace("client %d: %s, %d at %d, since %.6f", number, kind, count, at, began)
             if chance.random() < 0.05:
                 await trio.sleep(chance.expovariate(20.0))
@@ -947,6 +948,7 @@ class World:
         if self._is_shut_out(read.begun, True):
             raise Wrong("a read is carried out, and another host has reserved the LUN")
         self._look(disk)
+        self.simulation.progress()
         history.end_read(read, bytes(buffer), self.loop.now())
         return True
 
