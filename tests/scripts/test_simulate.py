@@ -31,6 +31,10 @@ PLANTED = {
     "reservation-does-not-bind": "1",
     "a-unit-attention-is-told-to-one-host": "1003",
     "what-the-target-does-not-know-is-taken-for-done": "1",
+    "flush-that-failed-at-the-target": "1",
+    "deferred-error-is-not-heard": "1",
+    "crc-is-not-looked-at": "1",
+    "range-lock-lets-the-last-block-through": "1",
 }
 MOST = "4000"
 

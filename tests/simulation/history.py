@@ -43,7 +43,7 @@ def content(version: int, block: int, size: int) -> bytes:
 class Change:
     """Blocks ``at`` to ``at + count``. ``keeps``: it need not do anything, as a trim."""
 
-    __slots__ = ("at", "begun", "bound", "count", "done", "ended", "keeps", "version")
+    __slots__ = ("at", "begun", "count", "ended", "keeps", "version")
 
     def __init__(self, version: int, at: int, count: int, begun: float, keeps: bool) -> None:
         self.version = version
@@ -52,8 +52,6 @@ class Change:
         self.keeps = keeps
         self.begun = begun
         self.ended = math.inf
-        self.done = False
-        self.bound = False
 
 
 class _Entry:
@@ -118,7 +116,7 @@ class History:
         self._several = several
         self._is_behind = False  # a report of a loss may be on its way
         first = Change(0, 0, blocks, -math.inf, False)
-        first.ended, first.done, first.bound = -math.inf, True, True
+        first.ended = -math.inf
         self._blocks = [[_Entry(first)] for _ in range(blocks)]
         self._seen: dict[int, tuple[Change, float, int]] = {}  # by block: when, and its epoch
         self._reads: dict[Read, None] = {}
@@ -181,7 +179,6 @@ class History:
             self._suspect()
         if not done or change.keeps:
             return
-        change.done = True
         if self._keeps or change.begun > self._struck:
             self._hide(change, now)
         if fua:
@@ -207,7 +204,6 @@ class History:
                 entries[:] = [each for each in entries if not each.gone or each.hidden >= horizon]
 
     def _bind(self, change: Change) -> None:
-        change.bound = True
         for block in range(change.at, change.at + change.count):
             for entry in self._blocks[block]:
                 if entry.change.ended < change.begun:

@@ -256,6 +256,24 @@ def test_in_trouble_a_loss_may_be_told(careless: Play) -> None:
         careless.tell()
 
 
+def test_fua_is_no_change_that_a_lost_connection_may_lose(careless: Play) -> None:
+    careless.write()
+    careless.flush()
+    careless.write(fua=True)
+    careless.lose_line()
+    with pytest.raises(Wrong, match="nothing was lost"):
+        careless.tell()
+
+
+def test_a_change_that_met_a_loss_hides_nothing(careless: Play) -> None:
+    """It may have been carried out before the loss: no flush has bound it."""
+    careless.write()
+    change = careless.begin()
+    careless.strike()
+    careless.end(change)
+    careless.read(1)
+
+
 def test_quiet(careless: Play) -> None:
     careless.strike()
     assert careless.history.is_quiet(careless.step())
@@ -530,7 +548,8 @@ def test_what_a_flush_that_told_was_to_cover_is_told(careless: Play) -> None:
 
 
 def test_changes_are_forgotten_in_time(play: Play) -> None:
-    """A long run needs no more memory, nor time, than a short one."""
+    """A long run needs no more memory, nor time, than a short one: also behind a read."""
+    play.read(0)
     for _ in range(50):
         play.write()
         play.flush()
@@ -644,6 +663,14 @@ def test_a_client_that_is_hindered_and_tells_nothing_has_lost_nothing() -> None:
     hindered.flush()
     hindered.read(2)
     hindered.refuses(1)
+
+
+def test_a_change_of_a_client_that_has_died(play: Play) -> None:
+    """It has ended with its client."""
+    change = play.begin()
+    play.die()
+    play.end(change)
+    play.read(0)
 
 
 def test_a_read_of_a_client_that_has_died(play: Play) -> None:
