@@ -37,6 +37,14 @@ ELSEWHERE: dict[str, str] = {
     "iserblk/datamover/tcp_initiator.py": (
         "tests/contract/test_datamover_tcp.py and tests/contract/test_datamover.py"
     ),
+    "iserblk/datamover/tcp_plain_initiator.py": (
+        "tests/contract/test_datamover_tcp.py and tests/contract/test_datamover.py"
+    ),
+    "iserblk/datamover/tcp_plain_target.py": (
+        "tests/contract/test_datamover_tcp.py and tests/contract/test_datamover.py"
+    ),
+    "iserblk/datamover/tcp_recovering_initiator.py": "tests/contract/test_datamover_recovery.py",
+    "iserblk/datamover/tcp_recovering_target.py": "tests/contract/test_datamover_recovery.py",
     "iserblk/datamover/tcp_target.py": (
         "tests/contract/test_datamover_tcp.py and tests/contract/test_datamover.py"
     ),

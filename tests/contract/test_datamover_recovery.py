@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import socket
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import pairwise
@@ -12,10 +13,14 @@ import pytest
 
 from iserblk.crc import crc32c
 from iserblk.datamover import arrivals, kept
+from iserblk.datamover.seam import TargetDatamover, TargetSlot
+from iserblk.datamover.tcp_target import TcpTarget
 from iserblk.errors import RemoteProtocolError
 from iserblk.iscsi import bhs, pdu
 from iserblk.scsi import sense
 from iserblk.scsi.tasks import BIDIRECTIONAL, WRITE
+from iserblk.sockets.stream import SocketStream
+from tests.contract.datamovers import INLINE_SIZE, Numbers, Recorder, final_response
 from tests.contract.lossy import DAMAGE, DROP, LEVEL_1, PASS, LossyEnds, Once, passing
 
 SIZE = 40000  # five Data-In, or as many Data-Outs
@@ -43,6 +48,50 @@ def _write(ends: LossyEnds, index: int, data: bytes, unsolicited: int = 16384) -
         ends.settle()
         at += size
     return whole
+
+
+# -- the end of the login --------------------------------------------------------------------------
+
+
+def test_what_comes_with_the_last_login_request() -> None:
+    """A ping, and a SNACK for its answer: the datamover that has taken the connection over answers
+    both, while that of the login is at work still."""
+    ours, theirs = socket.socketpair()
+    login, heard = TcpTarget(SocketStream(ours), 8192), Recorder()
+    login.user, numbers = heard, Numbers()
+    login.notice_numbers(numbers)
+    login.allocate_connection_resources([TargetSlot(0)], INLINE_SIZE, 0)
+    login.notice_key_values(replace(LEVEL_1, header_digest="None", data_digest="None"))
+    ends: list[TargetDatamover] = []
+    slot = TargetSlot(1)
+    login.add_resources([slot], INLINE_SIZE, 0)
+
+    def came(unit: bytes) -> None:
+        if unit[0] & bhs.OPCODE_MASK == bhs.LOGIN_REQUEST:
+            ends.append(login.enable_datamover(final_response(login)))
+        elif unit[0] & bhs.OPCODE_MASK == bhs.NOP_OUT:
+            slot.bhs[:] = pdu.NopIn(itt=5, stat_sn=100, exp_cmd_sn=5, max_cmd_sn=50).pack()
+            ends[0].send_control(slot)
+            numbers.stat_sn = 101
+        else:
+            assert ends[0].retransmit(pdu.SnackRequest.unpack_from(unit)) == (0, 0)
+
+    heard.on_pdu = came
+    request = bytearray(bhs.BHS_LENGTH)
+    request[0] = bhs.LOGIN_REQUEST
+    ping = pdu.NopOut(itt=5, cmd_sn=5, exp_stat_sn=100).pack()
+    snack = pdu.SnackRequest(
+        kind=pdu.SNACK_STATUS, lun=bytes(8), itt=bhs.NO_TAG, ttt=bhs.NO_TAG,
+        exp_stat_sn=100, beg_run=100, run_length=1,
+    ).pack()  # fmt: skip
+    with ours, theirs:
+        theirs.sendall(request + ping + snack)
+        login.progress(0.0)
+        ends[0].flush()
+        said = theirs.recv(1 << 16)
+        opcodes = [said[at] & bhs.OPCODE_MASK for at in range(0, len(said), bhs.BHS_LENGTH)]
+        assert opcodes == [bhs.LOGIN_RESPONSE, bhs.NOP_IN, bhs.NOP_IN]
+        assert ends[0] is not login and not slot.busy and slot in heard.sent
 
 
 # -- an initiator: Data-In -------------------------------------------------------------------------

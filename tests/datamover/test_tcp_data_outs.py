@@ -32,10 +32,10 @@ class Connection:
         ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1)  # the kernel takes little at once
         theirs.setblocking(False)
         self.wire = theirs
-        self.datamover = TcpInitiator(SocketStream(ours), 64, 4096)
-        self.datamover.user = self
+        login = TcpInitiator(SocketStream(ours), 64, 4096)
+        login.user = self
         self.slot = PduSlot(0)
-        self.datamover.allocate_connection_resources([self.slot], 4)
+        login.allocate_connection_resources([self.slot], 4)
         values = {
             "max_recv_data_segment_length": SEGMENT,
             "max_burst_length": SIZE,
@@ -44,8 +44,8 @@ class Connection:
             **keys,
         }
         self.parameters = SessionParameters(**values)  # type: ignore[arg-type]
-        self.datamover.notice_key_values(self.parameters)
-        self.datamover.enable_datamover()
+        login.notice_key_values(self.parameters)
+        self.datamover = login.enable_datamover()
         self.came: list[tuple[bytes, bytes]] = []
         self._stream = SocketStream(theirs)
         self._rx = PduReceiver(lambda _message, _at: None, self._deliver)

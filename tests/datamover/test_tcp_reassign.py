@@ -32,14 +32,12 @@ class Connection:
     def __init__(self) -> None:
         ours, self.wire = socket.socketpair()
         self.wire.setblocking(False)
-        self.datamover = TcpInitiator(SocketStream(ours), 64, 4096)
-        self.datamover.user = self
+        login = TcpInitiator(SocketStream(ours), 64, 4096)
+        login.user = self
         self.slots = [PduSlot(index) for index in range(2)]
-        self.datamover.allocate_connection_resources(self.slots, 4)
-        self.datamover.notice_key_values(
-            SessionParameters(error_recovery_level=2, data_digest="CRC32C")
-        )
-        self.datamover.enable_datamover()
+        login.allocate_connection_resources(self.slots, 4)
+        login.notice_key_values(SessionParameters(error_recovery_level=2, data_digest="CRC32C"))
+        self.datamover = login.enable_datamover()
         self.notified: list[bytes] = []
 
     def numbers(self) -> dict[str, int]:

@@ -63,12 +63,12 @@ class _LyingTarget:
         ends.initiator.connection_terminate()
         ours, self.socket = socket.socketpair()
         self.socket.setblocking(False)
-        self.dm = ends.initiator = TcpInitiator(SocketStream(ours), INLINE_SIZE, 8192)
-        self.dm.user = ends.up
+        login = TcpInitiator(SocketStream(ours), INLINE_SIZE, 8192)
+        login.user = ends.up
         ends.up.on_pdu = self._came
-        self.dm.allocate_connection_resources(ends.slots, 8)
-        self.dm.notice_key_values(replace(LEVEL_1, header_digest="None", initial_r2t=True))
-        self.dm.enable_datamover()
+        login.allocate_connection_resources(ends.slots, 8)
+        login.notice_key_values(replace(LEVEL_1, header_digest="None", initial_r2t=True))
+        self.dm = ends.initiator = login.enable_datamover()
         self.buffers = {0: bytearray(_SIZE), 1: bytearray(), 2: bytearray(_SIZE)}
         ends.command(0, READ, memoryview(self.buffers[0]))
         ends.command(1, WRITE, memoryview(_DATA))

@@ -57,8 +57,8 @@ ELSEWHERE = {
 
 # What takes numbers out of bytes that no peer has sent.
 OURS = {
-    "datamover/tcp_initiator.py:TcpInitiator.reassign": "a command of ours",
-    "datamover/tcp_target.py:TcpTarget._data_in": "a response of ours",
+    "datamover/tcp_recovering_initiator.py:RecoveringTcpInitiator.reassign": "a command of ours",
+    "datamover/tcp_plain_target.py:PlainTcpTarget._data_in": "a response of ours",
     "discovery/multicast.py:destination": "ancillary data of the kernel",
     "discovery/slp_connection.py:answers": "a request of ours",
     "disk/lun/reservation.py:host_key": "a hash",
