@@ -61,6 +61,9 @@ ELSEWHERE: dict[str, str] = {
         "tests/disk/test_disk_thread.py and tests/integration/test_disk_data.py, through both faces"
     ),
     "iserblk/disk/multipath/failback.py": "tests/integration/test_fail_back.py",
+    "iserblk/disk/durability/seam.py": (
+        "a Protocol; tests/disk/durability/test_journal_model.py with two that implement it"
+    ),
     "iserblk/disk/seam.py": "Protocols; tests/integration/test_disk_data.py runs both faces",
     "iserblk/doctor/finding.py": "a record; tests/doctor/test_report.py",
     "iserblk/gateway/store.py": "tests/integration/test_gateway.py",

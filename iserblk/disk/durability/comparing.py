@@ -24,7 +24,7 @@ from iserblk.commands.running import (
     run,
 )
 from iserblk.commands.session import CommandSession
-from iserblk.disk.durability.journal import Entry
+from iserblk.disk.durability.seam import Entry
 from iserblk.disk.seam import LunInfo
 from iserblk.errors import IserblkError, ScsiError
 from iserblk.loop.clock import monotonic

@@ -1,13 +1,9 @@
-"""The journal of one LUN: acknowledged changes that are not on stable storage yet.
+"""The journal of one LUN in memory: acknowledged changes that are not on stable storage yet, which
+are sent again when the target has lost its cache.
 
-They are sent again when the target has lost its cache. The journal holds a change (WRITE, UNMAP,
-WRITE SAME) from before its submission until a flush covers it, or until it has failed. While its
-command runs, the journal has a view of the caller's buffer. It copies the data before the caller
-gets the buffer back, or keeps the buffer, and the caller has another one (``take_over``). So an
-acknowledged change is in the journal at every moment.
-
-While a command runs, ``Journal.changes`` says what it changes, at the index of its slot; the blocks
-are ``first`` and ``last`` of the slot.
+While the command of a change runs, the journal has a view of the caller's buffer. It copies the
+data before the caller gets the buffer back, or keeps the buffer, and the caller has another one
+(``take_over``). ``MemoryJournal.changes`` says what a command changes, at the index of its slot.
 
 Order: changes are numbered when they are submitted, and sent again in the order of these numbers. A
 change that was acknowledged before another was submitted has the lower number. Of two changes in
@@ -26,10 +22,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from itertools import count
-from typing import Final, NamedTuple
+from typing import Final
 
-from iserblk.commands.command import NO_BYTES, QUEUED, Command, Waiter
+from iserblk.commands.command import NO_BYTES, QUEUED, Command
 from iserblk.disk.durability.copies import CHUNK, Change, Chunk
+from iserblk.disk.durability.seam import Entry
 from iserblk.scsi import opcodes
 
 try:
@@ -39,16 +36,6 @@ except ImportError:
 
 _UNMAP: Final = bytes([opcodes.UNMAP])
 SMALL: Final = 128  # bytes that an entry without data counts as
-
-
-class Entry(NamedTuple):
-    """One change that is to be sent again. ``command_block``: its CDB; b"": a WRITE of ``data``."""
-
-    sequence: int
-    first: int  # block
-    last: int
-    data: memoryview | None
-    command_block: bytes = b""
 
 
 class _Batch:
@@ -84,81 +71,63 @@ def _size(entry: Entry) -> int:
     return SMALL if entry.command_block or entry.data is None else len(entry.data)
 
 
-class Journal:
-    """The journal of one LUN, for the changes that the slots ``tasks`` make.
+class MemoryJournal:
+    """Implements Journal for the changes that the slots ``tasks`` make.
 
-    ``limit``: bytes of copies, including what is in flight, above which a write must flush first.
-    What is in flight counts for at most half of the limit: else with a small limit each write would
-    have to flush.
-
-    ``at_once``: the most writes that there can be at once. While ``copies.size`` leaves room for
-    that many, a caller need not ask ``full``. ``changes``: by the index of their slot. ``numbers``:
-    for ``Change.sequence``. ``keep``: ``Copies.keep``, for a WRITE that was added and has
-    succeeded; raises MemoryError or OSError where there is no memory for the copy.
-    """
+    What is in flight counts for at most half of ``limit``: else with a small limit each write would
+    have to flush. ``changes``: by the index of their slot."""
 
     def __init__(self, limit: int, block: int, tasks: Sequence[Command]) -> None:
         self.limit = limit
         self._half = limit // 2
-        self.at_once = len(tasks) + 1  # those in flight and the next
-        self.numbers = count(1)
+        self._at_once = len(tasks) + 1  # writes: those in flight and the next
+        self._numbers = count(1)
         self._block = block
         self.changes = [Change(slot) for slot in tasks]
         self.copies = Copies(block, self._next_chunk)
-        self.keep = self.copies.keep
+        self._keep = self.copies.keep
         self._batch = _Batch()
         self._closed: list[_Batch] = []  # a flush of these is under way, or has failed
         self._spare: list[Chunk] = []
         self._spare_buffers: dict[int, list[bytearray]] = {}  # by size
         self._spared = 0  # bytes of these
         self._replays = 0  # under way: they read chunks
-        self._flushing = False  # by a caller that found the journal full
-        self._waiters: list[Waiter] = []
 
     def _running(self) -> list[Change]:
         """Changes that are submitted, or about to be, and not yet given back to their callers."""
         return [change for change in self.changes if change.sequence]
 
     def has(self, slot: Command) -> bool:
-        """Whether the change that the command of ``slot`` makes is in the journal."""
         return self.changes[slot.index].sequence != 0
 
     @property
     def size(self) -> int:
-        """Bytes that are kept."""
         return self.copies.size
 
     @property
     def active(self) -> bool:
-        """Whether something is kept, or in flight."""
         return self.size > 0 or bool(self._running())
 
     # -- changes ----------------------------------------------------------------------------------
 
     def add(self, slot: Command, data: memoryview | None, command_block: bytes = b"") -> None:
-        """Enter the change of ``slot``, which is about to be submitted and has ``first`` and
-        ``last`` set: a WRITE of ``data``, or ``command_block``. With the latter ``data`` must not
-        change any more."""
         change = self.changes[slot.index]
         change.data = NO_BYTES if data is None else data
         change.command_block = command_block
-        change.sequence = next(self.numbers)  # last: from now on it is looked at
+        change.sequence = next(self._numbers)  # last: from now on it is looked at
+
+    def keep(self, slot: Command) -> None:
+        change = self.changes[slot.index]
+        if change.sequence:
+            self._keep(change)
 
     def ended(self, slot: Command, *, copy: bool = True) -> int:
-        """Keep or drop the change of ``slot``, whose command has ended, well or not. Call it before
-        the slot is given back.
-
-        ``copy`` False: nothing is copied yet, and the caller goes on owning the buffer until
-        ``settle`` or ``forget`` of the number that is returned. 0: there is nothing to settle. Else
-        raises MemoryError or OSError where there is no memory for a copy; then the change is
-        dropped.
-        """
         change = self.changes[slot.index]
         if not change.sequence:
             return 0
         good = _good(change)
         if good and copy and not change.command_block:
-            self.keep(change)
+            self._keep(change)
             return 0
         entry = _entry(change)
         change.sequence = 0
@@ -171,9 +140,6 @@ class Journal:
         return entry.sequence
 
     def take_over(self, slot: Command, buffer: bytearray) -> bytearray | None:
-        """As ``keep``, without a copy: ``buffer``, in which the data is, belongs to the journal
-        from now on. Returns another one of the same size for the caller, with some content. None,
-        and nothing was done: the command has failed, or there is nothing to keep, or no memory."""
         change = self.changes[slot.index]
         size = len(buffer)
         if not change.sequence or change.command_block or not _good(change):
@@ -195,8 +161,6 @@ class Journal:
         return other
 
     def settle(self, sequences: Iterable[int]) -> None:
-        """Copy what is left of these changes: the caller is about to get back their buffer. Raises
-        MemoryError or OSError where there is no memory for that; ``forget`` is to follow."""
         for sequence in sequences:
             for batch in (*self._closed, self._batch):
                 entry = batch.others.get(sequence)
@@ -209,8 +173,6 @@ class Journal:
                     batch.others[sequence] = _owned(entry)
 
     def forget(self, sequences: Iterable[int]) -> None:
-        """Drop these changes, because their operation has failed; in place of ``settle``, or where
-        that has failed."""
         for sequence in sequences:
             for batch in (*self._closed, self._batch):
                 entry = batch.others.pop(sequence, None)
@@ -245,8 +207,7 @@ class Journal:
     # -- flushes ----------------------------------------------------------------------------------
 
     def begin_flush(self) -> Batches:
-        """Close the present batch: a flush of all that has ended so far is about to begin. Returns
-        what it covers, for ``flushed`` when it succeeds, else for ``not_flushed``."""
+        """See the seam. Closes the present batch."""
         size = self.size - sum(batch.size for batch in self._closed)
         if size:
             self.copies.close()
@@ -258,9 +219,9 @@ class Journal:
         self._merge()
         return list(self._closed)
 
-    def flushed(self, batches: Batches) -> None:
-        """Drop these batches: they are on stable storage."""
-        for batch in batches:
+    def flushed(self, covered: object) -> None:
+        assert isinstance(covered, list)
+        for batch in covered:
             if batch in self._closed:
                 self._closed.remove(batch)
                 self.copies.size -= batch.size
@@ -268,9 +229,9 @@ class Journal:
                 for _, buffer in batch.buffers:
                     self._keep_buffer(buffer)
 
-    def not_flushed(self, batches: Batches) -> None:
-        """Keep these batches: the flush has failed."""
-        for batch in batches:
+    def not_flushed(self, covered: object) -> None:
+        assert isinstance(covered, list)
+        for batch in covered:
             if batch in self._closed:  # else it was flushed, or merged into another batch
                 batch.flushes -= 1
         self._merge()
@@ -318,41 +279,23 @@ class Journal:
             spare.setdefault(size, []).append(buffer)
             self._spared += size
 
+    def has_room(self, length: int) -> bool:
+        if self.copies.size + self._at_once * length <= self.limit:
+            return True  # whatever is in flight
+        return length <= self.limit and not self.full(length)
+
     def full(self, length: int) -> bool:
-        """Whether a write of ``length`` bytes has to flush first (``claim_flush``). Changes in
-        flight are taken to be as large as it. Never true while the journal, with this write, holds
-        no more than half of its limit."""
+        """See the seam. Changes in flight are taken to be as large as it. Never true while the
+        journal, with this write, holds no more than half of its limit."""
         after = self.size + length
         if after <= self.limit - min(len(self.changes) * length, self._half):
             return False  # whatever is in flight
         room = self.limit - min(len(self._running()) * length, self._half)
         return after > room and self.size > 0 and length <= self.limit
 
-    def claim_flush(self, waiter: Waiter) -> bool:
-        """Ask to be the caller that flushes. True: flush, then call ``end_flush``. False: another
-        caller flushes; ``waiter.pending`` was raised by one, and ``waiter`` is told when that flush
-        ends."""
-        if self._flushing:
-            waiter.pending += 1
-            self._waiters.append(waiter)
-            return False
-        self._flushing = True
-        return True
-
-    def end_flush(self) -> None:
-        self._flushing = False
-        waiters, self._waiters = self._waiters, []
-        for waiter in waiters:
-            waiter.task_done()
-
     # -- replay -----------------------------------------------------------------------------------
 
     def begin_replay(self) -> list[Entry]:
-        """All that has to be sent again, in order. Its data stays as it is until ``end_replay``.
-
-        Left out are changes that are queued or in flight, which will be sent anyway, and changes
-        that have failed. The connection that they were sent on must have ended.
-        """
         self._replays += 1
         self.copies.close()
         # Changes whose command has ended, but whose caller has not called ``ended`` yet. The

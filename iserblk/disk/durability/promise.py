@@ -41,11 +41,11 @@ from __future__ import annotations
 import logging
 from enum import Enum, auto
 from itertools import count
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
-from iserblk.commands.command import Command, InDoubt
-from iserblk.disk.durability.journal import Batches, Journal
+from iserblk.commands.command import Command, InDoubt, Waiter
 from iserblk.disk.durability.losses import Losses
+from iserblk.disk.durability.seam import Journal
 from iserblk.disk.ranges import RangeLock
 from iserblk.disk.seam import FlushClient
 from iserblk.errors import CommandTimeout, IserblkError, ScsiError
@@ -85,7 +85,7 @@ class FlushToken(NamedTuple):
     needed: bool
     losses: int
     replays: int
-    batches: Batches
+    covered: Any  # of the journal, by the flush
     complete: bool  # what the flush does not cover is in the journal
     gaps: int
 
@@ -131,6 +131,31 @@ def is_unheard(problem: IserblkError) -> bool:
     )
 
 
+class MakingRoom:
+    """The flush of a caller that has found the journal full: the others wait for it."""
+
+    def __init__(self) -> None:
+        self._flushing = False
+        self._waiters: list[Waiter] = []
+
+    def begin(self, waiter: Waiter) -> bool:
+        """Ask to be the caller that flushes. True: flush, then call ``end``. False: another caller
+        flushes; ``waiter.pending`` was raised by one, and ``waiter`` is told when that flush
+        ends."""
+        if self._flushing:
+            waiter.pending += 1
+            self._waiters.append(waiter)
+            return False
+        self._flushing = True
+        return True
+
+    def end(self) -> None:
+        self._flushing = False
+        waiters, self._waiters = self._waiters, []
+        for waiter in waiters:
+            waiter.task_done()
+
+
 class Durability:
     """Which writes to one LUN are not on stable storage yet, or are lost. ``name``: for logs.
     ``volatile``: the LUN has a write cache that must be flushed (WCE); this may be learned later.
@@ -147,6 +172,7 @@ class Durability:
         self.volatile = volatile
         self.losses = Losses()
         self.journal: Journal | None = None
+        self.making_room = MakingRoom()
         self.shared = False
         self.replay_needed = False
         self.epoch = 0
@@ -212,7 +238,7 @@ class Durability:
         self._flushing += needed
         self._dirty = False
         journal = self._assigned
-        batches = journal.begin_flush() if journal is not None else []
+        covered = journal.begin_flush() if journal is not None else None
         complete = self._complete or (
             journal is not None and not self._ranges.changing_outside(journal.has)
         )
@@ -220,7 +246,7 @@ class Durability:
         if needed:
             self._unanswered.add(number)
         return FlushToken(
-            number, needed, self.losses.count, self._replays, batches, complete, self._gaps
+            number, needed, self.losses.count, self._replays, covered, complete, self._gaps
         )
 
     def answered(self, token: FlushToken) -> frozenset[int]:
@@ -279,9 +305,9 @@ class Durability:
         again = self.replay_needed or token.replays != self._replays or (done and self._doubted)
         if self._assigned is not None:
             if done and not again:
-                self._assigned.flushed(token.batches)
+                self._assigned.flushed(token.covered)
             else:
-                self._assigned.not_flushed(token.batches)
+                self._assigned.not_flushed(token.covered)
         if again:
             self._dirty = True
             return Flushed.AGAIN

@@ -29,8 +29,8 @@ from iserblk.commands.running import (
 )
 from iserblk.commands.session import CommandSession
 from iserblk.disk.durability.comparing import PackRead, compare, is_final
-from iserblk.disk.durability.journal import Entry
 from iserblk.disk.durability.promise import Durability
+from iserblk.disk.durability.seam import Entry
 from iserblk.disk.seam import LunInfo
 from iserblk.errors import IserblkError
 from iserblk.loop.clock import monotonic

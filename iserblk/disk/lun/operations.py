@@ -36,7 +36,7 @@ from iserblk.commands.running import (
     run,
 )
 from iserblk.commands.session import CommandSession, Place
-from iserblk.disk.durability.journal import Journal
+from iserblk.disk.durability.journal import MemoryJournal
 from iserblk.disk.durability.promise import Durability, Flushed, FlushToken, is_unheard
 from iserblk.disk.durability.replay import LEAST_WRITE_SAME, ZEROES, replay
 from iserblk.disk.lun import refusals
@@ -572,7 +572,7 @@ class DiskCore:
         """From now on keep what is acknowledged and not flushed, up to ``limit`` bytes. Only where
         the session's connection is replaced when it is lost. ``shared``: another host writes to
         the LUN, too."""
-        self.durability.assign(Journal(limit, self.block, self.queue.tasks), shared)
+        self.durability.assign(MemoryJournal(limit, self.block, self.queue.tasks), shared)
 
     def deadline(self) -> float:
         """The deadline of a request that begins now (monotonic seconds)."""
@@ -780,11 +780,7 @@ class DiskCore:
             or buffer.format != "B"
             or buffer.ndim != 1
             or not buffer.c_contiguous
-            or (
-                journal is not None
-                and journal.copies.size + journal.at_once * length > journal.limit
-                and (journal.full(length) or length > journal.limit)
-            )
+            or (journal is not None and not journal.has_room(length))
         ):
             return None
         slot = self.queue.take_now()
@@ -800,9 +796,7 @@ class DiskCore:
         self.pack_write(slot.cdb, lba, blocks, 0)
         journal = durability.journal  # after the claim: see ``disk.durability.promise``
         if journal is not None:
-            change = journal.changes[slot.index]  # as ``Journal.add``, without its call
-            change.data = buffer
-            change.sequence = next(journal.numbers)
+            journal.add(slot, buffer)
         waiter.pending = 1
         self.queue.submit(slot)
         return slot
@@ -837,13 +831,11 @@ class DiskCore:
             ):  # fmt: skip
                 journal = durability.journal
                 if journal is not None:
-                    change = journal.changes[slot.index]
-                    if change.sequence:
-                        try:
-                            journal.keep(change)
-                        except (MemoryError, OSError):
-                            self.queue.release(slot)
-                            raise self._not_kept() from None
+                    try:
+                        journal.keep(slot)
+                    except (MemoryError, OSError):
+                        self.queue.release(slot)
+                        raise self._not_kept() from None
                 self.queue.release(slot)
                 return 0.0
             if durability.journal is not None:
@@ -1257,11 +1249,12 @@ class DiskCore:
         while journal is not None and journal.full(length):
             waiter = self.session.new_waiter()
             check_time(self.session, deadline, self.info.name)
-            if journal.claim_flush(waiter):
+            making_room = self.durability.making_room
+            if making_room.begin(waiter):
                 try:
                     yield from self.flush(deadline, NO_CLIENT)
                 finally:
-                    journal.end_flush()
+                    making_room.end()
             while waiter.pending:
                 yield waiter
 

@@ -9,11 +9,11 @@ import pytest
 from iserblk.commands.command import NO_BYTES, SENT, TAKEN, Command, PlainCommand
 from iserblk.disk.durability import copies, journal
 from iserblk.disk.durability.copies import CHUNK
-from iserblk.disk.durability.journal import SMALL, Journal
+from iserblk.disk.durability.journal import SMALL, MemoryJournal
 
 BLOCK = 512
 
-Make = Callable[[int], tuple[Journal, list[PlainCommand]]]
+Make = Callable[[int], tuple[MemoryJournal, list[PlainCommand]]]
 
 
 def compiled() -> type[copies.Copies]:
@@ -32,11 +32,11 @@ def plain() -> type[copies.Copies]:
 def make(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Make:
     monkeypatch.setattr(journal, "Copies", request.param())
 
-    def made(limit: int) -> tuple[Journal, list[PlainCommand]]:
+    def made(limit: int) -> tuple[MemoryJournal, list[PlainCommand]]:
         slots = [PlainCommand(index) for index in range(10)]
         for slot in slots:
             slot.state = SENT
-        return Journal(limit, BLOCK, slots), slots
+        return MemoryJournal(limit, BLOCK, slots), slots
 
     return made
 
@@ -52,7 +52,11 @@ def test_the_compiled_form_is_taken() -> None:
 
 
 def _add(
-    journal: Journal, slot: Command, blocks: range, data: memoryview | None, command: bytes = b""
+    journal: MemoryJournal,
+    slot: Command,
+    blocks: range,
+    data: memoryview | None,
+    command: bytes = b"",
 ) -> None:
     slot.first, slot.last = blocks.start, blocks.stop - 1
     journal.add(slot, data, command)
@@ -89,7 +93,7 @@ def test_chunks_that_are_used_again_forget_what_they_held(make: Make) -> None:
     for content in range(1, 4):
         for number in range(CHUNK // 512 + 3):  # a chunk and a bit of the smallest writes
             _add(journal, slots[0], range(number, number + 1), memoryview(bytes([content]) * 512))
-            journal.keep(journal.changes[0])
+            journal.keep(slots[0])
         entries = journal.begin_replay()
         assert [entry.first for entry in entries] == list(range(CHUNK // 512 + 3))
         assert {bytes(entry.data or b"") for entry in entries} == {bytes([content]) * 512}
@@ -122,7 +126,7 @@ def test_only_what_succeeded_is_kept(make: Make) -> None:
 def test_changes_of_another_lun_of_the_session_are_not_its_own(make: Make) -> None:
     """The LUNs of a session have one journal each, over the same task slots."""
     journal, slots = make(CHUNK)
-    another = Journal(CHUNK, BLOCK, slots)
+    another = MemoryJournal(CHUNK, BLOCK, slots)
     _add(another, slots[1], range(1), memoryview(bytes(512)))
     slots[1].state = TAKEN
     assert another.active and another.has(slots[1])
@@ -153,15 +157,15 @@ def test_a_buffer_that_is_given_back_after_a_flush_began_is_copied(make: Make) -
 def test_a_buffer_that_is_gone_leaves_everything_in_order(make: Make) -> None:
     journal, slots = make(CHUNK)
     _add(journal, slots[0], range(1), memoryview(b"1" * BLOCK))
-    journal.keep(journal.changes[0])
+    journal.keep(slots[0])
     gone = memoryview(bytearray(BLOCK))
     gone.release()
     _add(journal, slots[1], range(1, 2), gone)
     with pytest.raises(ValueError, match="released"):
-        journal.keep(journal.changes[1])
+        journal.keep(slots[1])
     journal.changes[1].sequence, journal.changes[1].data = 0, NO_BYTES
     _add(journal, slots[2], range(2, 3), memoryview(b"2" * BLOCK))
-    journal.keep(journal.changes[2])
+    journal.keep(slots[2])
     entries = journal.begin_replay()
     assert [(entry.first, bytes(entry.data or b"")) for entry in entries] == [
         (0, b"1" * BLOCK),

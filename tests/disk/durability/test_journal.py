@@ -14,7 +14,7 @@ import pytest
 from iserblk.commands.command import Command, Operation, PlainCommand, Unanswered
 from iserblk.commands.running import ATTEMPTS
 from iserblk.disk.durability.copies import CHUNK
-from iserblk.disk.durability.journal import Journal
+from iserblk.disk.durability.journal import MemoryJournal
 from iserblk.disk.lun.operations import DiskCore
 from iserblk.errors import CommandTimeout, ConnectionLost, IserblkError, OutOfRange, ScsiError
 from iserblk.scsi import opcodes
@@ -476,14 +476,14 @@ def test_what_is_not_kept_is_not_taken_over(bench: Bench) -> None:
 @pytest.mark.parametrize("sizes", [(1 << 20, 3 << 19), (3 << 19, 1 << 20)])
 def test_memory_that_is_free_is_bounded_whatever_its_kind(sizes: tuple[int, int]) -> None:
     limit = 6 << 20
-    journal = Journal(limit, BLOCK, [PlainCommand(0)])
+    journal = MemoryJournal(limit, BLOCK, [PlainCommand(0)])
     (change,) = journal.changes
 
     def keep(size: int, copies: bool) -> None:
         buffer = bytearray(HEAD + size)
         journal.add(change.slot, memoryview(buffer)[HEAD:])
         if copies:
-            journal.keep(change)
+            journal.keep(change.slot)
         else:
             assert journal.take_over(change.slot, buffer) is not None
 

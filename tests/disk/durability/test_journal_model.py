@@ -3,6 +3,9 @@
 The cache may turn volatile in the midst of it. What is lost then of writes that were under way need
 not be made good, but told: no flush succeeds before one, or a write that needs one, has failed.
 
+Another way of keeping changes must do as well as the journal in memory: the disk knows no more of
+it than ``disk.durability.seam`` says.
+
 The steps come from a seed: it takes many in a row to get anywhere.
 """
 
@@ -20,6 +23,7 @@ from iserblk.disk.lun.operations import DiskCore
 from iserblk.errors import IserblkError
 from iserblk.scsi import opcodes
 from iserblk.scsi.sense import ILLEGAL_REQUEST, encode_fixed
+from tests.disk.durability.list_journal import ListJournal
 from tests.disk.fake_target import (
     BLOCK,
     MEDIUM_ERROR,
@@ -63,7 +67,7 @@ class Change:
 
 
 class Machine:
-    def __init__(self, limit: int, volatile: bool) -> None:
+    def __init__(self, limit: int, volatile: bool, policy: str) -> None:
         self.session = FakeSession(depth=512)
         self.session.residual_of_unmap = True
         self.target = FakeTarget(BLOCKS)
@@ -71,7 +75,10 @@ class Machine:
         self.target.statuses = (0, 3, 4)
         self.core: DiskCore = disk(self.session, BLOCKS, 2 * BLOCK, wce=volatile)
         self.core.geometry.zero_when_unmapped = True
-        self.core.keep_journal(limit)
+        if policy == "memory":
+            self.core.keep_journal(limit)
+        else:
+            self.core.durability.assign(ListJournal(limit), shared=False)
         self.turned = False  # volatile, in the midst
         self.owed = False  # a loss that no flush has told yet
         self.now = 0
@@ -306,15 +313,16 @@ STEPS = ["write"] * 6 + ["answer"] * 8 + ["go_on"] * 8 + ["zero", "flush", "lose
 STEPS += ["turn", "extents", "flush"]
 
 
+@pytest.mark.parametrize("policy", ["memory", "a list"])
 @pytest.mark.parametrize("refuses", [False, True])
 @pytest.mark.parametrize("volatile", [True, False])
 @pytest.mark.parametrize("limit", [4 * BLOCK, 1 << 20])
 @settings(max_examples=100, deadline=None, phases=[Phase.explicit, Phase.reuse, Phase.generate])
 @given(st.integers(0, 1 << 32), st.sampled_from([8, 40, 200]))
 def test_nothing_acknowledged_is_lost_or_overwritten_by_older(
-    limit: int, volatile: bool, refuses: bool, seed: int, steps: int
+    limit: int, volatile: bool, refuses: bool, policy: str, seed: int, steps: int
 ) -> None:
-    machine = Machine(limit, volatile)
+    machine = Machine(limit, volatile, policy)
     choice = random.Random(seed)
     for _ in range(steps):
         machine.now += 1

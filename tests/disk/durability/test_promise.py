@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from iserblk.commands.command import QUEUED, SENT, EndedByReset, InDoubt, Operation, Unanswered
-from iserblk.disk.durability.journal import Journal
+from iserblk.disk.durability.journal import MemoryJournal
 from iserblk.errors import CommandTimeout, IserblkError, ScsiError, WritesLost
 from iserblk.initiator.session.slots import TaskSlot
 from iserblk.scsi import opcodes
@@ -510,7 +510,7 @@ def test_a_flush_that_fails_is_never_seen_to_have_flushed(
     bench.run(disk.write(BLOCK, 0))
     token = disk.durability.begin_flush()
     look = lambda *_: seen.append(disk.durability.unflushed)  # noqa: E731
-    monkeypatch.setattr(Journal, "not_flushed", look)
+    monkeypatch.setattr(MemoryJournal, "not_flushed", look)
     disk.durability.end_flush(token, done=False)
     assert seen == [True] and disk.durability.unflushed
 

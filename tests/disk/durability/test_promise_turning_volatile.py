@@ -7,7 +7,7 @@ import pytest
 
 from iserblk.commands.command import Command, Operation, Waiter
 from iserblk.disk.durability.copies import CHUNK
-from iserblk.disk.durability.journal import Journal
+from iserblk.disk.durability.journal import MemoryJournal
 from iserblk.disk.lun.operations import DiskCore
 from iserblk.disk.lun.passthrough import send
 from iserblk.disk.ranges import RangeLock
@@ -210,7 +210,7 @@ def test_small_writes_between_flushes_that_fail_share_chunks() -> None:
         run(play.core.write(memoryview(bytes([n]) * BLOCK), n * BLOCK), play.session, play.target)
         failing_flush(play)
     journal = play.core.durability.journal
-    assert journal is not None and journal.size == 200 * BLOCK
+    assert isinstance(journal, MemoryJournal) and journal.size == 200 * BLOCK
     assert chunks(journal) <= 2
     play.target.cached.clear()
     reconnect(play.core, play.target)
@@ -236,14 +236,14 @@ def test_flushes_that_overlap_and_fail_share_chunks() -> None:
                 next(before)
         before = flush
     journal = play.core.durability.journal
-    assert journal is not None and journal.size == 100 * BLOCK
+    assert isinstance(journal, MemoryJournal) and journal.size == 100 * BLOCK
     assert chunks(journal) <= 3
     play.execute(play.session.flight[0])  # the last flush covers all writes
     assert before is not None and ended(before)
     assert journal.size == 0
 
 
-def chunks(journal: Journal) -> int:
+def chunks(journal: MemoryJournal) -> int:
     """How many chunks (1 MiB each) the journal holds."""
     batches = (*journal._closed, journal._batch)
     return len(journal._spare) + sum(len(batch.chunks) for batch in batches)

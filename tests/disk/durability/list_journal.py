@@ -1,0 +1,91 @@
+"""Another way of keeping changes, the plainest: a copy of each, in a list."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from itertools import count
+
+from iserblk.commands.command import QUEUED, Command
+from iserblk.disk.durability.seam import Entry
+from iserblk.scsi import opcodes
+
+
+class ListJournal:
+    """Implements Journal. It keeps buffers that it is offered as copies, too."""
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self._numbers = count(1)
+        self._running: dict[Command, Entry] = {}
+        self._kept: dict[int, Entry] = {}
+
+    @property
+    def size(self) -> int:
+        return sum(len(each.data or b"") or 1 for each in self._kept.values())
+
+    @property
+    def active(self) -> bool:
+        return bool(self._kept or self._running)
+
+    def has(self, slot: Command) -> bool:
+        return slot in self._running
+
+    def has_room(self, length: int) -> bool:
+        return length <= self.limit and not self.full(length)
+
+    def full(self, length: int) -> bool:
+        return self.size > 0 and length <= self.limit < self.size + length
+
+    def add(self, slot: Command, data: memoryview | None, command_block: bytes = b"") -> None:
+        self._running[slot] = Entry(next(self._numbers), slot.first, slot.last, data, command_block)
+
+    def keep(self, slot: Command) -> None:
+        self.ended(slot)
+
+    def take_over(self, slot: Command, buffer: bytearray) -> bytearray | None:
+        return None
+
+    def ended(self, slot: Command, *, copy: bool = True) -> int:
+        entry = self._running.pop(slot, None)
+        if entry is None or not _good(slot, entry):
+            return 0
+        self._kept[entry.sequence] = _copied(entry)
+        return entry.sequence
+
+    def settle(self, sequences: Iterable[int]) -> None:
+        """They are copies already."""
+
+    def forget(self, sequences: Iterable[int]) -> None:
+        for each in sequences:
+            self._kept.pop(each, None)
+
+    def begin_flush(self) -> object:
+        return [*self._kept]
+
+    def flushed(self, covered: object) -> None:
+        assert isinstance(covered, list)
+        self.forget(covered)
+
+    def not_flushed(self, covered: object) -> None:
+        """They stay."""
+
+    def begin_replay(self) -> list[Entry]:
+        ended = [
+            _copied(entry)
+            for slot, entry in self._running.items()
+            if slot.state < QUEUED and _good(slot, entry)
+        ]
+        return sorted([*self._kept.values(), *ended], key=lambda entry: entry.sequence)
+
+    def end_replay(self) -> None:
+        """Nothing was held for it."""
+
+
+def _good(slot: Command, entry: Entry) -> bool:
+    if slot.error or slot.status or slot.response:
+        return False
+    return not slot.residual or entry.command_block[:1] == bytes([opcodes.UNMAP])
+
+
+def _copied(entry: Entry) -> Entry:
+    return entry._replace(data=None if entry.data is None else memoryview(bytes(entry.data)))
