@@ -35,6 +35,8 @@ PLANTED = {
     "deferred-error-is-not-heard": "1",
     "crc-is-not-looked-at": "1",
     "range-lock-lets-the-last-block-through": "1",
+    "a-lun-that-comes-back-is-not-compared": "1",
+    "a-lun-comes-back-with-other-blocks": "1",
 }
 MOST = "4000"
 
@@ -134,7 +136,7 @@ def test_what_is_planted_is_in_effect() -> None:
         (("--plant", "nothing"), "scripts/mutations --list"),
         (("--with", "clients=0"), "a number from 1"),
         (("--with", "front=fuse"), "front takes disk or nbd"),
-        (("--with", "other=some"), "other takes none or beside or fences or takes"),
+        (("--with", "other=some"), "other takes none or beside or fences or takes or r"),
         (("--with", "fault-kinds=cut+rain"), "fault-kinds: rain: there are cut, halve, "),
         (("--with", "fault-kinds=NBD-cut", "--with", "front=disk"), "fault-kinds: NBD-cut: there"),
         (("--with", "colour=red"), "write KEY=VALUE, with a KEY of portals, "),

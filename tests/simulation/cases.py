@@ -42,8 +42,8 @@ OPTIONS: Final = (
 )
 DISK, NBD = "disk", "nbd"
 FRONTS: Final = (DISK, NBD)
-NONE, BESIDE, FENCES, TAKES = "none", "beside", "fences", "takes"
-OTHERS: Final = (NONE, BESIDE, FENCES, TAKES)
+NONE, BESIDE, FENCES, TAKES, REPLACES = "none", "beside", "fences", "takes", "replaces"
+OTHERS: Final = (NONE, BESIDE, FENCES, TAKES, REPLACES)
 USUAL, HOARDS, DURABLE = "usual", "hoards", "durable"
 MIXES: Final = (USUAL, HOARDS, DURABLE)  # few flushes; many writes with FUA
 GOOD, BAD = "good", "bad"
@@ -73,7 +73,7 @@ DISC, NBD_CLOSE, NBD_CUT, MIDWAY, VANISH, MUTE = (
     "NBD: no answer to a flush",
 )  # fmt: skip
 NBD_FAULTS: Final = {DISC: 4, NBD_CLOSE: 4, NBD_CUT: 6, MIDWAY: 6, VANISH: 6, MUTE: 20}
-TAKE: Final = "taken over"
+TAKE, REPLACE = "taken over", "another LUN in its place"
 DROP, DEFER = "flush that loses", "deferred error"
 BAD_FAULTS: Final = {DROP: 10, DEFER: 4}
 ALL: Final = "all"
@@ -85,6 +85,8 @@ def faults_of(front: str, other: str, medium: str, kinds: str = ALL) -> tuple[li
     weights = FAULTS | NBD_FAULTS if front == NBD else FAULTS
     if other == TAKES:
         weights = weights | {TAKE: 6}
+    if other == REPLACES:
+        weights = weights | {REPLACE: 6}
     if medium == BAD:
         weights = weights | BAD_FAULTS
     if kinds != ALL:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 
 import pytest
 
-from tests.simulation.cases import BESIDE, FENCES, NONE, TAKE, TAKES, Case
+from tests.simulation.cases import BESIDE, FENCES, NONE, REPLACES, TAKE, TAKES, Case
 from tests.simulation.other_host import RESET, STATES, Shut
-from tests.simulation.world import REPLAYED, TAKING, TIMED_OUT, WORDLESS, Result, play
+from tests.simulation.world import REPLACING, REPLAYED, TAKING, TIMED_OUT, WORDLESS, Result, play
 
 pytestmark = pytest.mark.usefixtures("silent")
 OPERATIONS = 200
@@ -27,13 +28,13 @@ def _played(case: Case) -> Result:
         raise
 
 
-@pytest.mark.parametrize("other", [BESIDE, FENCES, TAKES])
+@pytest.mark.parametrize("other", [BESIDE, FENCES, TAKES, REPLACES])
 def test_a_case_does_the_same_again(other: str) -> None:
     lines: list[list[str]] = [[], []]
     first, second = (play(_case(2, other), each.append) for each in lines)
     assert lines[0] == lines[1]
     assert first == second
-    assert other == TAKES or any("other host 0: " in line for line in lines[0])
+    assert other in (TAKES, REPLACES) or any("other host 0: " in line for line in lines[0])
 
 
 def test_a_world_without_it() -> None:
@@ -81,7 +82,19 @@ def test_all_of_taking_over_is_reached() -> None:
     pytest.fail(f"never reached: {states}")
 
 
-@pytest.mark.parametrize("other", [FENCES, TAKES])
+def test_all_of_another_lun_is_reached() -> None:
+    """A fresh world first."""
+    states = set(REPLACING)
+    for seed in (int.from_bytes(os.urandom(4), "big"), *range(20)):
+        case = _case(seed, REPLACES, ("fault-kinds", "another-LUN-in-its-place+cut+restart"))
+        result = _played(case)
+        states -= {state for state, times in result.states.items() if times}
+        if not states:
+            return
+    pytest.fail(f"never reached: {states}")
+
+
+@pytest.mark.parametrize("other", [FENCES, TAKES, REPLACES])
 def test_through_nbd_it_reserves_nothing(other: str) -> None:
     case = _case(1, other)
     assert play(case.having("front", "nbd")).settings.other == BESIDE

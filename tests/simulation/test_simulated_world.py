@@ -12,7 +12,7 @@ import pytest
 
 from tests.simulation import nbd_face, other_host
 from tests.simulation.cases import CUT, FAULTS, NBD_CUT, STRIKE, Case, read_case
-from tests.simulation.world import OF_BAD_MEDIUM, STATES, TAKING, WORDLESS, Result, play
+from tests.simulation.world import OF_BAD_MEDIUM, REPLACING, STATES, TAKING, WORDLESS, Result, play
 
 pytestmark = pytest.mark.usefixtures("silent")
 REPLAY = "ISERBLK_SIMULATION"
@@ -84,9 +84,9 @@ def test_a_world_may_have_some_kinds_of_faults_alone() -> None:
 
 def test_all_is_reached() -> None:
     """Each fault, and each state of the product, within a few worlds of three kinds. (Those of NBD,
-    of another host and of a bad medium have tests of their own.)"""
+    of another host, of a bad medium and of another LUN have tests of their own.)"""
     faults, states = set(FAULTS), set(STATES) - set(nbd_face.STATES)
-    states -= {*other_host.STATES, *TAKING, *OF_BAD_MEDIUM, WORDLESS}
+    states -= {*other_host.STATES, *TAKING, *OF_BAD_MEDIUM, WORDLESS, *REPLACING}
     kinds: tuple[tuple[tuple[str, str], ...], ...] = (
         (("connections", "3"), ("error-recovery-level", "2"), ("scheme", "iscsi")),
         (("journal", "off"), ("portals", "3"), ("hearers", "4")),

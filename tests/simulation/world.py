@@ -32,6 +32,7 @@ from iserblk.errors import (
     Busy,
     CommandTimeout,
     IserblkError,
+    LunChanged,
     ReservationConflict,
     ScsiError,
     TransportError,
@@ -81,6 +82,8 @@ from tests.simulation.cases import (
     NUMBERS,
     PASSING,
     RECOVERED,
+    REPLACE,
+    REPLACES,
     RESTART,
     SLOW,
     STRIKE,
@@ -123,6 +126,8 @@ LAZY_S: Final = (0.001, 45.0)  # how long a thread of the target takes while it 
 NEAR_THE_END: Final = 0xFFFFFFFF - 40  # of sequence numbers: they begin anew soon
 _SAME_BYTES: Final = 2  # the version of marshal's format in which equal values are equal bytes
 _JUNK: Final = b"\xee"
+_OTHERS: Final = b"\x5a"  # content of the LUN that takes the place of the clients'
+SERIAL: Final = "SIMULATED"
 
 OPERATIONS: Final = {READ: 40, WRITE: 40, FLUSH: 8, FUA: 2, ZERO: 2, TRIM: 2, EXTENTS: 2}
 
@@ -156,6 +161,9 @@ DIED = "client dead at work"
 TAKEN, HELD_OFF = "taken over by another host", "refused after it was taken over"
 THIRD = "third host refused"
 TAKING: Final = (TAKEN, HELD_OFF, THIRD)
+REPLACED, OTHER_BLOCKS = "another LUN in its place", "its blocks have another size"
+TOLD_OF_ANOTHER = "told of another LUN"
+REPLACING: Final = (REPLACED, OTHER_BLOCKS, TOLD_OF_ANOTHER)
 DROPPED, DEFERRED = "cache lost by what failed", "cache lost, told later"
 OF_BAD_MEDIUM: Final = (DROPPED, DEFERRED)
 WORDLESS = "commands ended without a word"
@@ -164,7 +172,7 @@ STATES: Final = (
     RECONNECTED, BACK, BACK_WITH_JOURNAL, REPLAYED, RECOVERED_CONNECTION, REASSIGNED, SNACK,
     DAMAGED, ABORTED, RESET, RETRIED, TOLD, TOLD_OF_FAILURE, UNHEARD, FAILED_OVER, TIMED_OUT, DIED,
     RESTARTED, RESTARTED_EMPTY, *nbd_face.STATES, *other_host.STATES,
-    *TAKING, *OF_BAD_MEDIUM, WORDLESS,
+    *TAKING, *OF_BAD_MEDIUM, WORDLESS, *REPLACING,
 )  # fmt: skip
 _KINDS: Final = {PASSING: "passing", RECOVERED: "recovered", FAIL: "flush"}
 
@@ -291,7 +299,7 @@ def draw(chance: Random, given: dict[str, str] | None = None) -> Settings:
     words |= {"header-digest": digest, "data-digest": digest}
     words["front"] = chance.choice((DISK, DISK, NBD))  # (the last: older seeds mean the same)
     words["other"] = chance.choice((NONE, NONE, NONE, BESIDE, FENCES))
-    # (TAKES is not drawn: a case asks for it.)
+    # (TAKES and REPLACES are not drawn: a case asks for them.)
     words["fault-kinds"] = (given or {}).get("fault-kinds", ALL)
     if any(each.startswith("NBD") for each in words["fault-kinds"].split("+")):
         words["front"] = NBD  # no other one has them
@@ -472,6 +480,8 @@ class Target:
         self.media = Media(SIZE)
         self._world = world
         self.chance = world.chance
+        self._another: Media | None = None  # in place of the medium of the clients
+        self._serial, self._block = SERIAL, world.settings.block
         self._cache = self._new_cache()
         self._scope = trio.CancelScope()
         self._ended = trio.Event()
@@ -486,8 +496,8 @@ class Target:
     async def _run(self, task_status: trio.TaskStatus[None]) -> None:
         unit = LogicalUnit(
             self._cache,
-            serial="SIMULATED",
-            block=self._world.settings.block,
+            serial=self._serial,
+            block=self._block,
             write_cache=True,
             tas=self._world.settings.tas == "yes",
         )
@@ -542,6 +552,23 @@ class Target:
             self._lose()
             self._cache = self._new_cache()
 
+    def replace(self, serial: str, block: int) -> None:
+        """From the next start on another LUN is there, with a content of its own."""
+        self._another = Media(SIZE)
+        self._another.write(memoryview(_OTHERS * SIZE), 0, True, False)
+        self._cache = self._new_cache()
+        self._serial, self._block = serial, block
+
+    def put_back(self) -> None:
+        """The LUN of the clients is there again. Raises Wrong."""
+        assert self._another is not None
+        self._cache.flush()
+        if self._another.content != _OTHERS * SIZE:
+            raise Wrong("what was written for the LUN that was there before is on another")
+        self._another = None
+        self._cache = self._new_cache()
+        self._serial, self._block = SERIAL, self._world.settings.block
+
     def _lose(self) -> None:
         chance = self.chance
         with self.media.losing(lambda: chance.random() >= WRITTEN_BACK):
@@ -564,7 +591,7 @@ class Target:
         self._world.struck(in_place=True)
 
     def _new_cache(self) -> Hesitant:
-        cache = VolatileStore(self.media, CACHE)
+        cache = VolatileStore(self._another or self.media, CACHE)
         return Hesitant(cache, self.chance, self._world.settings.hesitates)
 
 
@@ -644,7 +671,11 @@ class World:
                     await others.start(self._other.run)
                 while not self._is_done:
                     await self._life()
-                    if not self._taken:
+                    if self.settings.other == REPLACES and self._taken:
+                        await self._target.stop(False)
+                        self._target.put_back()
+                        await self._target.start()
+                    elif not self._taken:
                         await self._restart(self.chance, True)
                     self.history.died(self.loop.now())
                 await self._life()  # reads all that is there
@@ -943,6 +974,8 @@ class World:
             if refused:
                 await trio.sleep(REFUSED_S)
             return False
+        if _OTHERS * 16 in buffer:
+            raise Wrong("a read shows another LUN")
         if self._is_taken(disk):
             return False
         if self._is_shut_out(read.begun, True):
@@ -1110,16 +1143,26 @@ class World:
                 await disk.read_into(memoryview(bytearray(count * size)), at * size)
             elif kind == ZERO:
                 await disk.zero(at * size, count * size)
+            elif kind == FLUSH and self.settings.other == REPLACES:
+                await disk.flush()
             else:
                 data = content(_NOBODY, at, size) * count
                 await disk.write(memoryview(bytearray(data)), at * size, kind == FUA)
         except IserblkError as error:
-            self.result.states[HELD_OFF] += 1
+            self._check_vain(error)
             self.trace("client %d is refused: %s", number, str(error))
         else:
-            raise Wrong(f"{kind} is carried out, and another host has taken the LUN over")
+            raise Wrong(f"{kind} is carried out, and the LUN is another's, or another one")
         finally:
             del self._asked[number]
+
+    def _check_vain(self, error: IserblkError) -> None:
+        if self.settings.other != REPLACES:
+            self.result.states[HELD_OFF] += 1
+        elif isinstance(error, LunChanged):
+            self.result.states[TOLD_OF_ANOTHER] += 1
+        elif self.settings.patient:
+            raise Wrong(f"another LUN is there, and a client is told: {error}")
 
     async def _take_over(self, chance: Random) -> None:
         """Another host does what the message of the refusal says. From then on nothing of ours is
@@ -1147,6 +1190,25 @@ class World:
                     await self._reign(disk, chance)
                 self.trace("the other host has ended")
                 return
+
+    async def _replace(self, chance: Random) -> None:
+        """The target comes back with another LUN under the number, or with other blocks. From then
+        on the clients get nothing but errors that say so, and nothing of theirs is written there.
+        The LUN is there again when the disk is closed."""
+        self._forget_troubles()
+        self._taken = _PERHAPS
+        await self._target.stop(True)
+        self.disturbed()
+        block, state = self.settings.block, REPLACED
+        serial = SERIAL + "*"
+        if chance.random() < 0.3:
+            serial, block, state = SERIAL, 4096 if block == 512 else 512, OTHER_BLOCKS
+        self._target.replace(serial, block)
+        await trio.sleep(chance.choice((0.0, chance.expovariate(1.0))))
+        self._taken = _DONE
+        self.result.states[state] += 1
+        self.trace("another LUN: serial number %s, blocks of %d bytes", serial, block)
+        await self._target.start()
 
     async def _reign(self, disk: TrioDisk, chance: Random) -> None:
         while not await self._flush(disk):  # what ours has not: from then on all of it stays
@@ -1250,6 +1312,9 @@ class World:
             return
         if kind == TAKE:
             await self._take_over(chance)
+            return
+        if kind == REPLACE:
+            await self._replace(chance)
             return
         if kind in (RESTART, STRIKE):
             self.result.states[RESTARTED_EMPTY if kind == STRIKE else RESTARTED] += 1
