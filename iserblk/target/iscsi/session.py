@@ -654,9 +654,12 @@ class TargetSession:
             slot.task.cancel()
             slot.on_ended.append(ended)
         if not tas:
-            # What has been carried out, and waits for its connection, is answered all the same. The
-            # initiator goes on sending the data of R2Ts, as it does not know.
-            others = [slot for slot in tasks if slot.state not in (RUNNING, COMPLETED)]
+            # What has been carried out, and waits for its connection, is answered all the same, as
+            # is what has failed before, and waits for its data only: no unit attention tells of it,
+            # and its own sense data may be one. The initiator goes on sending the data of R2Ts, as
+            # it does not know.
+            over = (RUNNING, COMPLETED)
+            others = [slot for slot in tasks if slot.state not in over and not slot.task.status]
             self.end_each([*running, *others], _nothing, False)
             return len(running)
         for slot in tasks:

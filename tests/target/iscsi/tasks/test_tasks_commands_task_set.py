@@ -315,6 +315,23 @@ def test_without_tas_who_has_lost_commands_is_told_so(host: Host, other: Host) -
     assert _attention(host) == (sam.GOOD, 0)
 
 
+def test_without_tas_a_command_that_has_failed_before_is_answered(host: Host) -> None:
+    """It waits for its unsolicited data only, and its answer tells of a reset: with the silence
+    that would be lost, too."""
+    _without_tas(host)
+    other, third = Host(("InitialR2T", "No"), beside=host), Host(beside=host)
+    assert _attention(other) == (sam.GOOD, 0)
+    third.manage(pdu.TMF_LOGICAL_UNIT_RESET)
+    other.client.heard.clear()
+    other.client.command(cdb10(WRITE_10, 2), bhs.FLAG_WRITE, 1024, b"a" * 512, itt=1)
+    third.manage(pdu.TMF_CLEAR_TASK_SET)
+    other.client.data_out(b"b" * 512, 512, bhs.NO_TAG)
+    ((head, data),) = other.client.heard
+    assert (head[3], data[14:16]) == (sam.CHECK_CONDITION, sense.LUN_RESET.to_bytes(2, "big"))
+    assert not any(host.client.store.content)
+    assert _attention(other) == (sam.GOOD, 0)
+
+
 @pytest.mark.parametrize("tas", [True, False])
 def test_preempt_and_abort_and_the_commands_of_the_victim(
     host: Host, other: Host, tas: bool
