@@ -17,9 +17,11 @@ Tagged Offset 0. The two forms cannot be told apart on the wire; both ends are t
 from __future__ import annotations
 
 import struct
+from collections.abc import Callable
 from typing import Final, NamedTuple
 
 from iserblk.errors import RemoteProtocolError
+from iserblk.octets import packer
 
 CONTROL: Final = 0x10
 WSV: Final = 0x08
@@ -45,7 +47,7 @@ MESSAGE_ENDS: Final = struct.Struct(">B31xI")
 
 # The methods of these layouts, bound once, as compiled code looks a method up at each call; and the
 # types of what they return, so that it has numbers and not objects.
-pack_control: Final = CONTROL_LAYOUT.pack_into
+pack_control: Final[Callable[..., None]] = packer(CONTROL_LAYOUT)
 unpack_message: Final = MESSAGE_LAYOUT.unpack_from
 unpack_ends: Final = MESSAGE_ENDS.unpack_from
 MessageFields = tuple[int, int, int, int, int, int]

@@ -14,9 +14,11 @@ Functions that end in ``_untrusted`` raise RemoteProtocolError, and nothing else
 from __future__ import annotations
 
 import struct
+from collections.abc import Callable
 from typing import Final
 
 from iserblk.errors import RemoteProtocolError
+from iserblk.octets import packer
 
 BHS_LENGTH: Final = 48
 OPCODE_MASK: Final = 0x3F
@@ -105,9 +107,9 @@ BIDI_RESIDUAL_OFFSET: Final = 40
 # The methods of these layouts, bound once, as compiled code looks a method up at each call; and the
 # types of what they return, so that it has numbers and not objects.
 unpack_scsi_command: Final = SCSI_COMMAND_FIELDS.unpack_from
-pack_scsi_command: Final = SCSI_COMMAND_FIELDS.pack_into
+pack_scsi_command: Final[Callable[..., None]] = packer(SCSI_COMMAND_FIELDS)
 unpack_scsi_response: Final = SCSI_RESPONSE_FIELDS.unpack_from
-pack_scsi_response: Final = SCSI_RESPONSE_FIELDS.pack_into
+pack_scsi_response: Final[Callable[..., None]] = packer(SCSI_RESPONSE_FIELDS)
 ScsiCommandFields = tuple[int, int, int, bytes, int, int, int, int, bytes]
 ScsiResponseFields = tuple[int, int, int, int, int, int, int]
 

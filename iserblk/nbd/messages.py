@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import errno
 import struct
+from collections.abc import Callable
 from enum import IntEnum
 from typing import Final, NamedTuple
 
 from iserblk.errors import IserblkError
+from iserblk.octets import packer
 
 # --- handshake -----------------------------------------------------------------------------------
 
@@ -101,7 +103,8 @@ RequestFields = tuple[int, int, int, int, int, int]
 objects."""
 
 SIMPLE_REPLY: Final = struct.Struct(">IIQ")  # magic, error, cookie
-pack_simple_reply: Final = SIMPLE_REPLY.pack_into  # bound: compiled code looks it up at each call
+# Bound once: compiled code looks a method up at each call.
+pack_simple_reply: Final[Callable[..., None]] = packer(SIMPLE_REPLY)
 SIMPLE_REPLY_MAGIC: Final = 0x67446698
 CHUNK: Final = struct.Struct(">IHHQI")  # magic, flags, type, cookie, length of the payload
 CHUNK_MAGIC: Final = 0x668E33EF
@@ -109,6 +112,8 @@ EXTENDED_CHUNK: Final = struct.Struct(">IHHQQQ")  # magic, flags, type, cookie, 
 EXTENDED_CHUNK_MAGIC: Final = 0x6E8A278C
 DATA_CHUNK: Final = struct.Struct(">IHHQIQ")  # a chunk of data: header, offset of the data
 EXTENDED_DATA_CHUNK: Final = struct.Struct(">IHHQQQQ")
+pack_data_chunk: Final[Callable[..., None]] = packer(DATA_CHUNK)
+pack_extended_data_chunk: Final[Callable[..., None]] = packer(EXTENDED_DATA_CHUNK)
 DATA_OFFSET: Final = 8  # bytes of the payload of a chunk of data that are no data
 
 READ: Final = 0

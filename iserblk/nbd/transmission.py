@@ -537,7 +537,7 @@ class Transmission:
             at = self._reply_at
             cookie = request.cookie
             if self._extended:
-                nbd.EXTENDED_DATA_CHUNK.pack_into(
+                nbd.pack_extended_data_chunk(
                     buffer,
                     at,
                     nbd.EXTENDED_CHUNK_MAGIC,
@@ -549,7 +549,7 @@ class Transmission:
                     request.offset,
                 )
             elif self.negotiated.structured:
-                nbd.DATA_CHUNK.pack_into(
+                nbd.pack_data_chunk(
                     buffer,
                     at,
                     nbd.CHUNK_MAGIC,

@@ -13,9 +13,11 @@ check "STag associated with the stream" of RFC 5042 section 6.3.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from typing import Final
 
 from iserblk.errors import LocalProtocolError
+from iserblk.octets import is_flat
 from iserblk.rcap.seam import REMOTE_WRITE
 
 KEY_BITS: Final = 8
@@ -31,6 +33,8 @@ NOTHING: Final = memoryview(b"")
 
 FREE: Final = 0
 ADVERTISED: Final = 1
+
+_is_flat: Final[Callable[[memoryview, bool], bool]] = is_flat  # bound once
 
 
 class Region:
@@ -49,6 +53,15 @@ class Region:
         self.rights = 0
         self.valid = False
         self.state = FREE
+
+
+def _flattened(buffer: memoryview, rights: int) -> memoryview:
+    """Raises LocalProtocolError, as ``advertise``."""
+    if not buffer.c_contiguous:
+        raise LocalProtocolError("memory that is advertised must be contiguous")
+    if rights & REMOTE_WRITE and buffer.readonly:
+        raise LocalProtocolError("read-only memory cannot be advertised for RDMA Writes")
+    return buffer.cast("B")
 
 
 class StagTable:
@@ -70,12 +83,8 @@ class StagTable:
         ``rights`` has REMOTE_WRITE, or when all 2**24 - 1 STags are in use; then nothing has
         changed.
         """
-        if not buffer.c_contiguous:
-            raise LocalProtocolError("memory that is advertised must be contiguous")
-        if rights & REMOTE_WRITE and buffer.readonly:
-            raise LocalProtocolError("read-only memory cannot be advertised for RDMA Writes")
-        if buffer.format != "B" or buffer.ndim != 1:
-            buffer = buffer.cast("B")
+        if not _is_flat(buffer, rights & REMOTE_WRITE != 0):
+            buffer = _flattened(buffer, rights)
         free = self._free
         try:
             region = free.popleft() if len(free) > LEAST_FREE else self._grow()

@@ -10,8 +10,10 @@ The parsers of the device server use the same layouts.
 from __future__ import annotations
 
 import struct
+from collections.abc import Callable
 from typing import Final
 
+from iserblk.octets import packer
 from iserblk.scsi import opcodes
 
 # An UNMAP command needs a parameter list, so callers find both here.
@@ -37,27 +39,29 @@ RW10: Final = struct.Struct(">BBIBHB")
 RW12: Final = struct.Struct(">BBIIBB")  # blocks before group
 RW16: Final = struct.Struct(">BBQIBB")  # blocks before group
 
-_SLOT10: Final = struct.Struct(">BBIBHB6x")
-_pack10: Final = _SLOT10.pack_into
-_pack16: Final = RW16.pack_into
+# The same in a slot of 16 bytes, with zero for group and control.
+_SLOT10: Final = struct.Struct(">BBIxHx6x")
+_SLOT16: Final = struct.Struct(">BBQIxx")
+_pack10: Final[Callable[..., None]] = packer(_SLOT10)
+_pack16: Final[Callable[..., None]] = packer(_SLOT16)
 
 Slot = memoryview | bytearray
 
 
 def pack_read10(slot: Slot, lba: int, blocks: int, flags: int) -> None:
-    _pack10(slot, 0, 0x28, flags, lba, 0, blocks, 0)
+    _pack10(slot, 0, 0x28, flags, lba, blocks)
 
 
 def pack_write10(slot: Slot, lba: int, blocks: int, flags: int) -> None:
-    _pack10(slot, 0, 0x2A, flags, lba, 0, blocks, 0)
+    _pack10(slot, 0, 0x2A, flags, lba, blocks)
 
 
 def pack_read16(slot: Slot, lba: int, blocks: int, flags: int) -> None:
-    _pack16(slot, 0, 0x88, flags, lba, blocks, 0, 0)
+    _pack16(slot, 0, 0x88, flags, lba, blocks)
 
 
 def pack_write16(slot: Slot, lba: int, blocks: int, flags: int) -> None:
-    _pack16(slot, 0, 0x8A, flags, lba, blocks, 0, 0)
+    _pack16(slot, 0, 0x8A, flags, lba, blocks)
 
 
 def test_unit_ready() -> bytes:

@@ -35,7 +35,7 @@ def encode(lun: int) -> bytes:
 
 def decode(field: bytes | memoryview) -> int:
     """The LUN that 8 bytes name, or NONE. Never raises."""
-    octets = bytes(field)
+    octets = field if isinstance(field, bytes) else bytes(field)
     if len(octets) != 8 or octets[2:] != _ONE_LEVEL:
         return NONE
     first = octets[0] << 8 | octets[1]

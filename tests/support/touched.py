@@ -40,6 +40,7 @@ COPY, FRESH, CRC, RECEIVE, SEND, READ, WRITE = (
     "copy", "fresh", "crc", "receive", "send", "read", "write",
 )  # fmt: skip
 _IN_C = (
+    "iserblk._octets",
     "iserblk.disk.durability._copies",
     "iserblk.rcap.iwarp._frames",
     "iserblk.sockets._syscalls",

@@ -62,6 +62,7 @@ from iserblk.errors import (
 )
 from iserblk.loop.clock import monotonic
 from iserblk.metrics.counting import LunMetrics
+from iserblk.octets import is_flat
 from iserblk.scsi import cdb
 from iserblk.scsi import lba as lba_data
 from iserblk.scsi import status as sam
@@ -72,6 +73,7 @@ from iserblk.scsi.tasks import READ, SIMPLE
 log = logging.getLogger(__name__)
 
 P = TypeVar("P")
+_is_flat: Final[Callable[[memoryview, bool], bool]] = is_flat  # bound once: it is not compiled
 _SOON_S: Final = 0.0005  # between two looks whether commands that are under way have ended
 
 Piece = tuple[int, memoryview]  # first block, whole blocks from there
@@ -743,10 +745,7 @@ class DiskCore:
             or offset % block
             or length % block
             or not 0 <= offset <= self.size - length
-            or buffer.readonly
-            or buffer.format != "B"
-            or buffer.ndim != 1
-            or not buffer.c_contiguous
+            or not _is_flat(buffer, True)
         ):
             return None
         slot = self.queue.take_now()
@@ -777,9 +776,7 @@ class DiskCore:
             or length % block
             or not 0 <= offset <= self.size - length
             or self.info.read_only
-            or buffer.format != "B"
-            or buffer.ndim != 1
-            or not buffer.c_contiguous
+            or not _is_flat(buffer, False)
             or (journal is not None and not journal.has_room(length))
         ):
             return None

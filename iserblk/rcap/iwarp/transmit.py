@@ -29,6 +29,7 @@ from collections.abc import Callable
 from typing import Final
 
 from iserblk.errors import LocalProtocolError
+from iserblk.octets import is_flat
 from iserblk.rcap import seam
 from iserblk.rcap.iwarp import ddp, frames, rdmap
 from iserblk.rcap.iwarp.markers import MarkerFramer
@@ -51,6 +52,7 @@ _READ_ULPDU: Final = ddp.UNTAGGED_SIZE - ddp.LENGTH_SIZE + rdmap.READ_REQUEST_SI
 Buffer = bytes | memoryview
 
 # Bound once, as the methods in ``ddp``.
+_is_flat: Final[Callable[[memoryview, bool], bool]] = is_flat
 _fill_send: Final[Callable[[memoryview, int, int, int, int, bool], None]] = frames.fill_send
 _around_tagged: Final[Callable[[memoryview, int, int, int, bool], tuple[bytes, bytes]]] = (
     frames.around_tagged
@@ -229,7 +231,7 @@ class SendCore:
             if message is None:
                 # Read Responses and our own requests take turns.
                 ready = bool(requests) and (
-                    requests[0].opcode != seam.RDMA_READ or len(self._reads) < self._ord
+                    len(self._reads) < self._ord or requests[0].opcode != seam.RDMA_READ
                 )
                 if responses and (self._turn or not ready):
                     self._turn = False
@@ -552,4 +554,4 @@ class SendCore:
 def _bytes_of(data: memoryview | None) -> memoryview:
     if data is None:
         return NOTHING
-    return data if data.format == "B" and data.ndim == 1 else data.cast("B")
+    return data if _is_flat(data, False) else data.cast("B")

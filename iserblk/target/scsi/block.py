@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import errno
 import logging
+from collections.abc import Callable
 from typing import Final
 
 from iserblk.scsi import capacity, opcodes, sense
 from iserblk.scsi import status as sam
 from iserblk.scsi.cdb import BYTCHK, DISABLE_WRITE, FUA, RW6, RW10, RW12, RW16
 from iserblk.target.scsi.ended import CheckCondition, invalid_field
-from iserblk.target.scsi.task import DeviceTask, check_wanted, nothing
+from iserblk.target.scsi.task import DeviceTask, Execute, check_wanted, nothing
 from iserblk.target.scsi.unit import MAX_EXCLUSIVE_OR, MAX_PREFETCH, MAX_VERIFY, LogicalUnit
 from iserblk.target.seam import BIDIRECTIONAL, DATA_IN, DATA_OUT, NO_DATA
 from iserblk.target.store.status import StatusError, WritebackError
@@ -22,8 +23,9 @@ from iserblk.target.store.store import Ended, LoopStore, is_full, is_read_only
 
 log = logging.getLogger(__name__)
 
-_unpack10: Final = RW10.unpack_from
-_unpack16: Final = RW16.unpack_from
+_Fields = tuple[int, int, int, int, int, int]
+_unpack10: Final[Callable[[bytes], _Fields]] = RW10.unpack_from
+_unpack16: Final[Callable[[bytes], _Fields]] = RW16.unpack_from
 _BYTCHK_FIELD: Final = 0x06
 _VERIFY_STEP: Final = 1 << 20  # bytes read at once
 _REPEATED: Final = (sense.NOT_READY, sense.UNIT_ATTENTION, sense.ABORTED_COMMAND)
@@ -72,7 +74,7 @@ def _begin_read(task: DeviceTask, unit: LogicalUnit, flags: int, lba: int, block
         task.may_block = True
         task.execute = _read_from_medium
     else:
-        task.execute = _read
+        task.execute = _EXECUTE_READ
 
 
 def _read(task: DeviceTask, buffer: memoryview, nowait: bool) -> bool:
@@ -80,6 +82,10 @@ def _read(task: DeviceTask, buffer: memoryview, nowait: bool) -> bool:
         return False
     task.transferred = task.length
     return True
+
+
+# A constant, as compiled code looks a function that is no call up in a table.
+_EXECUTE_READ: Final[Execute] = _read
 
 
 def _read_from_medium(task: DeviceTask, buffer: memoryview, nowait: bool) -> bool:

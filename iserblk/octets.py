@@ -1,0 +1,42 @@
+"""Layouts that are written often, and what a buffer is, in one quick call each.
+
+scripts/setup compiles both (``_octets.pyx``). What is here does the same where that was not
+possible. ``struct`` looks at a value for a while before it writes it, and a memoryview makes an
+object of each of its attributes: to write a BHS takes half of the instructions here, and to look at
+a buffer a third.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from struct import Struct
+
+
+def packer(layout: Struct) -> Callable[..., None]:
+    """``layout.pack_into``, with positions alone, and an offset that is not negative. The layout
+    has big-endian numbers (B, H, I, Q), bytes and pads only. Bind the result once, as a constant.
+    """
+    try:
+        from iserblk._octets import Packer  # noqa: PLC0415 (may be missing)
+    except ImportError:
+        return layout.pack_into
+    return Packer(layout.format).pack_into
+
+
+def _is_flat(buffer: memoryview, writable: bool) -> bool:
+    """Whether the buffer is contiguous bytes ("B", one dimension), and with ``writable`` may be
+    written to."""
+    return (
+        buffer.format == "B"
+        and buffer.ndim == 1
+        and buffer.c_contiguous
+        and not (writable and buffer.readonly)
+    )
+
+
+try:
+    from iserblk._octets import is_flat
+except ImportError:
+    is_flat = _is_flat
+
+__all__ = ["is_flat", "packer"]
