@@ -661,6 +661,9 @@ class TargetSession:
             over = (RUNNING, COMPLETED)
             others = [slot for slot in tasks if slot.state not in over and not slot.task.status]
             self.end_each([*running, *others], _nothing, False)
+            for slot in running:
+                if slot.connection in self.lost:
+                    self._pause_for(slot)  # TASK REASSIGN does not find it any more
             return len(running)
         for slot in tasks:
             if slot.state in (RUNNING, COMPLETED):

@@ -72,6 +72,27 @@ def response_of(peer: Peer) -> pdu.ScsiResponse:
     return found
 
 
+@KINDS
+def test_what_another_ends_without_a_word_is_not_overtaken(kind: Kind) -> None:
+    """A thread still carries out the task, which TASK REASSIGN does not find any more: what the
+    initiator sends in its place must not land before it."""
+    host, first, second = flushing(kind)
+    first.lose()
+    second.log_out(FOR_RECOVERY, cid=0)
+    second.heard.clear()
+    assert host.session.end_tasks(0, lambda: None, tas=False) == 1
+    reassign(second)
+    assert second.managed() == pdu.TMF_TASK_DOES_NOT_EXIST
+    second.heard.clear()
+    flush(second, itt=9)
+    assert [slot.itt for slot in host.running] == [1]
+    host.finish()
+    assert [slot.itt for slot in host.running] == [9] and not second.heard
+    host.finish()
+    assert second.opcodes() == [bhs.SCSI_RESPONSE]
+    host.end()
+
+
 # -- which requests are refused -----------------------------------------------------------------
 
 
