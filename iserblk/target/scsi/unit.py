@@ -200,8 +200,6 @@ class LogicalUnit:
         self._write_cache = write_cache
         self.write_through = not write_cache
         self._cached = write_cache  # since the start there have been writes into a cache
-        # Of threshold sets; 0 where the store does not know what it occupies.
-        self.threshold_exponent = (THRESHOLD_SET // block).bit_length() - 1 if traits is None else 0
         self.soft_threshold = -(-soft_threshold // THRESHOLD_SET)  # threshold sets
         self._above_threshold = False
         self.guard = RangeGuard()
@@ -457,8 +455,10 @@ class LogicalUnit:
         if traits is None or not traits.rotational:
             pages[inquiry.BLOCK_DEVICE_CHARACTERISTICS] = inquiry.encode_characteristics()
         if provisioning.lbpu or provisioning.lbpws:
+            # Of threshold sets; 0 where the store does not know what it occupies.
+            exponent = (THRESHOLD_SET // self.block).bit_length() - 1 if traits is None else 0
             pages[inquiry.LOGICAL_BLOCK_PROVISIONING] = inquiry.encode_provisioning(
-                provisioning, self.threshold_exponent
+                provisioning, exponent
             )
         if traits is not None and traits.gateway_to:
             pages[inquiry.GATEWAY] = inquiry.encode_gateway(traits.gateway_to)
