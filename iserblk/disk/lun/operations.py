@@ -515,7 +515,8 @@ class DiskCore:
         self._resuming = _Resuming(self)
         self.identity = CheckedIdentity(self)
         self._watch = LunWatch(self)
-        # When each read began, by the index of its slot; see ``Durability.stale``.
+        # By the index of its slot, when each read began: see ``Durability.stale``; and how many
+        # losses there were when each write did: see ``_wholly``.
         self._epochs = [0] * len(session.queue.tasks)
 
         # What the LUN says of itself, on the session given.
@@ -794,6 +795,7 @@ class DiskCore:
         journal = durability.journal  # after the claim: see ``disk.durability.promise``
         if journal is not None:
             journal.add(slot, buffer)
+        self._epochs[slot.index] = durability.losses.count
         waiter.pending = 1
         self.queue.submit(slot)
         return slot
@@ -815,8 +817,9 @@ class DiskCore:
         return self._failed(slot, durability.stale(self._epochs[slot.index]))
 
     def ended_write(self, slot: Command) -> float:
-        """As ``ended``, for a write. A write that succeeded is not durable yet. Also raises
-        IserblkError where the journal has no memory for it."""
+        """As ``ended``, for a write. A write that succeeded is not durable yet. It is done again
+        where a loss was heard of meanwhile (see ``_wholly``). Also raises IserblkError where the
+        journal has no memory for it."""
         durability = self.durability
         durability.wrote()
         try:
@@ -833,8 +836,9 @@ class DiskCore:
                     except (MemoryError, OSError):
                         self.queue.release(slot)
                         raise self._not_kept() from None
+                deadline = slot.deadline if self._may_be_lost(slot) else 0.0
                 self.queue.release(slot)
-                return 0.0
+                return deadline
             if durability.journal is not None:
                 durability.journal.ended(slot)
             return self._failed(slot, False)
@@ -847,10 +851,14 @@ class DiskCore:
         caller still has ``buffer``."""
         durability = self.durability
         journal = durability.journal
-        if journal is None:
+        if journal is None or self._may_be_lost(slot):
             return None
         durability.wrote()
         return journal.take_over(slot, buffer)
+
+    def _may_be_lost(self, slot: Command) -> bool:
+        """Whether a loss was heard of since the write of ``slot`` began."""
+        return self._epochs[slot.index] != self.durability.losses.count
 
     def _not_kept(self) -> IserblkError:
         return IserblkError(
@@ -1003,29 +1011,20 @@ class DiskCore:
         kept."""
         deadline = deadline or self.deadline()
         if not fua:
-            return self._wholly(
-                lambda: self._write(buffer, offset, False, deadline),
-                lambda: self._is_one_command(offset, len(buffer)),
-            )
+            return self._wholly(lambda: self._write(buffer, offset, False, deadline))
         return self._durably(lambda: self._write(buffer, offset, True, deadline))
 
-    def _wholly(
-        self, change: Callable[[], Operation[None]], is_one: Callable[[], bool]
-    ) -> Operation[None]:
+    def _wholly(self, change: Callable[[], Operation[None]]) -> Operation[None]:
         """Carry out a change, and again where a loss was heard of meanwhile: it may have been
-        that of commands of the change that had ended. A flush may tell of that loss before the
-        change ends; a later one would succeed, and nobody would take the change for lost.
-        ``is_one``: whether the change was a single command, which has succeeded behind the loss."""
+        that of commands of the change that the target had carried out, whether their answers came
+        before the report of the loss or behind it. A flush may tell of that loss before the change
+        ends; a later one would succeed, and nobody would take the change for lost."""
         losses = self.durability.losses
         while True:
             before = losses.count
             yield from change()
-            if losses.count == before or is_one():
+            if losses.count == before:
                 return
-
-    def _is_one_command(self, offset: int, length: int) -> bool:
-        """Of a write that has ended: a LUN that has refused its length takes less from then on."""
-        return not (offset | length) % self.block and length <= self.info.max_transfer
 
     def _durably(self, change: Callable[[], Operation[None]]) -> Operation[None]:
         """Carry out a change that ends with a flush, and once more where a loss was heard of
@@ -1300,9 +1299,7 @@ class DiskCore:
         in ``write``."""
         clock = _Clock(self, patient)
         if not fua:
-            return self._wholly(
-                lambda: self._zero(offset, length, may_trim, fast, clock), lambda: False
-            )
+            return self._wholly(lambda: self._zero(offset, length, may_trim, fast, clock))
         return self._durably(
             lambda: self._flushed(self._zero(offset, length, may_trim, fast, clock), clock)
         )
