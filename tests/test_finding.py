@@ -121,7 +121,7 @@ PRIVATE: dict[str, set[str]] = {
     "tests/datamover/test_stream_initiator.py": {"_receives"},
     "tests/disk/durability/test_journal.py": {"_spare", "_spare_buffers", "_spared"},
     "tests/disk/durability/test_promise_turning_volatile.py": {"_batch", "_closed", "_spare"},
-    "tests/disk/lun/test_reservation.py": {"_look", "_unlock"},
+    "tests/disk/lun/test_reservation.py": {"_look", "_register", "_unlock"},
     "tests/initiator/session/test_races.py": {"_free"},
     "tests/integration/test_asyncio.py": {"_disk"},
     "tests/integration/test_tgtd.py": {"_unlock"},

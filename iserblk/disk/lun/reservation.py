@@ -223,7 +223,7 @@ class Reservation(LunListener):
                 "nothing more is written; detach"
             )
         try:
-            yield from self._take(session, lun, present, False)
+            yield from self._take(session, lun, present, None)
         except Busy as error:
             raise ReservationLost(f"{error}; nothing more is written; detach") from None
 
@@ -274,17 +274,26 @@ class Reservation(LunListener):
     # -- both -------------------------------------------------------------------------------------
 
     def _take(
-        self, session: CommandSession, lun: bytes, present: _Present, left_behind: bool
+        self, session: CommandSession, lun: bytes, present: _Present, left_behind: bool | None
     ) -> Operation[None]:
         """Register, reserve, and remove our key, with all tasks, from other nexuses. Raises Busy
-        when another initiator was faster; then we are not registered any more."""
+        when another initiator was faster; then we are not registered any more. ``left_behind``:
+        whether the key was there before; None: it was ours, and another initiator that has it is
+        one that takes the LUN over from us."""
         self._expect_after(present)
         yield from self._register(session, lun)
         try:
             if present.held is None:
                 yield from self._out(session, lun, pr.RESERVE)
             present = yield from self._look(session, lun)
-            if left_behind or present.keys.count(self.key) > 1:
+            several = present.keys.count(self.key) > 1
+            if several and left_behind is None and not (yield from self._only_ours(session, lun)):
+                yield from self._unregister(session, lun)
+                raise ReservationLost(
+                    f"{self.name}: another initiator has taken over the reservation, with our key; "
+                    "nothing more is written; detach"
+                )
+            if left_behind or several:
                 self._expect_after(present)
                 yield from self._preempt(session, lun)
         except ReservationConflict as error:

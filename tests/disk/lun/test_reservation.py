@@ -10,6 +10,7 @@ import pytest
 import trio
 
 from iserblk.commands.command import Operation
+from iserblk.commands.session import CommandSession
 from iserblk.disk.lun.reservation import TYPE, HostLock, Reservation, host_key
 from iserblk.errors import (
     Busy,
@@ -380,6 +381,41 @@ async def test_taken_over_with_our_key_and_a_generation_of_ours(
             await resume(again, taken)
         assert (await b.keys(), await b.held()) == (keys, held)
         await b.write(NEW)
+
+
+async def test_taken_over_with_our_key_while_we_come_back(
+    scheme: str, store: FakeStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Behind the look at who is registered, before we register: who has taken the LUN over stays,
+    and we are not registered."""
+    looked, over = trio.Event(), trio.Event()
+
+    def registers(self: Reservation, session: CommandSession, lun: bytes) -> Operation[None]:
+        looked.set()
+        while not over.is_set():
+            yield 0.001
+        yield from register(self, session, lun)
+
+    async with target(scheme, store) as place:
+        taken = await acquire(await place.log_in("a"))
+        b, again = await place.log_in("b"), await place.log_in("a")
+        register = Reservation._register
+        monkeypatch.setattr(Reservation, "_register", registers)
+
+        async def come_back() -> None:
+            with pytest.raises(ReservationLost, match="another initiator has taken over"):
+                await resume(again, taken)
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(come_back)
+            await looked.wait()
+            await b.out(pr.REGISTER, 0, A)
+            await b.out(pr.PREEMPT_AND_ABORT, A, A)
+            over.set()
+        assert (await b.keys(), await b.held()) == ([A], (A, TYPE, 0))
+        await b.write(NEW)
+        with pytest.raises(ReservationConflict):
+            await again.write(OLD)
 
 
 async def test_resume_after_the_target_lost_everything(scheme: str, store: FakeStore) -> None:
