@@ -662,8 +662,9 @@ class TargetSession:
             others = [slot for slot in tasks if slot.state not in over and not slot.task.status]
             self.end_each([*running, *others], _nothing, False)
             for slot in running:
-                if slot.connection in self.lost:
-                    self._pause_for(slot)  # TASK REASSIGN does not find it any more
+                # TASK REASSIGN does not find it any more, and to a unit attention an initiator may
+                # send its commands again: none must land before what a thread still writes.
+                self._pause_for(slot)
             return len(running)
         for slot in tasks:
             if slot.state in (RUNNING, COMPLETED):

@@ -302,6 +302,24 @@ def test_without_tas_an_abort_waits_for_the_thread_of_what_is_ended(
     assert host.client.opcodes() == [bhs.TASK_MANAGEMENT_RESPONSE]
 
 
+@pytest.mark.parametrize("function", [pdu.TMF_CLEAR_TASK_SET, pdu.TMF_LOGICAL_UNIT_RESET])
+def test_without_tas_what_is_sent_again_does_not_overtake_the_thread(
+    host: Host, other: Host, function: int
+) -> None:
+    """A unit attention tells the initiator that its commands are gone (SAM-5): it need not abort
+    them before it sends them again."""
+    _without_tas(host)
+    running = other.flush()
+    host.manage(function)
+    assert _attention(other)[0] == sam.CHECK_CONDITION
+    again = other.flush()
+    assert other.begun == [running]
+    other.end(running)
+    assert other.begun == [again]
+    other.end(again)
+    assert other.answers[-1] == (again, sam.GOOD)
+
+
 def test_without_tas_who_has_lost_commands_is_told_so(host: Host, other: Host) -> None:
     """COMMANDS CLEARED BY ANOTHER INITIATOR; who had none has lost none."""
     _without_tas(host)
