@@ -44,7 +44,7 @@ def test_luns_by_initiator(tmp_path: Path, scheme: str) -> None:
         url = place.replace("://", f"://bob%{SECRETS['bob']}@")
         done = iserblk("info", url, "--initiator-name", A)
         assert done.returncode == 5 and "not authorized" in done.stderr
-        assert f"{A} may not log in as 'bob'" in log.read_text()
+        until_blocking(lambda: f"{A} may not log in as 'bob'" in log.read_text())
         before = log.read_text().count("read again")
         access.write_text(f"{A} all\n")
         os.kill(server.process.pid, signal.SIGHUP)
