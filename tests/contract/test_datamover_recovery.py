@@ -873,3 +873,15 @@ def test_whatever_is_lost(ends: LossyEnds, seed: int) -> None:
         ends.settle()
         for answer in ends.answers[:6]:
             ends.target.deallocate_task_resources(answer)
+
+
+def test_what_a_terminated_connection_has_kept_is_nobody_s(ends: LossyEnds) -> None:
+    """Its slots may have another task by the time at which memory is short."""
+    ends.read(0, SIZE)
+    ends.answer(0, DATA)
+    slot = ends.answers[0]
+    busy, sent = slot.busy, len(ends.down.sent)
+    assert busy  # its data is kept
+    ends.target.connection_terminate()
+    ends.target.forget_kept()
+    assert (slot.busy, len(ends.down.sent), ends.target.kept_bytes) == (busy, sent, 0)
