@@ -76,7 +76,8 @@ def lun_info(number: int, **changes: Any) -> LunInfo:
         "product": "fake",
         "revision": "1",
         "serial": f"fake{number}",
-        "identifiers": (f"naa.600000000000000{number}",),
+        # Of each process other ones: those that run beside it are no writers to its LUNs.
+        "identifiers": (f"naa.6{os.getpid():014x}{number:x}",),
         "max_transfer": MIB,
         "optimal_transfer": 0,
     }
