@@ -352,6 +352,8 @@ class RecoveringTcpInitiator(PlainTcpInitiator):
         sink = None if transfer is None else transfer.sink
         if transfer is None or sink is None:
             return True
+        if transfer is self._placing:
+            return False  # at a tick: some bytes of its last Data-In have not come yet
         if opcode == bhs.SCSI_RESPONSE:
             if message[2]:
                 return True  # the other fields mean nothing

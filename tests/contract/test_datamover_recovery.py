@@ -384,6 +384,28 @@ def test_missing_data_in_of_other_sizes(ends: LossyEnds) -> None:
     assert buffer == DATA[:4096]
 
 
+def test_a_tick_between_the_bytes_of_the_last_missing_data_in(ends: LossyEnds) -> None:
+    """Its header has come, and so has the status: the read is not whole before all bytes have."""
+    ends.up_wire.fate = lambda _: DROP
+    buffer = ends.read(0, 4096)
+    _say_data(ends, 0, 0, 1024)
+    _say_data(ends, 2, 2048, 2048)
+    _say(
+        ends,
+        pdu.ScsiResponse(status=0, itt=0, stat_sn=100, exp_cmd_sn=5, max_cmd_sn=50, exp_data_sn=3),
+    )
+    data = DATA[1024:2048]
+    head = replace(_data_in(1), data_length=1024, buffer_offset=1024).pack()
+    unit = head + crc32c(head).to_bytes(4, "little") + data + crc32c(data).to_bytes(4, "little")
+    ends.down_wire.fate = None  # its bytes leave as they are
+    ends.down_wire.send([unit[:600]], 600)
+    ends.tick(arrivals.PATIENCE)
+    assert not ends.responses()
+    ends.down_wire.send([unit[600:]], len(unit) - 600)
+    ends.settle()
+    assert ends.responses() == [0] and buffer == DATA[:4096]
+
+
 def test_more_is_lost_than_comes(ends: LossyEnds) -> None:
     """What is remembered of one task, and asked for, has a bound."""
     ends.read(0, 1 << 20)
