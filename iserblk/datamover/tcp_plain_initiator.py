@@ -88,12 +88,15 @@ class Transfer:
 
 
 class _DataOuts:
-    """The rest of a sequence of Data-Outs. Implements Rest."""
+    """The rest of a sequence of Data-Outs. Implements Rest. ``exp_stat_sn``: of the time at which
+    the sequence was queued. Data-Outs that are made later leave in front of PDUs that were queued
+    behind the sequence: a later number would acknowledge what a SNACK among them asks for."""
 
     __slots__ = (
         "data_sn",
         "datamover",
         "end",
+        "exp_stat_sn",
         "lun",
         "offset",
         "source",
@@ -112,6 +115,7 @@ class _DataOuts:
         end: int,
         lun: bytes,
         token: object,
+        exp_stat_sn: int,
     ) -> None:
         """See ``PlainTcpInitiator.data_outs``."""
         self.datamover = datamover
@@ -122,6 +126,7 @@ class _DataOuts:
         self.end = end
         self.lun = lun
         self.token = token
+        self.exp_stat_sn = exp_stat_sn
         self.data_sn = 0
 
     def following(self) -> list[OutPdu]:
@@ -262,7 +267,9 @@ class PlainTcpInitiator:
         token: object = None,
     ) -> list[OutPdu]:
         """The Data-Outs of one sequence. ``token`` comes back when the last of them has left."""
-        return self.data_outs(_DataOuts(self, transfer, source, ttt, offset, end, lun, token))
+        exp_stat_sn = self._exp_stat_sn
+        left = _DataOuts(self, transfer, source, ttt, offset, end, lun, token, exp_stat_sn)
+        return self.data_outs(left)
 
     def data_outs(self, left: _DataOuts) -> list[OutPdu]:
         """The next Data-Outs of ``left``, a few at once."""
@@ -279,7 +286,7 @@ class PlainTcpInitiator:
                 left.lun,
                 left.transfer.itt,
                 left.ttt,
-                self._exp_stat_sn,
+                left.exp_stat_sn,
                 left.data_sn,
                 offset,
             )

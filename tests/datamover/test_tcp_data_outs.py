@@ -25,7 +25,8 @@ _NUMBERS = {"stat_sn": 0, "exp_cmd_sn": 1, "max_cmd_sn": 99}
 
 class Connection:
     """A datamover whose target takes Data-Outs of 512 bytes, and the target's end of the stream.
-    ``came``: (header, data) of what was received there. Implements InitiatorUser."""
+    ``came``: (header, data) of what was received there. ``told``: PDUs that went up. Implements
+    InitiatorUser."""
 
     def __init__(self, **keys: object) -> None:
         ours, theirs = socket.socketpair()
@@ -47,13 +48,14 @@ class Connection:
         login.notice_key_values(self.parameters)
         self.datamover = login.enable_datamover()
         self.came: list[tuple[bytes, bytes]] = []
+        self.told: list[bytes] = []
         self._stream = SocketStream(theirs)
         self._rx = PduReceiver(lambda _message, _at: None, self._deliver)
         digests = self.parameters.data_digest != "None"
         self._rx.full_feature_phase(1 << 20, False, digests)
 
     def control_notify(self, message: memoryview, at: int, _invalidated: int) -> None:
-        raise AssertionError("no PDU goes up")
+        self.told.append(bytes(message))
 
     def sent_notify(self, slot: PduSlot) -> None:
         raise AssertionError("no slot for a Data-Out")
@@ -155,6 +157,26 @@ def test_next_sequence_waits_for_the_whole_one_before(connection: Connection) ->
         connection.take()
     assert len(connection.data_outs()) == SIZE // SEGMENT
     assert b"".join(piece for _, piece in connection.came) == pattern()
+
+
+def test_data_outs_that_are_made_late_acknowledge_nothing_new() -> None:
+    """They leave in front of a SNACK that was queued before they were made: the target must not
+    count as acknowledged what that asks for."""
+    made = Connection(error_recovery_level=1)
+    made.write(pattern())
+    made.take()
+    made.ask(0, SIZE, 0)
+    assert made.datamover.wants_write()
+    for stat_sn in (1, 0):  # the second shows that the first was missing, which then comes
+        made.wire.sendall(pdu.NopIn(itt=5, stat_sn=stat_sn, exp_cmd_sn=1, max_cmd_sn=99).pack())
+        made.datamover.progress(0.0)
+    made.take()
+    heads = [head for head, _ in made.came]
+    opcodes = [head[0] & bhs.OPCODE_MASK for head in heads]
+    assert opcodes == [bhs.SCSI_COMMAND, *[bhs.DATA_OUT] * (SIZE // SEGMENT), bhs.SNACK_REQUEST]
+    assert {head[28:32] for head in heads} == {bytes(4)}  # ExpStatSN
+    assert [message[0] for message in made.told] == [bhs.NOP_IN] * 2
+    made.close()
 
 
 def test_a_task_that_ends_sends_no_more_data(connection: Connection) -> None:
