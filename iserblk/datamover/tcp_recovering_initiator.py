@@ -368,13 +368,8 @@ class RecoveringTcpInitiator(PlainTcpInitiator):
     def _ask_for_rest(self, message: memoryview, transfer: Transfer, sink: memoryview) -> None:
         """A response with GOOD that does not say how many Data-In there were: not all targets do.
         Ask for what follows the last where bytes are missing that it does not report."""
-        both = transfer.source is not None
-        place = bhs.BIDI_RESIDUAL_OFFSET if both else bhs.RESIDUAL_OFFSET
-        (residual,) = _WORD.unpack_from(message, place)
-        if not message[1] & (bhs.BIDI_UNDERFLOW if both else bhs.RESIDUAL_UNDERFLOW):
-            residual = 0
         gaps = transfer.gaps
-        if transfer.moved + residual >= len(sink) or (gaps is not None and gaps.runs):
+        if (gaps is not None and gaps.runs) or not self._lacks_data(message, transfer, sink):
             return
         if gaps is None:
             gaps = transfer.gaps = Gaps(transfer.sn, transfer.placed, transfer.moved)
@@ -384,14 +379,23 @@ class RecoveringTcpInitiator(PlainTcpInitiator):
             self._ask_for_data(transfer, transfer.sn, 0)
         transfer.sn += 1
 
+    def _lacks_data(self, message: memoryview, transfer: Transfer, sink: memoryview) -> bool:
+        """Whether bytes are missing that the response does not report."""
+        both = transfer.source is not None
+        place = bhs.BIDI_RESIDUAL_OFFSET if both else bhs.RESIDUAL_OFFSET
+        reported = 0
+        if message[1] & (bhs.BIDI_UNDERFLOW if both else bhs.RESIDUAL_UNDERFLOW):
+            (reported,) = _WORD.unpack_from(message, place)
+        lacks: bool = transfer.moved + reported < len(sink)
+        return lacks
+
     def _notify(self, message: memoryview) -> None:
         """Give a numbered PDU to the layer above."""
         opcode = message[0] & bhs.OPCODE_MASK
         if opcode in (bhs.DATA_IN, bhs.SCSI_RESPONSE):
             (itt,) = bhs.ITT.unpack_from(message, bhs.ITT_OFFSET)
             transfer = self._tasks.get(itt)
-            gaps = None if transfer is None else transfer.gaps
-            if gaps is not None and gaps.failed and gaps.runs and not message[2] | message[3]:
+            if transfer is not None and self._failed(message, transfer):
                 message = self._crc_error(message)
             elif opcode == bhs.DATA_IN:
                 if transfer is not None:
@@ -400,6 +404,16 @@ class RecoveringTcpInitiator(PlainTcpInitiator):
             else:
                 self._check_moved(message)
         self.user.control_notify(message, 0, 0)
+
+    def _failed(self, message: memoryview, transfer: Transfer) -> bool:
+        """Whether the response is GOOD, and data does not come. A bidirectional task may lack only
+        an R2T, in whose place the target has sent another."""
+        gaps, sink = transfer.gaps, transfer.sink
+        if gaps is None or sink is None or not gaps.failed or not gaps.runs:
+            return False
+        if message[2] or message[3]:
+            return False
+        return self._lacks_data(message, transfer, sink)
 
     def _crc_error(self, message: memoryview) -> memoryview:
         """The SCSI Response in place of ``message``, a GOOD of a read whose data does not come

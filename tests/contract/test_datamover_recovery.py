@@ -196,6 +196,29 @@ def test_data_that_the_target_does_not_have_any_more(ends: LossyEnds) -> None:
     assert (found.key, found.code) == (sense.ABORTED_COMMAND, 0x4705)
 
 
+def test_an_r2t_in_whose_place_another_has_come(ends: LossyEnds) -> None:
+    """The target does not send it any more. A bidirectional task that has all of its data is not
+    ended for that."""
+    out, back = DATA[:20000], bytearray(100)
+    answer = ends.commanded(0, BIDIRECTIONAL, memoryview(out), memoryview(back))
+    ends.down_wire.fate = Once(DROP, bhs.R2T, 0, times=2)
+    ends.up_wire.fate = lambda header: DROP if header[0] & 0x3F == bhs.SNACK_REQUEST else PASS
+    sink = bytearray(len(out))
+    ends.target.get_data(answer, memoryview(sink), 0)
+    for _ in range(9):
+        ends.target.tick()
+        ends.settle()
+    assert ends.down.filled == [answer] and sink == out
+    ends.up_wire.fate = passing
+    ends.answer(0, DATA[:100])
+    assert not ends.responses()
+    ends.tick(arrivals.PATIENCE)
+    assert ends.reasons[0][0] == pdu.REJECT_PROTOCOL_ERROR
+    assert ends.responses() == [0] and back == DATA[:100]
+    (head,) = [head for head, _, _ in ends.up.pdus if head[0] == bhs.SCSI_RESPONSE]
+    assert pdu.ScsiResponse.unpack_from(head).status == 0
+
+
 # -- an initiator: statuses ------------------------------------------------------------------------
 
 
