@@ -41,6 +41,7 @@ RECEIVES: Final = 24
 LUN: Final = bytes((0, 3, 0, 0, 0, 0, 0, 0))
 LEAST_PAUSE: Final = 80  # steps between two ticks
 FLOOD: Final = 64  # SNACKs whose answers have not left
+FIRST_TICKS: Final = 8  # in which one end alone brings back what was lost
 UNTICKED: Final = 40  # rests before the first tick, where all that is lost shows by itself
 MOST_VAIN: Final = UNTICKED + 20  # rests in which nothing ends
 STEPS: Final = 20_000  # of a world, at most
@@ -333,6 +334,8 @@ class World:
             chance.choice((0.0, 0.03, 0.15)) * troubled,
             self.mild,
         )
+        self.faults.uncounted = way.level == 1 and chance.random() < 0.2
+        self.first_tick = chance.choice(("initiator", "target"))  # where time goes on first
         self.cuts = 0 if self.mild else chance.choice((0, 1, 1, 2)) * troubled
         self.ticks = 0.0 if self.mild or not troubled else chance.choice((0.0, 0.1, 0.3))
         self.aborting = chance.choice((0.0, 0.05, 0.2))
@@ -348,7 +351,8 @@ class World:
         self.emptied: list[bytearray] = []  # the same of the target
         self.ticked = self.reassigned = False
         self.steps = self.ticked_at = 0
-        self.rests = self.vain = self.known_ended = 0
+        self.rests = self.vain = self.done = 0
+        self.both = False  # time goes on at both ends
         self.fetched = self.gave = 0  # bytes
         self.over = False
         self.happened: dict[str, int] = {}
@@ -403,7 +407,7 @@ class World:
         if job.status and job.taken:
             job.taken = chance.randint(0, job.taken)
         # (Behind a TASK REASSIGN the response of acknowledged data has no ExpDataSN.)
-        job.reports = chance.random() < 0.7 or self.way.level == 2
+        job.reports = chance.random() < 0.7 or self.way.level == 2 or self.faults.uncounted
         job.overflow = chance.random() < 0.1
         self.jobs[job.itt] = job
         self._send(job)
@@ -556,7 +560,7 @@ class World:
         else:
             assert response.status == job.status
             assert data == (SENSE if job.status == CHECK_CONDITION else b"")
-            lost = job.forgotten and job.status != GOOD
+            lost = (job.forgotten or self.faults.uncounted) and job.status != GOOD
             flags, residual, bidi = self._residuals(job)
             if not self.way.iser and back is not None and job.status != BUSY:
                 missing = len(back) - len(job.given)
@@ -1052,15 +1056,30 @@ class World:
                 pdu.NopIn(itt=bhs.NO_TAG, lun=bytes(8), stat_sn=stat_sn, **connection.window())
             )
         self.rests += 1
-        if self.troubled and (not self.mild or self.rests > UNTICKED):
+        if self.troubled and (not self.mild or self.both):
             self.tick()
-        ended = self.happened.get("ended", 0) + self.fetched
-        self.vain = self.vain + 1 if self.jobs and ended == self.known_ended else 0
-        self.known_ended = ended
+        elif self.mild and self.rests > UNTICKED:
+            self.ticked = True
+            (connection.initiator if self.first_tick == "initiator" else connection.target).tick()
+        done = self.happened.get("ended", 0) + self.fetched
+        self.vain, self.done = (self.vain + 1 if self.jobs and done == self.done else 0), done
         assert self.vain <= MOST_VAIN, "nothing gets on"
         if self.mild and self.rests == UNTICKED:
             waiting = [job for job in self.jobs.values() if job.out is None]
             assert not waiting, "what its loss showed was not asked for"
+            self.vain = 0
+        elif self.mild and self.rests > UNTICKED and self.vain > FIRST_TICKS and not self.both:
+            assert self._may_wait(), "what was lost did not come again"
+            self.both = True
+
+    def _may_wait(self) -> bool:
+        """Whether the tasks that have not ended need the time of the other end, too."""
+        if self.first_tick == "target":  # R2Ts and Data-Outs it misses by itself
+            return not self.jobs
+        return all(
+            job.direction == BIDIRECTIONAL or job.itt in self.faults.outs
+            for job in self.jobs.values()
+        )
 
     def _finish(self) -> None:
         """All tasks have ended: what is acknowledged is in use no more."""
@@ -1089,6 +1108,12 @@ class World:
         if not self.happened.get("lost connections"):
             assert losses.damaged == self.faults.damaged_in
             assert losses.snacks == rules.snacks
+            whole = not (
+                self.faults.uncounted
+                or self.happened.get("aborted")
+                or self.happened.get("lost data of a read")
+            )
+            assert not whole or rules.asked == rules.acknowledged, "an A bit was not answered"
         if not (self.troubled or self.way.iser or self.happened.get("aborted")):
             assert not losses.damaged and rules.bytes_out == self.fetched
             assert rules.bytes_in == self.gave, "more was sent than was to be sent"

@@ -41,7 +41,8 @@ class Faults:
     PDU is lost a second time, and none that recovery is made of. ``damaged``, ``dropped``: how many
     there were, ``damaged_in`` of them on the way to the initiator. ``over``: no more of them.
     ``fatal``: why the connection may end. ``data``, ``statuses``: what was lost of them: ITT and
-    DataSN or R2TSN; StatSN."""
+    DataSN or R2TSN; StatSN. ``outs``: ITTs whose Data-Outs were lost. ``uncounted``: responses tell
+    no ExpDataSN, as of some targets."""
 
     def __init__(
         self, chance: Random, damage: float = 0.0, drop: float = 0.0, once: bool = False
@@ -57,6 +58,8 @@ class Faults:
         self.fatal = ""
         self.data: set[tuple[int, int]] = set()
         self.statuses: set[int] = set()
+        self.outs: set[int] = set()
+        self.uncounted = False
         self._known: set[bytes] = set()
 
     def spares(self, head: bytes) -> bool:
@@ -73,8 +76,10 @@ class Faults:
         return spared
 
     def lose(self, head: bytes) -> None:
-        """A PDU of a target, or an R2T, is lost."""
+        """A PDU is lost."""
         opcode, itt = head[0] & bhs.OPCODE_MASK, word(head, 16)
+        if opcode == bhs.DATA_OUT:
+            self.outs.add(itt)
         if opcode < bhs.NOP_IN:
             return
         if opcode in (bhs.DATA_IN, bhs.R2T):
@@ -100,7 +105,10 @@ class Rules:
         self.snacks = 0
         self._max_cmd_sn: int | None = None
         self._next: dict[int, int] = {}  # by ITT: DataSN or R2TSN
-        self._acks: set[int] = set()  # TTTs of A bits
+        self.asked: set[int] = set()  # TTTs of A bits
+        self.acknowledged: set[int] = set()  # the same of DataACKs
+        self._rooms: dict[int, int] = {}  # by ITT: how long a read may be
+        self._last: dict[int, int] = {}  # by ITT: DataSN of what is seen to be the last
         self._data_outs: dict[int, tuple[int, int]] = {}  # by TTT: DataSN and offset of the next
         self._r2ts: dict[int, tuple[int, int]] = {}  # by TTT: offset and length
 
@@ -115,6 +123,8 @@ class Rules:
             last, self._max_cmd_sn = self._max_cmd_sn, word(head, 32)
             assert last is None or not serial_lt(self._max_cmd_sn, last), "an old MaxCmdSN"
         assert size <= most, f"{size} bytes for an end that takes {most}"
+        if opcode == bhs.SCSI_COMMAND and not head[1] & bhs.FLAG_WRITE:
+            self._rooms[word(head, 16)] = word(head, 20)
         if opcode == bhs.DATA_OUT:
             self._check_data_out(head, size)
         elif opcode == bhs.R2T:
@@ -142,8 +152,9 @@ class Rules:
         kind, itt, ttt = head[1] & 0x7F, word(head, 16), word(head, 20)
         begin, count = word(head, 40), word(head, 44)
         if kind == pdu.SNACK_DATA_ACK:
-            assert itt == bhs.NO_TAG and ttt in self._acks and not count
+            assert itt == bhs.NO_TAG and ttt in self.asked and not count
             assert head[8:16] == self._lun
+            self.acknowledged.add(ttt)
             return
         self.snacks += 1
         assert ttt == bhs.NO_TAG and not any(head[8:16])
@@ -153,6 +164,8 @@ class Rules:
         else:
             assert kind == pdu.SNACK_DATA
             assert {(itt, begin + at) for at in range(count)} <= self._faults.data
+            # Targets take the number behind the last Data-In for one that is too high.
+            assert not count or begin + count <= self._last.get(itt, begin + count)
 
     def _check_data_out(self, head: bytes, size: int) -> None:
         ttt, data_sn, offset = word(head, 20), word(head, 36), word(head, 40)
@@ -175,11 +188,14 @@ class Rules:
         flags = head[1]
         self.bytes_in += size
         self._count(word(head, 16), word(head, 36))
+        end = word(head, 40) + size
+        if flags & bhs.DATA_IN_STATUS or end == self._rooms.get(word(head, 16)):
+            self._last[word(head, 16)] = word(head, 36)
         asks = word(head, 20) != bhs.NO_TAG
         assert asks is (flags & bhs.DATA_IN_ACKNOWLEDGE != 0)
         assert head[8:16] == (self._lun if asks else bhs.NO_LUN)
         if asks:
-            self._acks.add(word(head, 20))
+            self.asked.add(word(head, 20))
         if flags & bhs.DATA_IN_STATUS:
             assert flags & bhs.FLAG_FINAL and not head[3], "a status of a Data-In is GOOD here"
         else:
@@ -298,6 +314,10 @@ class Line:
             self.sent[opcode] = self.sent.get(opcode, 0) + 1
             rules.check(head)
             self._check_digests(unit, data, size)
+            if opcode == bhs.SCSI_RESPONSE and self._faults.uncounted:
+                unit[36:40] = bytes(4)
+                if keys.header_digest != "None":
+                    unit[data - _DIGEST : data] = _digest(unit[: data - _DIGEST])
             self._pass(head, unit, data)
 
     def _check_digests(self, unit: bytearray, data: int, size: int) -> None:
