@@ -235,6 +235,7 @@ def of_cython(level: str) -> list[Extension]:
     modules = [
         Extension("iserblk.sockets._syscalls", ["iserblk/sockets/_syscalls.pyx"]),
         Extension("iserblk._octets", ["iserblk/_octets.pyx"]),
+        Extension("iserblk._files", ["iserblk/_files.pyx"]),
         # A plain module, with C types beside it.
         Extension(
             "iserblk.disk.durability._copies",

@@ -132,6 +132,7 @@ OF_CONSTANTS = (
 # What Cython compiles, where its libraries are, and its sources. All works without.
 OF_CYTHON = {
     "iserblk._crc": ("iserblk/_crc.pyx",),
+    "iserblk._files": ("iserblk/_files.pyx",),
     "iserblk._octets": ("iserblk/_octets.pyx",),
     "iserblk.disk.durability._copies": (
         "iserblk/disk/durability/copies.py",

@@ -45,7 +45,7 @@ EXTRA = "fuse"
 PINS = TOP / "debian" / "pins"
 # Of iserblk beside the data path. Without them it works, too, more slowly or without RDMA devices.
 COMPILED = (
-    *("_crc", "_octets", "disk.durability._copies", "rcap.iwarp._frames"),
+    *("_crc", "_files", "_octets", "disk.durability._copies", "rcap.iwarp._frames"),
     *("rcap.verbs._gaps", "sockets._syscalls"),
 )
 # Of a package's metadata, what says where and how it was built.

@@ -42,6 +42,7 @@ PROGRAMS = {"iserblk", "mount.iserblk", "umount.fuse.iserblk"}
 OTHERS = {
     "iserblk.sockets._syscalls": "",
     "iserblk._octets": "",
+    "iserblk._files": "",
     "iserblk.disk.durability._copies": "",
     "iserblk._crc": "libisal-dev",
     "iserblk.rcap.iwarp._frames": "libisal-dev",

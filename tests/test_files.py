@@ -254,3 +254,61 @@ def test_what_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: 
 
     monkeypatch.setattr(files.os, "lstat", no_answer)  # type: ignore[attr-defined]
     assert files.is_there("mount")  # its server was killed, perhaps while it was asked
+
+
+@pytest.fixture(params=["compiled", "as written"])
+def read_at(request: pytest.FixtureRequest) -> Callable[..., int]:
+    if request.param == "as written":
+        found: Callable[..., int] = vars(files)["_read_at"]
+        return found
+    compiled = pytest.importorskip("iserblk._files", reason="not compiled: run scripts/setup")
+    assert files.read_at is compiled.read_at
+    return compiled.read_at
+
+
+@pytest.mark.parametrize("size", [1, 4096, 65535, 65536, 300_000])
+def test_a_read_fills_its_buffer_and_no_more(
+    tmp_path: Path, read_at: Callable[..., int], size: int
+) -> None:
+    data = bytes(range(251)) * (SIZE // 251)
+    path = tmp_path / "file"
+    path.write_bytes(data)
+    memory = bytearray(b"\xee" * (size + 20))
+    with path.open("rb") as file:
+        assert read_at(file.fileno(), memoryview(memory)[10:-10], 77, 0) == size
+    assert memory == b"\xee" * 10 + data[77 : 77 + size] + b"\xee" * 10
+
+
+def test_a_read_at_the_end_of_the_file(fd: int, read_at: Callable[..., int]) -> None:
+    memory = memoryview(bytearray(8))
+    assert read_at(fd, memory, SIZE - 3, 0) == 3
+    assert memory == b"xxx" + bytes(5)
+    for at in (SIZE, SIZE + 1, 2**62):
+        assert read_at(fd, memory, at, 0) == 0
+    assert read_at(fd, memory[:0], 0, 0) == 0
+
+
+def test_a_read_that_fails(fd: int, read_at: Callable[..., int]) -> None:
+    memory = memoryview(bytearray(8))
+    for at, flags, number in ((-2, 0, errno.EINVAL), (0, 1 << 30, errno.EOPNOTSUPP)):
+        with pytest.raises(OSError, match=re.escape(os.strerror(number))) as caught:
+            read_at(fd, memory, at, flags)
+        assert caught.value.errno == number
+    with pytest.raises(OSError, match=re.escape(os.strerror(errno.EBADF))):
+        read_at(-1, memory, 0, 0)
+
+
+@pytest.mark.parametrize("wrong", [bytes(8), memoryview(bytes(8)), None, 7])
+def test_a_read_into_what_cannot_be_written(
+    fd: int, read_at: Callable[..., int], wrong: object
+) -> None:
+    with pytest.raises((TypeError, BufferError)):
+        read_at(fd, wrong, 0, 0)
+
+
+@pytest.mark.parametrize(("at", "flags"), [(2**63, 0), (0, 2**31)])
+def test_numbers_that_the_system_does_not_take(
+    fd: int, read_at: Callable[..., int], at: int, flags: int
+) -> None:
+    with pytest.raises(OverflowError):
+        read_at(fd, memoryview(bytearray(8)), at, flags)

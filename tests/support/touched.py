@@ -40,12 +40,13 @@ COPY, FRESH, CRC, RECEIVE, SEND, READ, WRITE = (
     "copy", "fresh", "crc", "receive", "send", "read", "write",
 )  # fmt: skip
 _IN_C = (
+    "iserblk._files",
     "iserblk._octets",
     "iserblk.disk.durability._copies",
     "iserblk.rcap.iwarp._frames",
     "iserblk.sockets._syscalls",
 )
-_WRAPPERS = ("iserblk.sockets.", "iserblk.nbd.tls")
+_WRAPPERS = ("iserblk.files", "iserblk.sockets.", "iserblk.nbd.tls")
 _ROOTS = ("iserblk.", "fuse_mount.")
 _BYTES = (bytes, bytearray, memoryview)
 

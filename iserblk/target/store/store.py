@@ -20,6 +20,7 @@ from iserblk.files import (
     fallocate,
     file_system,
     open_witness,
+    read_at,
     writeback_error,
 )
 from iserblk.loop.clock import monotonic
@@ -29,7 +30,7 @@ ZEROES = memoryview(bytes(1 << 20))
 _STAT_BLOCK: Final = 512  # bytes: the unit of st_blocks
 _SECTOR: Final = 4096  # bytes: the largest sector size of devices
 _PAGE: Final = 4096  # bytes: of the page cache, or a part of one
-_preadv: Final = os.preadv  # bound once: compiled code looks it up at each call
+_read_at: Final[Callable[[int, memoryview, int, int], int]] = read_at  # bound once, and typed
 # Seconds that a call which waits for the disk may take before the disk counts as one that hangs.
 STALLED_S: Final = 0.1
 
@@ -210,7 +211,7 @@ class FileStore:
                 self._read_rest(buffer, offset, 0)
             return True
         try:
-            done = _preadv(self.fd, (buffer,), offset, self._nowait_flag)
+            done = _read_at(self.fd, buffer, offset, self._nowait_flag)
         except OSError as error:
             if error.errno in (errno.EAGAIN, errno.EOPNOTSUPP):
                 return False
