@@ -1,7 +1,9 @@
 from collections.abc import Callable
+from typing import Any
 
-class Packer:
+class Layout:
     pack_into: Callable[..., None]
+    unpack_from: Callable[..., Any]
 
     def __init__(self, format: str) -> None: ...
 

@@ -1,13 +1,14 @@
 # cython: language_level=3
-"""Numbers into memory, and what a buffer is: ``iserblk.octets`` uses it where it was compiled.
+"""Numbers into memory and out of it, and what a buffer is: ``iserblk.octets`` uses it where it was compiled.
 
 Each buffer is taken through the buffer protocol and released before return. Before a byte is
-written, all of the layout is known to lie in the buffer. A number that is wider than its field is
+written or read, all of the layout is known to lie in the buffer. A number that is wider than its field is
 refused.
 """
 
 from cpython.buffer cimport (
     PyBUF_FULL_RO,
+    PyBUF_SIMPLE,
     PyBUF_WRITABLE,
     PyBuffer_IsContiguous,
     PyBuffer_Release,
@@ -36,6 +37,12 @@ cdef extern from "Python.h":
     unsigned long PyLong_AsUnsignedLong(PyObject *number)
     PyObject *PyErr_Occurred()
     void PyErr_Clear()
+    # Declared without the error, too: ``load`` looks for what was not made.
+    PyObject *PyLong_FromLong(long number)
+    PyObject *PyLong_FromUnsignedLongLong(unsigned long long number)
+    PyObject *PyBytes_FromStringAndSize(const char *start, Py_ssize_t size)
+    object PyTuple_New(Py_ssize_t size)
+    void PyTuple_SET_ITEM(object items, Py_ssize_t index, PyObject *item)  # takes the reference
     bint PyMemoryView_Check(object value)
     int PyBytes_Check(PyObject *value)
     char *PyBytes_AS_STRING(PyObject *value)
@@ -48,6 +55,9 @@ cdef extern from "endian.h" nogil:
     uint16_t htobe16(uint16_t number)
     uint32_t htobe32(uint32_t number)
     uint64_t htobe64(uint64_t number)
+    uint16_t be16toh(uint16_t number)
+    uint32_t be32toh(uint32_t number)
+    uint64_t be64toh(uint64_t number)
 
 cdef enum:
     MOST_FIELDS = 16
@@ -64,11 +74,13 @@ cdef struct Field:
     unsigned long long most  # of a number
 
 
-cdef class Packer:
-    """A layout of big-endian numbers, bytes and pads, as ``struct.Struct`` has it. ``pack_into`` is
-    a function of C: a method of this class would make a tuple of its arguments."""
+cdef class Layout:
+    """A layout of big-endian numbers, bytes and pads, as ``struct.Struct`` has it. ``pack_into`` and
+    ``unpack_from`` are functions of C: a method of this class would make a tuple of its arguments.
+    """
 
     cdef readonly object pack_into
+    cdef readonly object unpack_from
     cdef Field fields[MOST_FIELDS]
     cdef Py_ssize_t count
     cdef Py_ssize_t size
@@ -89,6 +101,7 @@ cdef class Packer:
                 for _ in range(many):
                     self.add(True, _SIZES[kind])
         self.pack_into = PyCFunction_NewEx(&_pack_into_method, self, None)
+        self.unpack_from = PyCFunction_NewEx(&_unpack_from_method, self, None)
 
     cdef int add(self, bint is_number, Py_ssize_t size) except -1:
         cdef Field *field
@@ -144,6 +157,41 @@ cdef class Packer:
                 memcpy(memory + field.at, &two, 2)
         return 0
 
+    cdef tuple load(self, const unsigned char *memory):
+        """The fields: ``memory`` has ``size`` bytes."""
+        cdef Py_ssize_t index
+        cdef Field *field
+        cdef const unsigned char *at
+        cdef PyObject *value
+        cdef uint16_t two
+        cdef uint32_t four
+        cdef uint64_t eight
+        values = PyTuple_New(self.count)
+        for index in range(self.count):
+            field = &self.fields[index]
+            at = memory + field.at
+            if not field.is_number:
+                value = PyBytes_FromStringAndSize(<const char *>at, field.size)
+            elif field.size == 4:
+                memcpy(&four, at, 4)
+                four = be32toh(four)
+                if sizeof(long) == 8:
+                    value = PyLong_FromLong(<long>four)
+                else:
+                    value = PyLong_FromUnsignedLongLong(four)
+            elif field.size == 1:
+                value = PyLong_FromLong(at[0])
+            elif field.size == 8:
+                memcpy(&eight, at, 8)
+                value = PyLong_FromUnsignedLongLong(be64toh(eight))
+            else:
+                memcpy(&two, at, 2)
+                value = PyLong_FromLong(be16toh(two))
+            if value == NULL:
+                raise MemoryError
+            PyTuple_SET_ITEM(values, index, value)
+        return <tuple>values
+
 
 cdef int _store_bytes(unsigned char *memory, Py_ssize_t size, PyObject *value) except -1:
     """Write what ``size`` has room for; the rest of it stays zero."""
@@ -157,7 +205,7 @@ cdef int _store_bytes(unsigned char *memory, Py_ssize_t size, PyObject *value) e
 
 
 cdef object _pack_into(object self, PyObject **values, Py_ssize_t count):
-    cdef Packer layout = <Packer>self
+    cdef Layout layout = <Layout>self
     cdef Py_buffer view
     cdef Py_ssize_t offset
     if count < 2:
@@ -174,6 +222,27 @@ cdef object _pack_into(object self, PyObject **values, Py_ssize_t count):
 
 cdef PyMethodDef _pack_into_method
 _pack_into_method = PyMethodDef("pack_into", <PyCFunction><void *>_pack_into, METH_FASTCALL, NULL)
+
+
+cdef object _unpack_from(object self, PyObject **values, Py_ssize_t count):
+    cdef Layout layout = <Layout>self
+    cdef Py_buffer view
+    cdef Py_ssize_t offset
+    if count != 2:
+        raise TypeError("unpack_from takes a buffer and an offset")
+    offset = PyLong_AsSsize_t(values[1])
+    PyObject_GetBuffer(<object>values[0], &view, PyBUF_SIMPLE)
+    try:
+        layout.check(view.len, offset)
+        return layout.load(<const unsigned char *>view.buf + offset)
+    finally:
+        PyBuffer_Release(&view)
+
+
+cdef PyMethodDef _unpack_from_method
+_unpack_from_method = PyMethodDef(
+    "unpack_from", <PyCFunction><void *>_unpack_from, METH_FASTCALL, NULL
+)
 
 
 def is_flat(buffer, bint writable):

@@ -37,7 +37,19 @@ def test_what_is_bound_is_compiled(compiled: Any) -> None:
         messages.pack_data_chunk,
         messages.pack_extended_data_chunk,
     ):
-        assert isinstance(bound.__self__, compiled.Packer)  # type: ignore[attr-defined]
+        assert isinstance(bound.__self__, compiled.Layout)  # type: ignore[attr-defined]
+    for bound in (
+        iser.unpack_message,
+        iser.unpack_ends,
+        bhs.unpack_scsi_command,
+        bhs.unpack_scsi_response,
+        bhs.unpack_data_in_place,
+        cdb.unpack10,
+        cdb.unpack16,
+        messages.unpack_request,
+        messages.unpack_extended_request,
+    ):
+        assert isinstance(bound.__self__, compiled.Layout)  # type: ignore[attr-defined]
 
 
 def number(kind: str) -> st.SearchStrategy[int]:
@@ -67,22 +79,35 @@ def test_any_layout_is_written_as_struct_does(compiled: Any) -> None:
         wanted = bytearray(b"\xee" * (before + layout.size + behind))
         layout.pack_into(wanted, before, *values)
         found = bytearray(b"\xee" * len(wanted))
-        compiled.Packer(layout.format).pack_into(memoryview(found), before, *values)
+        compiled.Layout(layout.format).pack_into(memoryview(found), before, *values)
         assert found == wanted
+
+    agrees()
+
+
+def test_any_layout_is_read_as_struct_does(compiled: Any) -> None:
+    @given(st.lists(FIELD, min_size=1, max_size=5), st.integers(0, 9), st.data())
+    def agrees(fields: list[tuple[str, list[Any]]], before: int, draw: st.DataObject) -> None:
+        layout = struct.Struct(">" + "".join(part for part, _ in fields))
+        memory = bytes(before) + draw.draw(st.binary(min_size=layout.size, max_size=200))
+        wanted = layout.unpack_from(memory, before)
+        unpack_from = compiled.Layout(layout.format).unpack_from
+        assert unpack_from(memory, before) == wanted
+        assert unpack_from(memoryview(memory), before) == wanted
 
     agrees()
 
 
 def test_bytes_from_a_bytearray(compiled: Any) -> None:
     memory = bytearray(6)
-    compiled.Packer(">4sH").pack_into(memory, 0, bytearray(b"abcd"), 1)
+    compiled.Layout(">4sH").pack_into(memory, 0, bytearray(b"abcd"), 1)
     assert memory == b"abcd\0\1"
 
 
 @pytest.mark.parametrize("name", ["<I", "=I", "I", "", ">", ">i", ">P", ">4", ">f", ">17I"])
 def test_layouts_of_another_kind(compiled: Any, name: str) -> None:
     with pytest.raises(struct.error):
-        compiled.Packer(name)
+        compiled.Layout(name)
 
 
 @pytest.fixture(params=["compiled", "as written"])
@@ -96,6 +121,49 @@ def pack_into(request: pytest.FixtureRequest) -> Callable[..., None]:
 
 
 FIELDS = (1, 2, 3, 4, b"ab")
+
+
+@pytest.fixture(params=["compiled", "as written"])
+def unpack_from(request: pytest.FixtureRequest) -> Callable[..., Any]:
+    layout = struct.Struct(">BHIQ2s")
+    if request.param == "as written":
+        return layout.unpack_from
+    pytest.importorskip(COMPILED, reason="not compiled: run scripts/setup")
+    return octets.unpacker(layout)
+
+
+def test_a_layout_is_read_where_it_lies(unpack_from: Callable[..., Any]) -> None:
+    memory = bytearray(20)
+    struct.pack_into(">BHIQ2s", memory, 3, *FIELDS)
+    for buffer in (memory, bytes(memory), memoryview(memory)):
+        assert unpack_from(buffer, 3) == FIELDS
+
+
+def test_the_largest_numbers_are_read(unpack_from: Callable[..., Any]) -> None:
+    assert unpack_from(b"\xff" * 17, 0) == (*MOST.values(), b"\xff\xff")
+
+
+@pytest.mark.parametrize("at", [4, 17, 2**31, 2**32, 2**62, 2**63 - 1])
+def test_a_layout_that_is_not_there(unpack_from: Callable[..., Any], at: int) -> None:
+    with pytest.raises(struct.error):
+        unpack_from(bytes(20), at)
+
+
+@pytest.mark.parametrize("wrong", [(), (bytes(20),), (bytes(20), 0, 0), (bytes(20), "0")])
+def test_what_is_no_buffer_and_offset(compiled: Any, wrong: tuple[Any, ...]) -> None:
+    with pytest.raises(TypeError):
+        compiled.Layout(">BHIQ2s").unpack_from(*wrong)
+
+
+def test_an_offset_below_the_buffer(compiled: Any) -> None:
+    with pytest.raises(struct.error):
+        compiled.Layout(">BHIQ2s").unpack_from(bytes(20), -1)
+
+
+@pytest.mark.parametrize("wrong", [None, 7, "text", memoryview(bytes(40))[::2]])
+def test_what_cannot_be_read(unpack_from: Callable[..., Any], wrong: Any) -> None:
+    with pytest.raises((TypeError, BufferError)):
+        unpack_from(wrong, 0)
 
 
 @pytest.mark.parametrize("at", [4, 17, 2**31, 2**32, 2**62, 2**63 - 1])

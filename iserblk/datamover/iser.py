@@ -18,10 +18,10 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from iserblk.errors import RemoteProtocolError
-from iserblk.octets import packer
+from iserblk.octets import packer, unpacker
 
 CONTROL: Final = 0x10
 WSV: Final = 0x08
@@ -48,8 +48,8 @@ MESSAGE_ENDS: Final = struct.Struct(">B31xI")
 # The methods of these layouts, bound once, as compiled code looks a method up at each call; and the
 # types of what they return, so that it has numbers and not objects.
 pack_control: Final[Callable[..., None]] = packer(CONTROL_LAYOUT)
-unpack_message: Final = MESSAGE_LAYOUT.unpack_from
-unpack_ends: Final = MESSAGE_ENDS.unpack_from
+unpack_message: Final[Callable[..., Any]] = unpacker(MESSAGE_LAYOUT)
+unpack_ends: Final[Callable[..., Any]] = unpacker(MESSAGE_ENDS)
 MessageFields = tuple[int, int, int, int, int, int]
 MessageEnds = tuple[int, int]
 

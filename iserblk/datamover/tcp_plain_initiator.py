@@ -32,7 +32,6 @@ from iserblk.scsi.tasks import BIDIRECTIONAL, READ, WRITE
 # Of one sequence, that are made; the others when these have left.
 _MOST_DATA_OUTS: Final = 64
 
-_unpack_data_in: Final = bhs.DATA_IN_PLACE.unpack_from  # bound once, and typed: see bhs
 _DataInFields = tuple[int, int, int, int]
 _STAT_SN_OFFSET: Final = 24
 _WORD: Final = Struct(">I")
@@ -341,7 +340,7 @@ class PlainTcpInitiator:
         """Where to place the data of the PDU at ``at``, for PduReceiver. Checks a Data-In."""
         if message[at] & bhs.OPCODE_MASK != bhs.DATA_IN:
             return None
-        fields: _DataInFields = _unpack_data_in(message, at)
+        fields: _DataInFields = bhs.unpack_data_in_place(message, at)
         lengths, itt, data_sn, offset = fields
         transfer = self._tasks.get(itt)
         sink = None if transfer is None else transfer.sink

@@ -15,10 +15,10 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable
-from typing import Final
+from typing import Any, Final
 
 from iserblk.errors import RemoteProtocolError
-from iserblk.octets import packer
+from iserblk.octets import packer, unpacker
 
 BHS_LENGTH: Final = 48
 OPCODE_MASK: Final = 0x3F
@@ -88,8 +88,9 @@ LENGTHS: Final = struct.Struct(">I")
 LENGTHS_OFFSET: Final = 4
 
 # Layouts for the hot path. A SCSI Command: opcode, flags, TotalAHSLength (top byte) with
-# DataSegmentLength, LUN, ITT, EDTL, CmdSN, ExpStatSN, CDB.
+# DataSegmentLength, LUN, ITT, EDTL, CmdSN, ExpStatSN, CDB; and all but ExpStatSN, for the target.
 SCSI_COMMAND_FIELDS: Final[struct.Struct] = struct.Struct(">BBxxI8sIIII16s")
+SCSI_COMMAND_TAKEN: Final[struct.Struct] = struct.Struct(">BBxxI8sIII4x16s")
 # A SCSI Data-Out: opcode, flags, lengths, LUN, ITT, TTT, ExpStatSN, DataSN, Buffer Offset.
 DATA_OUT_FIELDS: Final[struct.Struct] = struct.Struct(">BBxxI8sII4xI4xII4x")
 # A SCSI Data-In: opcode, flags, status, lengths, LUN, ITT, TTT, StatSN, ExpCmdSN, MaxCmdSN, DataSN,
@@ -106,11 +107,12 @@ BIDI_RESIDUAL_OFFSET: Final = 40
 
 # The methods of these layouts, bound once, as compiled code looks a method up at each call; and the
 # types of what they return, so that it has numbers and not objects.
-unpack_scsi_command: Final = SCSI_COMMAND_FIELDS.unpack_from
+unpack_scsi_command: Final[Callable[..., Any]] = unpacker(SCSI_COMMAND_TAKEN)
 pack_scsi_command: Final[Callable[..., None]] = packer(SCSI_COMMAND_FIELDS)
-unpack_scsi_response: Final = SCSI_RESPONSE_FIELDS.unpack_from
+unpack_scsi_response: Final[Callable[..., Any]] = unpacker(SCSI_RESPONSE_FIELDS)
+unpack_data_in_place: Final[Callable[..., Any]] = unpacker(DATA_IN_PLACE)
 pack_scsi_response: Final[Callable[..., None]] = packer(SCSI_RESPONSE_FIELDS)
-ScsiCommandFields = tuple[int, int, int, bytes, int, int, int, int, bytes]
+ScsiCommandFields = tuple[int, int, int, bytes, int, int, int, bytes]
 ScsiResponseFields = tuple[int, int, int, int, int, int, int]
 
 MOST_SENSE: Final = 252  # bytes (SPC-4, Sense data: ADDITIONAL SENSE LENGTH is 244 at most)

@@ -11,10 +11,10 @@ import errno
 import struct
 from collections.abc import Callable
 from enum import IntEnum
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from iserblk.errors import IserblkError
-from iserblk.octets import packer
+from iserblk.octets import packer, unpacker
 
 # --- handshake -----------------------------------------------------------------------------------
 
@@ -97,13 +97,15 @@ REQUEST: Final = struct.Struct(">IHHQQI")
 REQUEST_MAGIC: Final = 0x25609513
 EXTENDED_REQUEST: Final = struct.Struct(">IHHQQQ")
 EXTENDED_REQUEST_MAGIC: Final = 0x21E41C71
+# Bound once: compiled code looks a method up at each call.
+unpack_request: Final[Callable[..., Any]] = unpacker(REQUEST)
+unpack_extended_request: Final[Callable[..., Any]] = unpacker(EXTENDED_REQUEST)
 
 RequestFields = tuple[int, int, int, int, int, int]
 """What both layouts of requests return: with types, so that compiled code has numbers and not
 objects."""
 
 SIMPLE_REPLY: Final = struct.Struct(">IIQ")  # magic, error, cookie
-# Bound once: compiled code looks a method up at each call.
 pack_simple_reply: Final[Callable[..., None]] = packer(SIMPLE_REPLY)
 SIMPLE_REPLY_MAGIC: Final = 0x67446698
 CHUNK: Final = struct.Struct(">IHHQI")  # magic, flags, type, cookie, length of the payload

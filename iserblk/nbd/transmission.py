@@ -22,7 +22,8 @@ What comes is untrusted: ``received`` and ``resume`` raise RemoteProtocolError a
 from __future__ import annotations
 
 from collections import deque
-from typing import Final, Protocol
+from collections.abc import Callable
+from typing import Any, Final, Protocol
 
 from iserblk.commands.command import Command
 from iserblk.disk.seam import Extent
@@ -196,7 +197,9 @@ class Transmission:
         self._progress = _Progress()
         self._extended = negotiated.extended
         header = nbd.EXTENDED_REQUEST if self._extended else nbd.REQUEST
-        self._unpack = header.unpack_from
+        self._unpack: Callable[..., Any] = (
+            nbd.unpack_extended_request if self._extended else nbd.unpack_request
+        )
         self._size = header.size
         self._magic = nbd.EXTENDED_REQUEST_MAGIC if self._extended else nbd.REQUEST_MAGIC
         # Where the header of a read's reply begins in its buffer.

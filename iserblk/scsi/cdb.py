@@ -11,9 +11,9 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable
-from typing import Final
+from typing import Any, Final
 
-from iserblk.octets import packer
+from iserblk.octets import packer, unpacker
 from iserblk.scsi import opcodes
 
 # An UNMAP command needs a parameter list, so callers find both here.
@@ -38,6 +38,12 @@ RW6: Final = struct.Struct(">BBHBB")  # LBA: bits 4-0 of byte 1, then 16 bits; 0
 RW10: Final = struct.Struct(">BBIBHB")
 RW12: Final = struct.Struct(">BBIIBB")  # blocks before group
 RW16: Final = struct.Struct(">BBQIBB")  # blocks before group
+# What a READ or WRITE has to say: flags, LBA, blocks.
+_SAID10: Final = struct.Struct(">xBIxH")
+_SAID16: Final = struct.Struct(">xBQI")
+unpack10: Final[Callable[..., Any]] = unpacker(_SAID10)
+unpack16: Final[Callable[..., Any]] = unpacker(_SAID16)
+Said = tuple[int, int, int]
 
 # The same in a slot of 16 bytes, with zero for group and control.
 _SLOT10: Final = struct.Struct(">BBIxHx6x")

@@ -8,12 +8,22 @@ from __future__ import annotations
 
 import errno
 import logging
-from collections.abc import Callable
 from typing import Final
 
 from iserblk.scsi import capacity, opcodes, sense
 from iserblk.scsi import status as sam
-from iserblk.scsi.cdb import BYTCHK, DISABLE_WRITE, FUA, RW6, RW10, RW12, RW16
+from iserblk.scsi.cdb import (
+    BYTCHK,
+    DISABLE_WRITE,
+    FUA,
+    RW6,
+    RW10,
+    RW12,
+    RW16,
+    Said,
+    unpack10,
+    unpack16,
+)
 from iserblk.target.scsi.ended import CheckCondition, invalid_field
 from iserblk.target.scsi.task import DeviceTask, Execute, check_wanted, nothing
 from iserblk.target.scsi.unit import MAX_EXCLUSIVE_OR, MAX_PREFETCH, MAX_VERIFY, LogicalUnit
@@ -23,9 +33,6 @@ from iserblk.target.store.store import Ended, LoopStore, is_full, is_read_only
 
 log = logging.getLogger(__name__)
 
-_Fields = tuple[int, int, int, int, int, int]
-_unpack10: Final[Callable[[bytes], _Fields]] = RW10.unpack_from
-_unpack16: Final[Callable[[bytes], _Fields]] = RW16.unpack_from
 _BYTCHK_FIELD: Final = 0x06
 _VERIFY_STEP: Final = 1 << 20  # bytes read at once
 _REPEATED: Final = (sense.NOT_READY, sense.UNIT_ATTENTION, sense.ABORTED_COMMAND)
@@ -219,7 +226,8 @@ def begin_read6(task: DeviceTask, unit: LogicalUnit) -> None:
 
 
 def begin_read10(task: DeviceTask, unit: LogicalUnit) -> None:
-    _, flags, lba, _, blocks, _ = _unpack10(task.cdb)
+    said: Said = unpack10(task.cdb, 0)
+    flags, lba, blocks = said
     _begin_read(task, unit, flags, lba, blocks)
 
 
@@ -229,7 +237,8 @@ def begin_read12(task: DeviceTask, unit: LogicalUnit) -> None:
 
 
 def begin_read16(task: DeviceTask, unit: LogicalUnit) -> None:
-    _, flags, lba, blocks, _, _ = _unpack16(task.cdb)
+    said: Said = unpack16(task.cdb, 0)
+    flags, lba, blocks = said
     _begin_read(task, unit, flags, lba, blocks)
 
 
@@ -239,7 +248,8 @@ def begin_write6(task: DeviceTask, unit: LogicalUnit) -> None:
 
 
 def begin_write10(task: DeviceTask, unit: LogicalUnit) -> None:
-    _, flags, lba, _, blocks, _ = _unpack10(task.cdb)
+    said: Said = unpack10(task.cdb, 0)
+    flags, lba, blocks = said
     _begin_write(task, unit, flags, lba, blocks)
 
 
@@ -249,7 +259,8 @@ def begin_write12(task: DeviceTask, unit: LogicalUnit) -> None:
 
 
 def begin_write16(task: DeviceTask, unit: LogicalUnit) -> None:
-    _, flags, lba, blocks, _, _ = _unpack16(task.cdb)
+    said: Said = unpack16(task.cdb, 0)
+    flags, lba, blocks = said
     _begin_write(task, unit, flags, lba, blocks)
 
 

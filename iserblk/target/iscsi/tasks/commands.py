@@ -104,7 +104,7 @@ class Commands:
     def take(self, message: memoryview, at: int) -> None:
         """Take a SCSI Command."""
         fields: bhs.ScsiCommandFields = bhs.unpack_scsi_command(message, at)
-        first, flags, lengths, lun_field, itt, edtl, cmd_sn, _, cdb = fields
+        first, flags, lengths, lun_field, itt, edtl, cmd_sn, cdb = fields
         if not self._session.attached:
             self._reject(message, at, pdu.REJECT_PROTOCOL_ERROR)
             return
