@@ -54,14 +54,16 @@ cdef inline void store4(unsigned char *at, uint32_t number):
     memcpy(at, &number, 4)
 
 
-def unpack_header(buffer, Py_ssize_t at):
+def look(buffer, Py_ssize_t at, Py_ssize_t stop, bint crc):
     cdef Py_buffer view
     cdef uint16_t length, control
     cdef uint32_t stag, mo
     cdef uint64_t to
+    cdef Py_ssize_t size
+    cdef bint good
     cdef const unsigned char *start
     PyObject_GetBuffer(buffer, &view, PyBUF_SIMPLE)
-    if at < 0 or view.len - UNTAGGED_SIZE < at:
+    if at < 0 or stop > view.len or stop - UNTAGGED_SIZE < at:
         PyBuffer_Release(&view)
         raise IndexError("a header that is not in the buffer")
     start = <const unsigned char *>view.buf + at
@@ -70,20 +72,13 @@ def unpack_header(buffer, Py_ssize_t at):
     memcpy(&stag, start + 4, 4)
     memcpy(&to, start + 8, 8)
     memcpy(&mo, start + 16, 4)
+    length = be16toh(length)
+    size = ((length + LENGTH_SIZE + 3) & ~3) + CRC_SIZE
+    good = length >= TAGGED_SIZE - LENGTH_SIZE and size <= stop - at
+    if good and crc:
+        good = crc_of(start, size, 0) == GOOD_CRC
     PyBuffer_Release(&view)
-    return be16toh(length), be16toh(control), be32toh(stag), be64toh(to), be32toh(mo)
-
-
-def is_valid(buffer, Py_ssize_t start, Py_ssize_t stop):
-    cdef Py_buffer view
-    cdef uint32_t value
-    PyObject_GetBuffer(buffer, &view, PyBUF_SIMPLE)
-    if start < 0 or stop < start or stop > view.len or stop - start > MAX_FPDU:
-        PyBuffer_Release(&view)
-        raise IndexError("an FPDU that is not in the buffer")
-    value = crc_of(<const unsigned char *>view.buf + start, stop - start, 0)
-    PyBuffer_Release(&view)
-    return value == GOOD_CRC
+    return length, be16toh(control), be32toh(stag), be64toh(to), be32toh(mo), good
 
 
 def place(target, Py_ssize_t to, source, Py_ssize_t start, Py_ssize_t size):

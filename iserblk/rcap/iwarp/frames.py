@@ -15,18 +15,22 @@ from iserblk.rcap.iwarp import ddp
 
 _PADS = (b"", b"\0", b"\0\0", b"\0\0\0")
 
+Look = tuple[int, int, int, int, int, bool]
+"""Of an FPDU: the fields of ``ddp.HEADER``, and whether it may be taken."""
 
-def _unpack_header(buffer: bytes | memoryview | mmap, at: int) -> ddp.Header:
-    """The fields of ``ddp.HEADER``, of the FPDU that begins at ``buffer[at]``."""
+
+def _look(buffer: bytes | memoryview | mmap, at: int, stop: int, crc: bool) -> Look:
+    """The fields of ``ddp.HEADER``, of the FPDU that begins at ``buffer[at]``; and whether it may
+    be taken: all of it lies in ``buffer[at:stop]``, it has room for a header, and with ``crc`` it
+    ends with its CRC."""
+    if not 0 <= at <= stop - ddp.UNTAGGED_SIZE or stop > len(buffer):
+        raise IndexError("a header that is not in the buffer")
     header: ddp.Header = ddp.HEADER.unpack_from(buffer, at)
-    return header
-
-
-def _is_valid(buffer: bytes | memoryview | mmap, start: int, stop: int) -> bool:
-    """Whether the FPDU in ``buffer[start:stop]`` ends with its CRC."""
-    if not 0 <= start <= stop <= len(buffer):
-        raise IndexError("an FPDU that is not in the buffer")
-    return ddp.crc_of(memoryview(buffer)[start:stop]) == ddp.GOOD_CRC
+    size = ddp.fpdu_size(header[0])
+    good = header[0] >= ddp.TAGGED_SIZE - ddp.LENGTH_SIZE and size <= stop - at
+    if good and crc:
+        good = ddp.crc_of(memoryview(buffer)[at : at + size]) == ddp.GOOD_CRC
+    return (*header, good)
 
 
 def _place(target: memoryview, to: int, source: memoryview | mmap, start: int, size: int) -> None:
@@ -69,15 +73,13 @@ try:
     from iserblk.rcap.iwarp._frames import (
         around_tagged,
         fill_send,
-        is_valid,
+        look,
         place,
-        unpack_header,
     )
 except ImportError:
     around_tagged = _around_tagged
     fill_send = _fill_send
-    is_valid = _is_valid
+    look = _look
     place = _place
-    unpack_header = _unpack_header
 
-__all__ = ["around_tagged", "fill_send", "is_valid", "place", "unpack_header"]
+__all__ = ["around_tagged", "fill_send", "look", "place"]

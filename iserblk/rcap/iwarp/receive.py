@@ -40,8 +40,8 @@ _TAGGED_ULPDU: Final = ddp.TAGGED_SIZE - ddp.LENGTH_SIZE
 _UNTAGGED_ULPDU: Final = ddp.UNTAGGED_SIZE - ddp.LENGTH_SIZE
 
 # Bound once, as the methods in ``ddp``.
-_unpack_header: Final[Callable[[mmap, int], tuple[int, int, int, int, int]]] = frames.unpack_header
-_is_valid: Final[Callable[[mmap, int, int], bool]] = frames.is_valid
+_Look = tuple[int, int, int, int, int, bool]
+_look: Final[Callable[[mmap, int, int, bool], _Look]] = frames.look
 _place: Final[Callable[[memoryview, int, mmap, int, int], None]] = frames.place
 
 
@@ -194,17 +194,17 @@ class ReceiveCore:
         check = self._crc
         segments = self.segments
         while tail - pos >= ddp.UNTAGGED_SIZE:
-            length, control, stag, to, mo = _unpack_header(staging, pos)
+            length, control, stag, to, mo, good = _look(staging, pos, tail, check)
             end = pos + ((length + 5) & ~3)  # where the CRC is: behind ULPDU_Length, ULPDU, pad
-            if length < _TAGGED_ULPDU:
-                raise self._violation(pos, checks.TOO_SHORT)
-            if tail < end + ddp.CRC_SIZE:
+            if not good:
+                if length < _TAGGED_ULPDU:
+                    raise self._violation(pos, checks.TOO_SHORT)
+                if tail >= end + ddp.CRC_SIZE:
+                    raise self._violation(pos, checks.BAD_CRC)
                 if not check and control & ddp.TAGGED and end - tail > DIRECT_MIN:
                     self._begin_direct(pos, length, control, stag, to)
                     return
                 break
-            if check and not _is_valid(staging, pos, end + ddp.CRC_SIZE):
-                raise self._violation(pos, checks.BAD_CRC)
             self.opened = True
             if control | _LAST == _WRITE_LAST:
                 size = length - _TAGGED_ULPDU

@@ -44,49 +44,68 @@ def test_the_compiled_form_is_used() -> None:
 
 
 def test_a_header_of_either_kind(form: Any) -> None:
-    @given(HALF, HALF, WORD, LONG, WORD)
-    def reads(length: int, control: int, stag: int, to: int, word: int) -> None:
+    @given(HALF, HALF, WORD, LONG, WORD, st.booleans())
+    def reads(length: int, control: int, stag: int, to: int, word: int, crc: bool) -> None:
         memory = b"\xff" + ddp.HEADER.pack(length, control, stag, to, word) + b"\xff"
-        assert form.unpack_header(memory, 1) == (length, control, stag, to, word)
-        assert form.unpack_header(memoryview(memory)[1:-1], 0) == (length, control, stag, to, word)
+        fields = (length, control, stag, to, word)
+        assert form.look(memory, 1, len(memory), crc)[:5] == fields
+        assert form.look(memoryview(memory)[1:-1], 0, ddp.UNTAGGED_SIZE, crc)[:5] == fields
 
     reads()
 
 
 def test_a_header_that_is_not_there(form: Any) -> None:
     memory = memoryview(bytes(ddp.UNTAGGED_SIZE))
-    for at in (1, *EDGES[2:]):
-        with pytest.raises((IndexError, struct.error)):
-            form.unpack_header(memory, at)
-    with pytest.raises((IndexError, struct.error)):
-        form.unpack_header(memory[:-1], 0)
+    for at, stop in ((-1, 20), (1, 20), (1, 21), (0, 19), (0, -1), (20, 0)):
+        with pytest.raises(IndexError):
+            form.look(memory, at, stop, True)
+    for edge in EDGES[2:]:
+        for at, stop in ((edge, 20), (0, edge), (edge, edge)):
+            with pytest.raises(IndexError):
+                form.look(memory, at, stop, True)
+    with pytest.raises(IndexError):
+        form.look(memory[:-1], 0, ddp.UNTAGGED_SIZE, False)
 
 
-def test_an_fpdu_ends_with_its_crc(form: Any) -> None:
-    @given(st.binary(max_size=100), st.binary(max_size=9), st.integers(1, 2**32 - 1))
-    def checks(data: bytes, before: bytes, error: int) -> None:
-        crc = ddp.crc_of(data)
-        start, stop = len(before), len(before) + len(data) + ddp.CRC_SIZE
+def fpdu(length: int, seed: int) -> bytes:
+    """An FPDU with its CRC, whose ULPDU has ``length`` bytes."""
+    body = length.to_bytes(2, "big") + bytes((seed + at) & 0xFF for at in range(length))
+    body += bytes(-len(body) & 3)
+    return body + ddp.pack_crc(ddp.crc_of(body))
+
+
+def test_an_fpdu_may_be_taken(form: Any) -> None:
+    least = ddp.TAGGED_SIZE - ddp.LENGTH_SIZE
+
+    @given(st.integers(least, 100), st.integers(0, 9), st.integers(1, 2**32 - 1), st.booleans())
+    def takes(length: int, before: int, error: int, crc: bool) -> None:
+        whole = fpdu(length, error)
+        stop = before + len(whole)
         memory = mmap.mmap(-1, 4096)
-        memory[:stop] = before + data + ddp.pack_crc(crc)
-        assert form.is_valid(memory, start, stop) is True
-        memory[:stop] = before + data + ddp.pack_crc(crc ^ error)
-        assert form.is_valid(memory, start, stop) is False
+        memory[before:stop] = whole
+        assert form.look(memory, before, stop, crc)[5] is True
+        assert form.look(memory, before, stop + 100, crc)[5] is True
+        if len(whole) > ddp.UNTAGGED_SIZE:
+            assert form.look(memory, before, stop - 1, crc)[5] is False
+        wrong = int.from_bytes(whole[-ddp.CRC_SIZE :], "little") ^ error
+        memory[stop - ddp.CRC_SIZE : stop] = ddp.pack_crc(wrong)
+        assert form.look(memory, before, stop, crc)[5] is not crc
 
-    checks()
+    takes()
+
+
+def test_an_fpdu_has_room_for_a_header(form: Any) -> None:
+    for length in range(ddp.TAGGED_SIZE - ddp.LENGTH_SIZE):
+        whole = fpdu(length, 1) + bytes(ddp.UNTAGGED_SIZE)
+        for crc in (True, False):
+            assert form.look(whole, 0, len(whole), crc)[5] is False
 
 
 def test_the_longest_fpdu(form: Any) -> None:
-    body = bytes(range(256)) * (ddp.MAX_FPDU // 256) + bytes(4)
-    assert len(body) == ddp.MAX_FPDU - ddp.CRC_SIZE
-    whole = body + ddp.pack_crc(ddp.crc_of(body))
-    assert form.is_valid(whole, 0, len(whole))
-
-
-def test_an_fpdu_that_is_not_there(form: Any) -> None:
-    for start, stop in ((0, 25), (-1, 20), (21, 20), *((0, edge) for edge in EDGES[2:])):
-        with pytest.raises(IndexError):
-            form.is_valid(bytes(24), start, stop)
+    whole = fpdu(ddp.MAX_ULPDU, 1)
+    assert len(whole) == ddp.MAX_FPDU
+    assert form.look(whole, 0, len(whole), True)[5] is True
+    assert form.look(whole, 0, len(whole) - 1, True)[5] is False
 
 
 def test_data_comes_to_its_place(form: Any) -> None:
