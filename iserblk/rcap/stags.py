@@ -67,7 +67,7 @@ def _flattened(buffer: memoryview, rights: int) -> memoryview:
 class StagTable:
     """All STags of one queue pair."""
 
-    __slots__ = ("_free", "regions")
+    __slots__ = ("_free", "_give_back", "_take", "regions")
 
     def __init__(self) -> None:
         # regions[0] is never valid, so that index 0 needs no test of its own.
@@ -75,6 +75,9 @@ class StagTable:
             Region(index << KEY_BITS) for index in range(FIRST_ENTRIES + 1)
         ]
         self._free: deque[Region] = deque(self.regions[1:])
+        # Bound once: compiled code looks a method of a deque up at each call.
+        self._take: Final[Callable[[], Region]] = self._free.popleft
+        self._give_back: Final[Callable[[Region], None]] = self._free.append
 
     def advertise(self, buffer: memoryview, rights: int) -> int:
         """Open ``buffer`` with ``rights``; returns the new STag. The Base Offset is 0.
@@ -85,9 +88,8 @@ class StagTable:
         """
         if not _is_flat(buffer, rights & REMOTE_WRITE != 0):
             buffer = _flattened(buffer, rights)
-        free = self._free
         try:
-            region = free.popleft() if len(free) > LEAST_FREE else self._grow()
+            region = self._take() if len(self._free) > LEAST_FREE else self._grow()
         except IndexError:
             raise LocalProtocolError("all STags of this queue pair are in use") from None
         stag = (region.stag & ~KEY_MASK) | ((region.stag + 1) & KEY_MASK)
@@ -104,7 +106,7 @@ class StagTable:
         none is."""
         index = len(self.regions)
         if index > MAX_INDEX:
-            return self._free.popleft()
+            return self._take()
         region = Region(index << KEY_BITS)
         self.regions.append(region)
         return region
@@ -141,7 +143,7 @@ class StagTable:
         region.state = FREE
         region.view = NOTHING
         region.length = 0
-        self._free.append(region)
+        self._give_back(region)
         return view
 
     def clear(self) -> list[memoryview]:

@@ -118,10 +118,10 @@ class SendCore:
     """
 
     __slots__ = ("_alone", "_batch_size", "_crc", "_framer", "_leaving", "_leaving_ends",
-                 "_limits", "_low", "_message", "_msn", "_offset", "_one_segment", "_ord",
-                 "_position", "_read_msn", "_reads", "_response_ends", "_responses", "_segment",
-                 "_sink_key", "_tagged_max", "_turn", "_untagged_max", "batch", "batch_left",
-                 "completions", "opened", "reads_finished", "requests")  # fmt: skip
+                 "_limits", "_low", "_message", "_msn", "_next_request", "_offset", "_one_segment",
+                 "_ord", "_position", "_read_msn", "_reads", "_response_ends", "_responses",
+                 "_segment", "_sink_key", "_tagged_max", "_turn", "_untagged_max", "batch",
+                 "batch_left", "completions", "opened", "reads_finished", "requests")  # fmt: skip
 
     def __init__(
         self,
@@ -156,6 +156,7 @@ class SendCore:
         self._responses = responses
         self.opened = opened
         self.requests: deque[seam.WorkRequest] = deque()
+        self._next_request: Final[Callable[[], seam.WorkRequest]] = self.requests.popleft
         self._message: seam.WorkRequest | ReadResponse | None = None  # not all framed yet
         self._offset = 0  # bytes of it that are framed
         self._turn = False  # the last message was a request of ours: a Read Response is next
@@ -238,7 +239,7 @@ class SendCore:
                     message = responses.popleft()
                 elif ready:
                     self._turn = True
-                    message = requests.popleft()
+                    message = self._next_request()
                 else:
                     break
                 self._message = message
