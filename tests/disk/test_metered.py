@@ -120,8 +120,8 @@ def _clock(monkeypatch: pytest.MonkeyPatch) -> None:
             now += TOOK_NS
 
     times = ticks()
-    monkeypatch.setattr(clock, "source_ns", times.__next__)
-    monkeypatch.setattr(clock, "source", lambda: next(times) / 1e9)
+    monkeypatch.setattr(clock.sources, "nanoseconds", times.__next__)
+    monkeypatch.setattr(clock.sources, "monotonic", lambda: next(times) / 1e9)
 
 
 @pytest.mark.parametrize(("operation", "size", "call", "options"), REQUESTS)
@@ -177,7 +177,7 @@ async def test_buckets_of_the_data_path_are_those_of_count(
 ) -> None:
     """READ and WRITE have the arithmetic in line."""
     for call, operation in ((REQUESTS[0], READ), (REQUESTS[1], WRITE)):
-        monkeypatch.setattr(clock, "source_ns", iter((0, took_ns)).__next__)
+        monkeypatch.setattr(clock.sources, "nanoseconds", iter((0, took_ns)).__next__)
         await bench.call(*call[2])
         assert bench.row(operation)[f"2^{bucket} µs"] == 1
     count(bench.metrics, FLUSH, took_ns, 0, False)

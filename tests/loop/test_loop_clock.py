@@ -35,5 +35,5 @@ def test_time_that_is_made_up(monkeypatch: pytest.MonkeyPatch) -> None:
     assert clock.monotonic() == clocks.START
     made.now += 3600.0
     assert clock.monotonic() == clocks.START + 3600.0
-    monkeypatch.setattr(clock, "source_ns", lambda: 7)
+    monkeypatch.setattr(clock.sources, "nanoseconds", lambda: 7)
     assert clock.nanoseconds() == 7

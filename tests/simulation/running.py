@@ -187,10 +187,12 @@ def made_up(network: Network, seed: object, first_number: int) -> Iterator[None]
 
     random_bytes = Random(f"bytes {seed}").randbytes
     before, hosts.loop = hosts.loop, loop
+    sources = clock.sources  # mock would delete an attribute, which is not possible where compiled
+    real = sources.monotonic, sources.nanoseconds
+    sources.monotonic, sources.nanoseconds = loop.now, nanoseconds
     try:
         with (
             deterministic_PRNG(Random(f"scheduler {seed}").getrandbits(32)),
-            mock.patch.multiple(clock, source=loop.now, source_ns=nanoseconds),
             mock.patch.multiple(tasks, readable=loop.until_readable, writable=loop.until_writable),
             mock.patch.object(secrets, "token_bytes", random_bytes),
             mock.patch.object(threading, "Semaphore", partial(SimulatedSemaphore, loop)),
@@ -203,4 +205,5 @@ def made_up(network: Network, seed: object, first_number: int) -> Iterator[None]
         ):
             yield
     finally:
+        sources.monotonic, sources.nanoseconds = real
         hosts.loop = before

@@ -32,7 +32,7 @@ class Clock:
 
 def give(monkeypatch: pytest.MonkeyPatch, source: Callable[[], float]) -> None:
     """iserblk reads ``source`` instead of the machine's monotonic clock."""
-    monkeypatch.setattr(clock, "source", source)
+    monkeypatch.setattr(clock.sources, "monotonic", source)
     if isinstance(source, Clock):
         monkeypatch.setattr(Clock, "given", source)
 
