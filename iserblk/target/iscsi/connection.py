@@ -88,6 +88,7 @@ class TargetConnection:
         self._answers = ControlAnswers(
             datamover, self._numbers, slots, self._limit.declare, self._hold
         )
+        self._unexpected = self._answers.unexpected  # one look-up, for each PDU
         self.slots = TaskSlots(self, datamover, session.pool, self._answers, at_once)
         self._acknowledgements = Acknowledgements(self._numbers, self.slots)
         self._login = ConnectionLogin(login, owner, datamover, self.slots, self._answers)
@@ -300,7 +301,7 @@ class TargetConnection:
         opcode = message[at] & bhs.OPCODE_MASK
         if self._acknowledgements.notes and self._acknowledgements.note(message, at):
             self.ask_for_acknowledgement()
-        if self._answers.unexpected.outstanding:
+        if self._unexpected.outstanding:
             self._answers.heard(message, at)
         commands = self._commands
         if commands is None:

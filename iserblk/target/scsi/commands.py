@@ -152,6 +152,9 @@ COMMANDS: Final = {
     for each in _LIST
 }
 
+# The same by the opcode alone, for those that have one command: 256 entries.
+OF_OPCODE: Final = [COMMANDS.get(opcode) for opcode in range(256)]
+
 
 def find(cdb: bytes) -> Command | None:
     """The command of a CDB; None: the command is unknown."""

@@ -23,7 +23,7 @@ from iserblk.scsi.cdb import DESC, EVPD
 from iserblk.scsi.reservations import TransportId
 from iserblk.target.ports import ONLY_PORT, AccessStates, TargetPorts
 from iserblk.target.scsi.block import IN_LOOP, fit, start
-from iserblk.target.scsi.commands import COMMANDS, check_fields, find, has, unknown_command
+from iserblk.target.scsi.commands import OF_OPCODE, check_fields, find, has, unknown_command
 from iserblk.target.scsi.ended import (
     CheckCondition,
     Ended,
@@ -458,7 +458,7 @@ class DeviceServer:
             self._look_at_files()
         try:
             unit = self._units.get(lun)
-            command = COMMANDS.get(cdb[0]) if cdb else None
+            command = OF_OPCODE[cdb[0]] if cdb else None
             if command is None:
                 command = find(cdb)
             begin = None if command is None else command.begin

@@ -485,7 +485,8 @@ def _decode(found: Any) -> tuple[int, NexusName | None, dict[NexusName, _Registr
         registered[nexus] = _Registration(int(key, 16))
     if index is not None and not 0 <= _whole(index) < len(entries):
         raise ValueError("the holder is none of the registrations")
-    if kind not in (0, *pr.TYPES) or (index is None) == (kind in _HELD_BY_ONE):
+    known = kind == 0 or kind in pr.TYPES
+    if not known or (index is None) == (kind in _HELD_BY_ONE):
         raise ValueError("type and holder contradict each other")
     return kind, None if index is None else list(registered)[index], registered
 

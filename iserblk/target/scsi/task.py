@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Final
 
 from iserblk.target.scsi.ended import TaskAborted
 from iserblk.target.scsi.unit import LogicalUnit
@@ -25,6 +26,10 @@ def _copy_answer(task: DeviceTask, buffer: memoryview, nowait: bool) -> bool:
     buffer[: task.length] = task.answer
     task.transferred = task.length
     return True
+
+
+# A constant, as compiled code looks a function that is no call up in a table.
+_NOTHING: Final[Execute] = nothing
 
 
 class DeviceTask(ScsiTask):
@@ -57,7 +62,7 @@ class DeviceTask(ScsiTask):
         self.status = 0
         self.sense = b""
         self.transferred = 0
-        self.execute: Execute = nothing
+        self.execute: Execute = _NOTHING
         self.offset = 0
 
     def was_answered(self) -> None:
