@@ -59,10 +59,13 @@ class WorkRequest:
     The provider uses ``data`` until the first of these: the request completes; a later signaled
     request of the same queue pair completes (requests complete in order, except RDMA_READ);
     ``close`` has returned. RDMA_READ always gives a Completion, other opcodes only when
-    ``signaled``. The Completion carries the same ``token``.
+    ``signaled``. The Completion carries the same ``token``. ``done`` is the provider's: a
+    Completion that it has given for this request, and may give again.
     """
 
-    __slots__ = ("data", "header", "header_length", "opcode", "signaled", "stag", "to", "token")
+    __slots__ = (
+        *("data", "done", "header", "header_length", "opcode", "signaled", "stag", "to", "token"),
+    )
 
     def __init__(self, opcode: int = SEND, token: object = None) -> None:
         self.opcode = opcode
@@ -73,12 +76,15 @@ class WorkRequest:
         self.to = 0
         self.signaled = False
         self.token = token
+        self.done: Completion | None = None
 
 
 class Completion:
     """A message that was received, or a work request that succeeded.
 
     There are no failed completions: an error ends the connection, and ``progress`` raises it.
+    Nobody changes a Completion: that of a work request may be given again when the request, posted
+    again, succeeds again.
 
     ``opcode`` RECEIVE: ``data`` is the whole message, readable until the next call of
     ``progress``; ``solicited`` is the SE bit; ``invalidated`` is the STag of ours that the message

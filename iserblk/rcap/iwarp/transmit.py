@@ -291,7 +291,10 @@ class SendCore:
 
     def _completes(self, request: seam.WorkRequest) -> None:
         """Complete the request when the last byte framed so far has left."""
-        self._leaving.append(seam.Completion(request.opcode, request.token))
+        done = request.done
+        if done is None or done.opcode != request.opcode or done.token is not request.token:
+            done = request.done = seam.Completion(request.opcode, request.token)
+        self._leaving.append(done)
         self._leaving_ends.append(self._position + self.batch_left)
 
     def _complete(self) -> None:

@@ -369,6 +369,25 @@ def test_signaled_requests_complete_when_they_have_left() -> None:
     assert (completion.opcode, completion.token) == (seam.SEND, "token")
 
 
+def test_a_request_that_is_posted_again_completes_as_what_it_is_now() -> None:
+    core = core_for()
+    request = send(bytes(100))
+    request.signaled = True
+    seen: list[tuple[int, object]] = []
+    for opcode, token in (
+        *((seam.SEND, "one"), (seam.SEND, "one"), (seam.SEND_INVALIDATE, "one")),
+        *((seam.SEND_INVALIDATE, "two"), (seam.SEND, "one")),
+    ):
+        request.opcode, request.token = opcode, token
+        core.requests.append(request)
+        core.build()
+        core.sent(core.batch_left)
+        assert (core.completions[-1].opcode, core.completions[-1].token) == (opcode, token)
+        seen.append((opcode, token))
+        # Those before, which the layer above may not have looked at yet, stay what they were.
+        assert [(each.opcode, each.token) for each in core.completions] == seen
+
+
 @pytest.mark.parametrize("step", [1, 7, 124, 300, 1 << 30])
 def test_of_several_signaled_requests_those_complete_that_have_left(step: int) -> None:
     core = core_for(crc=False)  # so that all leave in one batch

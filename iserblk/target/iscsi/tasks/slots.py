@@ -128,7 +128,8 @@ class TaskSlots:
             except OSError:
                 return  # what login has promised stays where it is
         for slot in self.all[BATCH_SLOTS:]:
-            slot.request.token = slot.transfer.token = None  # else each would refer to itself
+            for request in (slot.request, slot.transfer):
+                request.token = request.done = None  # else each slot would refer to itself
         del self.all[BATCH_SLOTS:]
         self.free[:] = self.all
 
