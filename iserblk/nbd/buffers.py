@@ -45,14 +45,16 @@ class Intake:
 @mypyc_attr(allow_interpreted_subclasses=True)  # of tests: a memory that is exhausted
 class Memory:
     """Of one server, used by one thread. ``used``: bytes of requests of all clients. ``open``: how
-    many requests these are. ``guaranteed``: bytes that each client may have in any case. ``kept``:
-    bytes that are kept for requests to come, those that clients keep included. ``starved``: clients
-    wait for what others have. ``given_back``: something was, since ``share_out`` has looked."""
+    many requests these are. ``of_one``: bytes of the requests of one client; a single one may be
+    larger. ``guaranteed``: bytes that each client may have in any case. ``kept``: bytes that are
+    kept for requests to come, those that clients keep included. ``starved``: clients wait for what
+    others have. ``given_back``: something was, since ``share_out`` has looked."""
 
     def __init__(self, total: int = TOTAL_BYTES) -> None:
         self.total = total
         self.used = 0
         self.open = 0
+        self.of_one = CLIENT_BYTES
         self.guaranteed = GUARANTEED
         self.starved = False
         self.given_back = False

@@ -30,7 +30,6 @@ from iserblk.disk.seam import Extent
 from iserblk.errors import RemoteProtocolError
 from iserblk.nbd import messages as nbd
 from iserblk.nbd.buffers import (
-    CLIENT_BYTES,
     GUARANTEED_REQUESTS,
     HEADROOM,
     INTAKE,
@@ -432,7 +431,7 @@ class Transmission:
         """There is memory for a request of that cost; else ``held`` is set."""
         used = self._used + cost
         memory = self._memory
-        if (used > CLIENT_BYTES and self._used) or self.open >= MOST_REQUESTS:
+        if (used > memory.of_one and self._used) or self.open >= MOST_REQUESTS:
             self.held = True
         elif (used > memory.guaranteed and not memory.fits(cost)) or (
             memory.open >= TOTAL_REQUESTS and self.open >= GUARANTEED_REQUESTS

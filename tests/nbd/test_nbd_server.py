@@ -20,8 +20,8 @@ from trio.testing import MockClock
 from iserblk.disk.seam import FlushClient
 from iserblk.errors import CommandTimeout
 from iserblk.limited_log import BURST
+from iserblk.nbd import buffers, limited_log
 from iserblk.nbd import client as client_module
-from iserblk.nbd import limited_log, transmission
 from iserblk.nbd import messages as nbd
 from iserblk.nbd import server as server_module
 from iserblk.nbd.server import NbdServer
@@ -587,7 +587,7 @@ async def test_tls_records_that_wait_for_memory_are_not_forgotten(
     authority = Authority(tmp_path / "ca")
     context = by_certificates(str(authority.server(tmp_path / "server")), False)
     trust = ssl.create_default_context(cafile=str(tmp_path / "ca" / "ca-cert.pem"))
-    monkeypatch.setattr(transmission, "CLIENT_BYTES", 16 << 10)
+    monkeypatch.setattr(buffers, "CLIENT_BYTES", 16 << 10)
     disk = HeldDisk()
     length = 12 << 10
     async with serving(tmp_path, disk, context=context) as path, await connect(path) as plain:
