@@ -26,8 +26,9 @@ def _look(buffer: bytes | memoryview | mmap, at: int, stop: int, crc: bool) -> L
     if not 0 <= at <= stop - ddp.UNTAGGED_SIZE or stop > len(buffer):
         raise IndexError("a header that is not in the buffer")
     header: ddp.Header = ddp.HEADER.unpack_from(buffer, at)
-    size = ddp.fpdu_size(header[0])
-    good = header[0] >= ddp.TAGGED_SIZE - ddp.LENGTH_SIZE and size <= stop - at
+    length = header[0]
+    size = ((length + ddp.LENGTH_SIZE + 3) & ~3) + ddp.CRC_SIZE  # as ``ddp.fpdu_size``: a call less
+    good = length >= ddp.TAGGED_SIZE - ddp.LENGTH_SIZE and size <= stop - at
     if good and crc:
         good = ddp.crc_of(memoryview(buffer)[at : at + size]) == ddp.GOOD_CRC
     return (*header, good)
