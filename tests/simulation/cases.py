@@ -26,6 +26,7 @@ WORDS: Final = (
     "again",
     "medium",
     "tas",
+    "lies",
 )
 OPTIONS: Final = (
     "connections",
@@ -48,12 +49,17 @@ USUAL, HOARDS, DURABLE = "usual", "hoards", "durable"
 MIXES: Final = (USUAL, HOARDS, DURABLE)  # few flushes; many writes with FUA
 GOOD, BAD = "good", "bad"
 MEDIA: Final = (GOOD, BAD)
+# Where on the LUN the blocks are that the clients use: the LUN is that small; around the first LBA
+# that takes more than 32 bits; the last of 16 TiB.
+ALL_OF_IT, ACROSS, LAST = "all-of-it", "across", "last"
+PARTS: Final = (ALL_OF_IT, ACROSS, LAST)
 _CHOICES: Final = {
     "front": FRONTS,
     "other": OTHERS,
     "mix": MIXES,
     "medium": MEDIA,
     "tas": ("yes", "no"),
+    "lies": PARTS,
 }
 KEYS: Final = (*NUMBERS, *WORDS, *OPTIONS)
 

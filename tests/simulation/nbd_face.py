@@ -54,6 +54,10 @@ class Around(Protocol):
 
     def trace(self, words: str, *values: str | float) -> None: ...
 
+    def place(self, at: int) -> int:
+        """Where granule ``at`` lies on the LUN, in bytes."""
+        ...
+
     def count(self, state: str) -> None: ...
 
     def look(self) -> None:
@@ -220,7 +224,7 @@ class NbdFace:
         read = history.begin_read(at, self._around.loop.now())
         data = None
         try:
-            data = await connection.read(at * size, count * size)
+            data = await connection.read(self._around.place(at), count * size)
         except Gone:
             pass
         except Refused as error:
@@ -237,11 +241,11 @@ class NbdFace:
         try:
             if writes:
                 self._around.trace("version %d, %d at %d", change.version, count, at)
-                await connection.write(history.data(change), at * size, kind == FUA)
+                await connection.write(history.data(change), self._around.place(at), kind == FUA)
             elif kind == ZERO:
-                await connection.zero(at * size, count * size, may_trim=bool(at & 1))
+                await connection.zero(self._around.place(at), count * size, may_trim=bool(at & 1))
             else:
-                await connection.trim(at * size, count * size)
+                await connection.trim(self._around.place(at), count * size)
         except Gone:
             if line in self._lines:
                 line.left.append(change)
@@ -258,9 +262,9 @@ class NbdFace:
         size, begun = self._around.history.size, self._around.loop.now()
         try:
             if connection.style == nbd_wire.SIMPLE:
-                await connection.cache(at * size, count * size)
+                await connection.cache(self._around.place(at), count * size)
                 return
-            extents = await connection.extents(at * size, count * size)
+            extents = await connection.extents(self._around.place(at), count * size)
         except Gone:
             return
         except Refused as error:
@@ -268,8 +272,9 @@ class NbdFace:
             return
         for offset, length, flags in extents:
             if flags != EXTENT_DATA:
-                first = -(-offset // size)
-                self._around.history.check_hole(first, (offset + length) // size - first, begun)
+                start = offset - self._around.place(0)
+                first = -(-start // size)
+                self._around.history.check_hole(first, (start + length) // size - first, begun)
 
     async def _flush(self, number: int) -> bool:
         """Returns whether it was answered."""

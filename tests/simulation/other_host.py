@@ -59,6 +59,10 @@ class Around(Protocol):
 
     def trace(self, words: str, *values: str | float) -> None: ...
 
+    def place(self, at: int) -> int:
+        """Where granule ``at`` lies on the LUN, in bytes."""
+        ...
+
     def count(self, state: str) -> None: ...
 
     def may_have_failed(self, error: IserblkError) -> bool:
@@ -215,7 +219,7 @@ class OtherHost:
     async def _read(self, disk: TrioDisk, history: History, at: int, count: int) -> None:
         now, buffer = self._around.loop.now, bytearray(count * self._granule)
         read = history.begin_read(at, now(), foreign=history is not self.history)
-        await disk.read_into(memoryview(buffer), at * self._granule)
+        await disk.read_into(memoryview(buffer), self._around.place(at))
         self._look(disk)
         history.end_read(read, bytes(buffer), now())
 
@@ -226,11 +230,13 @@ class OtherHost:
         done = True
         try:
             if writes:
-                await disk.write(memoryview(history.data(change)), at * size, kind == FUA)
+                await disk.write(
+                    memoryview(history.data(change)), self._around.place(at), kind == FUA
+                )
             elif kind == ZERO:
-                await disk.zero(at * size, count * size)
+                await disk.zero(self._around.place(at), count * size)
             else:
-                await disk.trim(at * size, count * size)
+                await disk.trim(self._around.place(at), count * size)
         except IserblkError as error:
             if not self._may_fail(error):
                 raise

@@ -81,6 +81,10 @@ class _Clock(trio.abc.Clock):
         return 0.0
 
 
+def _raise(problem: BaseException) -> None:
+    raise problem
+
+
 class Simulation:
     """One ``run``, in which ``seed`` decides on everything. ``first_number``: CmdSN and StatSN of
     each session begin there."""
@@ -97,6 +101,10 @@ class Simulation:
     def progress(self) -> None:
         """Something has ended that is waited for."""
         self._idle = 0
+
+    def fail(self, problem: BaseException) -> None:
+        """``run`` raises it, whoever takes it for something else before."""
+        self.loop.call_soon(partial(_raise, problem))
 
     def run(self, body: Callable[[], Awaitable[T]]) -> T:
         """As ``trio.run``. What a function of the loop raises cancels ``body``, and is raised here

@@ -47,13 +47,15 @@ from iserblk.scsi.cdb import FUA as FUA_BIT
 from iserblk.scsi.sense import Sense
 from iserblk.target.scsi.device import LogicalUnit
 from iserblk.target.seam import Nexus
-from iserblk.target.store.store import OnLoss, no_loss
+from iserblk.target.store.store import Extent, OnLoss, no_loss
 from iserblk.target.store.volatile import VolatileStore
 from tests.model.machine import Media
 from tests.model.trouble import FLUSH_FAILED, TroubledDevice, Troubles
 from tests.simulation import nbd_face, other_host
 from tests.simulation.cases import (
+    ACROSS,
     ALL,
+    ALL_OF_IT,
     BAD,
     BAD_FAULTS,
     BESIDE,
@@ -73,6 +75,7 @@ from tests.simulation.cases import (
     HALVE,
     HOARDS,
     HOLE,
+    LAST,
     LAZY,
     LESS,
     LIMIT,
@@ -108,7 +111,8 @@ from tests.support.until import all_ended, until
 IQN: Final = "iqn.2026-11.example:disk"
 INITIATOR: Final = "iqn.2026-11.example:initiator"
 PLACES: Final = ("10.0.0.2:3260", "10.0.0.3:3260", "10.0.0.4:3260")
-SIZE: Final = 1 << 20
+SIZE: Final = 1 << 20  # bytes of the LUN that are used
+LARGEST: Final = 16 << 40  # bytes of a LUN
 CACHE: Final = 256 << 10  # smaller than the disk: some of it is written back now and then
 MOST: Final = 128  # granules of one request
 HOT: Final = 24  # granules, to which half of the requests go: they meet there
@@ -203,7 +207,7 @@ class Settings(NamedTuple):
     the LUN meanwhile. ``fault_kinds``: see ``faults_of``. ``mix``: of operations. ``again``: how
     often another fault follows at once. ``medium``: that of the target; where it is bad, what the
     target could not write is lost, and told once. ``tas``: "no": commands that another host ends
-    are not answered. ``options``: of the disk."""
+    are not answered. ``lies``: which part of the LUN they use. ``options``: of the disk."""
 
     scheme: str
     profile: str
@@ -222,6 +226,7 @@ class Settings(NamedTuple):
     again: float
     medium: str
     tas: str
+    lies: str
     options: dict[str, str]
 
     @property
@@ -243,6 +248,18 @@ class Settings(NamedTuple):
     @property
     def patient(self) -> bool:
         return self.options["io-timeout"] == FOREVER
+
+    @property
+    def first(self) -> int:
+        """Bytes of the LUN in front of the granules."""
+        if self.lies == ACROSS:
+            return (self.block << 32) - SIZE // 2
+        return LARGEST - SIZE if self.lies == LAST else 0
+
+    @property
+    def size(self) -> int:
+        """Bytes of the LUN."""
+        return {ALL_OF_IT: SIZE, ACROSS: self.block << 33, LAST: LARGEST}[self.lies]
 
     def as_words(self) -> dict[str, str]:
         """As a case has them."""
@@ -267,6 +284,7 @@ class Settings(NamedTuple):
             "one hearer" if self.hearers == 1 else "hearers",
             f"mix {self.mix}",
             f"medium {self.medium}",
+            "1 MiB" if self.lies == ALL_OF_IT else f"TiB, {self.lies}",
         )
 
 
@@ -307,6 +325,7 @@ def draw(chance: Random, given: dict[str, str] | None = None) -> Settings:
     words["again"] = chance.choice(("0.3", "0.3", "0.8"))
     words["medium"] = chance.choice((GOOD, GOOD, BAD))
     words["tas"] = chance.choice(("yes", "no"))
+    words["lies"] = chance.choice((ALL_OF_IT, ALL_OF_IT, ACROSS, LAST))
     words |= given or {}
     if words["other"] != NONE:
         words["medium"] = GOOD  # (which of two hosts hears of it is a matter of chance)
@@ -331,6 +350,7 @@ def draw(chance: Random, given: dict[str, str] | None = None) -> Settings:
         again=float(words.pop("again")),
         medium=words.pop("medium"),
         tas=words.pop("tas"),
+        lies=words.pop("lies"),
         **numbers,
         options={"initiator-name": INITIATOR, **words},
     )
@@ -381,29 +401,66 @@ class Trace:
 
 class Hesitant:
     """Implements Store over a cache that often would have to wait: then a thread does the work, and
-    its end may overtake that of other work."""
+    its end may overtake that of other work. The cache has the bytes of the LUN from ``first`` on;
+    what is around them is never used. ``stray``: is told of a call that goes there."""
 
-    def __init__(self, cache: VolatileStore, chance: Random, hesitates: float) -> None:
+    def __init__(
+        self,
+        cache: VolatileStore,
+        chance: Random,
+        settings: Settings,
+        stray: Callable[[BaseException], object],
+    ) -> None:
         self._cache = cache
         self._chance = chance
-        self._hesitates = hesitates
-        self.size = cache.size
+        self._hesitates = settings.hesitates
+        self._first = settings.first
+        self.size = settings.size
+        self._stray = stray
         self.on_loss: OnLoss = no_loss  # this cache has none
         self.flush = cache.flush
-        self.unmap = cache.unmap
-        self.punch = cache.punch
-        self.zero = cache.zero
-        self.extents = cache.extents
-        self.prefetch = cache.prefetch
         self.usage = cache.usage
-        self.measure = cache.measure
         self.close = cache.close
 
+    def measure(self) -> int:
+        return self.size
+
     def read_into(self, buffer: memoryview, offset: int, nowait: bool) -> bool:
-        return not self._waits(nowait) and self._cache.read_into(buffer, offset, nowait)
+        at = self._at(offset, len(buffer))
+        return not self._waits(nowait) and self._cache.read_into(buffer, at, nowait)
 
     def write(self, data: memoryview, offset: int, durable: bool, nowait: bool) -> bool:
-        return not self._waits(nowait) and self._cache.write(data, offset, durable, nowait)
+        at = self._at(offset, len(data))
+        return not self._waits(nowait) and self._cache.write(data, at, durable, nowait)
+
+    def unmap(self, offset: int, length: int) -> None:
+        self._cache.unmap(self._at(offset, length), length)
+
+    def punch(self, offset: int, length: int) -> None:
+        self._cache.punch(self._at(offset, length), length)
+
+    def zero(self, offset: int, length: int) -> None:
+        self._cache.zero(self._at(offset, length), length)
+
+    def extents(self, offset: int, length: int, limit: int) -> list[Extent]:
+        """All around is a hole, for which a client may ask: it tries the command at LBA 0."""
+        if not self._first <= offset < self._first + SIZE:
+            return [(offset, length, False)]
+        length = min(length, self._first + SIZE - offset)
+        found = self._cache.extents(offset - self._first, length, limit)
+        return [(self._first + at, size, is_data) for at, size, is_data in found]
+
+    def prefetch(self, offset: int, length: int) -> None:
+        self._cache.prefetch(self._at(offset, length), length)
+
+    def _at(self, offset: int, length: int) -> int:
+        """Raises Wrong, which the target takes for an error of its own."""
+        at = offset - self._first
+        if not 0 <= at <= SIZE - length:
+            problem = Wrong(f"{length} bytes at {offset}, where no client has asked for any")
+            self._stray(problem)
+            raise problem
+        return at
 
     def _waits(self, nowait: bool) -> bool:
         return nowait and self._chance.random() < self._hesitates
@@ -592,7 +649,7 @@ class Target:
 
     def _new_cache(self) -> Hesitant:
         cache = VolatileStore(self._another or self.media, CACHE)
-        return Hesitant(cache, self.chance, self._world.settings.hesitates)
+        return Hesitant(cache, self.chance, self._world.settings, self._world.simulation.fail)
 
 
 class _LockElsewhere:
@@ -685,6 +742,10 @@ class World:
             await self._target.stop(False)
             self.nursery.cancel_scope.cancel()
         self._check_end()
+
+    def place(self, at: int) -> int:
+        """Where granule ``at`` lies on the LUN, in bytes."""
+        return self.settings.first + at * self.settings.granule
 
     def disturbed(self) -> None:
         for each in self._histories:
@@ -962,7 +1023,7 @@ class World:
         history = self._histories[foreign]
         read = history.begin_read(at, self.loop.now(), foreign)
         try:
-            await disk.read_into(memoryview(buffer), at * size)
+            await disk.read_into(memoryview(buffer), self.place(at))
         except IserblkError as error:
             if self._falls(disk):
                 history.end_read(read, None, self.loop.now())
@@ -996,12 +1057,12 @@ class World:
             if writes:
                 self.trace("version %d, %d at %d", change.version, count, at)
                 buffer = bytearray(self.history.data(change))
-                await disk.write(memoryview(buffer), at * size, kind == FUA)
+                await disk.write(memoryview(buffer), self.place(at), kind == FUA)
                 buffer[:] = _JUNK * len(buffer)  # it is the caller's again
             elif kind == ZERO:
-                await disk.zero(at * size, count * size, may_trim=bool(at & 1))
+                await disk.zero(self.place(at), count * size, may_trim=bool(at & 1))
             else:
-                await disk.trim(at * size, count * size)
+                await disk.trim(self.place(at), count * size)
         except IserblkError as error:
             if self._falls(disk):
                 self.history.end_change(change, self.loop.now(), False)
@@ -1107,7 +1168,7 @@ class World:
     async def _extents(self, disk: TrioDisk, at: int, count: int) -> None:
         size, begun = self.settings.granule, self.loop.now()
         try:
-            extents = await disk.extents(at * size, count * size)
+            extents = await disk.extents(self.place(at), count * size)
         except IserblkError as error:
             if self._falls(disk) or self._is_refused(error, begun, True):
                 return
@@ -1118,8 +1179,9 @@ class World:
             return
         for offset, length, flags in extents:
             if flags != EXTENT_DATA:
-                first = -(-offset // size)
-                self.history.check_hole(first, (offset + length) // size - first, begun)
+                start = offset - self.settings.first
+                first = -(-start // size)
+                self.history.check_hole(first, (start + length) // size - first, begun)
 
     # -- another host takes over ------------------------------------------------------------------
 
@@ -1140,14 +1202,14 @@ class World:
         self._asked[number] = self.loop.now(), kind, at, count
         try:
             if kind == READ:
-                await disk.read_into(memoryview(bytearray(count * size)), at * size)
+                await disk.read_into(memoryview(bytearray(count * size)), self.place(at))
             elif kind == ZERO:
-                await disk.zero(at * size, count * size)
+                await disk.zero(self.place(at), count * size)
             elif kind == FLUSH and self.settings.other == REPLACES:
                 await disk.flush()
             else:
                 data = content(_NOBODY, at, size) * count
-                await disk.write(memoryview(bytearray(data)), at * size, kind == FUA)
+                await disk.write(memoryview(bytearray(data)), self.place(at), kind == FUA)
         except IserblkError as error:
             self._check_vain(error)
             self.trace("client %d is refused: %s", number, str(error))
