@@ -567,9 +567,14 @@ class DiskCore:
             yield AGAIN_S
 
     def _choose_cdbs(self) -> None:
-        long_cdbs = self.geometry.long_cdbs and not self.refusals.refused(refusals.LONG_TRANSFERS)
-        self.pack_read = cdb.pack_read16 if long_cdbs else cdb.pack_read10
-        self.pack_write = cdb.pack_write16 if long_cdbs else cdb.pack_write10
+        short = self._is_short
+        self.pack_read = cdb.pack_read10 if short else cdb.pack_read16
+        self.pack_write = cdb.pack_write10 if short else cdb.pack_write16
+
+    @property
+    def _is_short(self) -> bool:
+        """READ(10) and WRITE(10) are sent, which reach 2^32 blocks."""
+        return not self.geometry.long_cdbs or self.refusals.refused(refusals.LONG_TRANSFERS)
 
     def keep_journal(self, limit: int, shared: bool = False) -> None:
         """From now on keep what is acknowledged and not flushed, up to ``limit`` bytes. Only where
@@ -660,6 +665,14 @@ class DiskCore:
         self._take_size(info.size)
 
     def _take_size(self, size: int) -> None:
+        most = self.block << 32
+        if size > most and self._is_short:
+            self.refusals.lacks(
+                refusals.FAR_BLOCKS,
+                f"the LUN has grown to {size} bytes, of which READ(10) and WRITE(10) reach {most}: "
+                "no more is used, as it has refused READ(16) or WRITE(16)",
+            )
+            size = most
         self.sizing.take(size)
         self.size = size
         self.info = replace(self.info, size=size)
@@ -981,8 +994,7 @@ class DiskCore:
     def _go_short(self, error: IserblkError) -> bool:
         """Send READ(10) and WRITE(10) from now on, if they reach all blocks and were not used
         before."""
-        short = not self.geometry.long_cdbs or self.refusals.refused(refusals.LONG_TRANSFERS)
-        if short or self.size > self.block << 32:
+        if self._is_short or self.size > self.block << 32:
             return False
         self.refusals.lacks(
             refusals.LONG_TRANSFERS,

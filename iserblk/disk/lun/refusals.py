@@ -30,6 +30,7 @@ DEALLOCATION: Final = "WRITE SAME with the UNMAP bit"
 LBA_STATUS: Final = "GET LBA STATUS"
 FUA: Final = "FUA"
 LONG_TRANSFERS: Final = "READ(16) and WRITE(16)"
+FAR_BLOCKS: Final = "blocks from 2^32 on"
 LONG_FLUSH: Final = "SYNCHRONIZE CACHE(16)"
 FLUSH: Final = "SYNCHRONIZE CACHE"
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
 from iserblk.commands.command import Command, Operation
+from iserblk.disk.lun import refusals
 from iserblk.disk.lun.operations import DiskCore
 from iserblk.disk.seam import EXTENT_DATA, EXTENT_HOLE, EXTENT_ZERO
 from iserblk.errors import IserblkError, NotSupported, OutOfRange, ScsiError, WriteProtected
@@ -356,6 +358,27 @@ def test_read_and_write_of_16_bytes_that_are_not_known(caplog: pytest.LogCapture
     assert read(lun, 5000, 100) == b"d" * 5000
     assert opcodes.READ_10 in short and opcodes.WRITE_10 in short
     assert len(lun.refused) == 1 and len(caplog.records) == 1
+
+
+@pytest.mark.parametrize("refuses", [True, False])
+def test_a_lun_that_grows_beyond_what_its_commands_reach(
+    refuses: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """READ(10) has 32 bits for the LBA."""
+    lun = Lun(lambda slot: b"")
+    if refuses:
+        lun.core.refusals.lacks(refusals.LONG_TRANSFERS, "refused")
+    caplog.clear()
+    size = ((1 << 32) + 8) * BLOCK
+    for _ in range(2):
+        lun.core.renew(replace(lun.core.info, size=size), lun.core.geometry)
+        most = (1 << 32) * BLOCK if refuses else size
+        assert (lun.core.size, lun.core.info.size) == (most, most)
+        lun.core.check(most - 1, 1)
+        with pytest.raises(OutOfRange):
+            lun.core.check(most, 1)
+    warned = [each for each in caplog.records if each.levelname == "WARNING"]
+    assert [str(size) in each.getMessage() for each in warned] == [True] * refuses
 
 
 def test_the_option_limits_from_the_start() -> None:
