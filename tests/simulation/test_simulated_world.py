@@ -11,8 +11,30 @@ from pathlib import Path
 import pytest
 
 from tests.simulation import nbd_face, other_host
-from tests.simulation.cases import CUT, FAULTS, NBD_CUT, STRIKE, Case, read_case
-from tests.simulation.world import OF_BAD_MEDIUM, REPLACING, STATES, TAKING, WORDLESS, Result, play
+from tests.simulation.cases import (
+    ACROSS,
+    ALL_OF_IT,
+    CUT,
+    FAULTS,
+    LAST,
+    NBD_CUT,
+    PARTS,
+    STRIKE,
+    Case,
+    read_case,
+)
+from tests.simulation.history import Wrong
+from tests.simulation.world import (
+    OF_BAD_MEDIUM,
+    REPLACING,
+    SIZE,
+    STATES,
+    TAKING,
+    WORDLESS,
+    Result,
+    World,
+    play,
+)
 
 pytestmark = pytest.mark.usefixtures("silent")
 REPLAY = "ISERBLK_SIMULATION"
@@ -71,6 +93,25 @@ def test_faults_that_are_left_out() -> None:
     some = tuple(all_of_them[::2])
     assert set(play(case._replace(faults=some)).happened) <= set(some)
     assert play(case._replace(faults=())).faults.total() == 0
+
+
+@pytest.mark.parametrize("block", ["512", "4096"])
+@pytest.mark.parametrize("lies", PARTS)
+def test_the_clients_use_a_part_of_a_lun(lies: str, block: str) -> None:
+    settings = _played(
+        Case(3, OPERATIONS, settings=(("lies", lies), ("block", block), ("granule", block)))
+    ).settings
+    first, last = settings.first // int(block), (settings.first + SIZE) // int(block) - 1
+    assert (first < 1 << 32 <= last) == (lies == ACROSS)
+    assert (settings.first + SIZE == settings.size) == (lies != ACROSS)
+    assert settings.size == {ALL_OF_IT: SIZE, ACROSS: int(block) << 33, LAST: 16 << 40}[lies]
+
+
+def test_what_goes_beside_it_ends_the_world(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The target takes it for an error of its own, and goes on."""
+    monkeypatch.setattr(World, "place", lambda world, at: at * world.settings.granule)
+    with pytest.raises(Wrong, match="where no client has asked for any"):
+        play(Case(3, OPERATIONS, settings=(("lies", ACROSS),)))
 
 
 def test_a_world_may_have_some_kinds_of_faults_alone() -> None:
