@@ -52,7 +52,7 @@ def recognise(
 def same_lun(core: DiskCore, fresh: CommandSession, elsewhere: bool = False) -> Operation[Found]:
     """All that the LUN on ``fresh`` says of itself. Raises LunChanged when it is not the LUN in
     use, or its block size is another."""
-    known = core.info
+    known = core.known
     try:
         info, geometry = yield from core.look(fresh)
     except UnusableLun as error:  # it may be one that is not ready yet

@@ -9,6 +9,7 @@ import pytest
 
 from iserblk.commands.command import Operation
 from iserblk.disk import resume
+from iserblk.disk.lun import refusals
 from iserblk.disk.lun.operations import DiskCore
 from iserblk.errors import (
     LunChanged,
@@ -63,6 +64,19 @@ def test_the_same_lun_may_have_another_size_and_other_limits(core: DiskCore) -> 
     assert core.size == core.info.size == 4096 * 512
     assert (core.info.name, core.info.url) == ("backup", "iser://portal/iqn/0")
     assert core.info.paths == ({"portal": "a"},)
+
+
+@pytest.mark.logs("refused")
+def test_a_lun_of_which_not_all_is_used_has_the_size_that_it_told(core: DiskCore) -> None:
+    """Found through another portal, a LUN without a world-wide identifier must have that size."""
+    core.refusals.lacks(refusals.LONG_TRANSFERS, "refused")
+    large = FakeLun(blocks=(1 << 32) + 8)
+    check(core, FakeLuns(large))
+    core.elsewhere = True
+    check(core, FakeLuns(large))
+    assert core.size == (1 << 32) * 512
+    with pytest.raises(LunChanged, match="perhaps another LUN"):
+        check(core, FakeLuns(FakeLun(blocks=1 << 32)))
 
 
 LARGE = inquiry.BlockLimits(

@@ -39,6 +39,9 @@ class Identified(Protocol):
     def lun(self) -> bytes: ...
 
     @property
+    def known(self) -> LunInfo: ...
+
+    @property
     def info(self) -> LunInfo: ...
 
     @property
@@ -148,7 +151,7 @@ class CheckedIdentity:
 
     def _compare(self) -> Operation[None]:
         of = self._of
-        known = of.info
+        known = of.known
         for _ in range(ATTEMPTS):
             reports = self._reports
             try:

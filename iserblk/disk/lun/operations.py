@@ -605,6 +605,12 @@ class DiskCore:
         return self.identity.reassure(deadline)
 
     @property
+    def known(self) -> LunInfo:
+        """What the LUN has said of itself, to compare it with: its size is the size that it told,
+        of which not all may be used."""
+        return replace(self.info, size=self.sizing.told)
+
+    @property
     def long_cdbs(self) -> bool:
         """Whether the LUN has READ CAPACITY(16)."""
         return self.geometry.long_cdbs
@@ -664,15 +670,16 @@ class DiskCore:
             self.durability.turn_volatile()
         self._take_size(info.size)
 
-    def _take_size(self, size: int) -> None:
-        most = self.block << 32
-        if size > most and self._is_short:
+    def _take_size(self, told: int) -> None:
+        size, most = told, self.block << 32
+        if told > most and self._is_short:
             self.refusals.lacks(
                 refusals.FAR_BLOCKS,
-                f"the LUN has grown to {size} bytes, of which READ(10) and WRITE(10) reach {most}: "
+                f"the LUN has grown to {told} bytes, of which READ(10) and WRITE(10) reach {most}: "
                 "no more is used, as it has refused READ(16) or WRITE(16)",
             )
             size = most
+        self.sizing.told = told
         self.sizing.take(size)
         self.size = size
         self.info = replace(self.info, size=size)
@@ -720,8 +727,8 @@ class DiskCore:
         size = yield from self.sizing.ask(
             self.session, self.lun, self.block, self.geometry.long_cdbs, deadline
         )
-        if size != self.size:
-            self.identity.suspect(f"it had {self.size} bytes, and has {size}")
+        if size != self.sizing.told:
+            self.identity.suspect(f"it had {self.sizing.told} bytes, and has {size}")
         if self.identity.in_doubt:
             yield from self.identity.reassure(deadline)
         return self.size
@@ -1439,12 +1446,13 @@ class DiskCore:
             yield AGAIN_S  # there may be holes where lost writes are about to be sent again
             check_time(self.session, deadline, self.info.name)
             yield from self.know_size(deadline)  # and it may have been another LUN's
-        geometry, blocks = self.geometry, self.size // self.block
+        geometry, blocks = self.geometry, self.sizing.told // self.block
         try:
             return geometry.extents_untrusted(answer[:moved], offset, length, blocks)
         except RemoteProtocolError as error:
             faulty = str(error)
-        if (yield from self.refresh(deadline)) // self.block <= blocks:
+        yield from self.refresh(deadline)
+        if self.sizing.told // self.block <= blocks:
             # (Where it has grown, the LUN is perhaps right.)
             self.refusals.lacks(
                 refusals.LBA_STATUS, f"{faulty}; all of the LUN counts as data from now on"

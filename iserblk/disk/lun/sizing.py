@@ -15,12 +15,14 @@ log = logging.getLogger(__name__)
 
 class Sizing:
     """The size of one LUN. ``changed``: the target has reported another capacity that was not read
-    yet."""
+    yet. ``told``: bytes that the LUN has told, of which not all may be used: another size makes it
+    doubtful which LUN it is."""
 
     def __init__(self, name: str, size: int) -> None:
         self.name = name
         self.changed = False
-        self._size = size  # bytes
+        self.told = size
+        self._size = size  # bytes that are used
         self._before = size  # the largest that it was
         self._untold = False  # a warning has told that the capacity cannot be told
 
@@ -34,7 +36,7 @@ class Sizing:
         self, session: CommandSession, lun: bytes, block: int, long_cdbs: bool, deadline: float
     ) -> Operation[int]:
         """Send READ CAPACITY; returns the size in bytes. An error leaves ``changed`` as it was.
-        Where the LUN has become too large for READ CAPACITY(10), the size is the former one."""
+        Where the LUN has become too large for READ CAPACITY(10), the size is that told before."""
         before, self.changed = self.changed, False
         answer = memoryview(bytearray(32 if long_cdbs else 8))
         try:
@@ -53,7 +55,7 @@ class Sizing:
             if not self._untold:  # it is asked again and again
                 self._untold = True
                 log.warning("%s: %s; %d bytes of it are used", self.name, error, self._size)
-            return self._size
+            return self.told
         except BaseException:
             self.changed = self.changed or before
             raise

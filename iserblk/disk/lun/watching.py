@@ -37,6 +37,9 @@ class Watched(Protocol):
     def lun(self) -> bytes: ...
 
     @property
+    def known(self) -> LunInfo: ...
+
+    @property
     def info(self) -> LunInfo: ...
 
     @property
@@ -130,7 +133,7 @@ class LunWatch:
 
     def _compare(self, request: bytes, answer: memoryview) -> str:
         """What is different from what is known; empty: nothing is."""
-        info = self._core.info
+        info = self._core.known
         if request[0] != opcodes.INQUIRY:
             decode = capacity.decode16 if self._core.long_cdbs else capacity.decode10
             found = decode(answer)

@@ -7,12 +7,14 @@ from dataclasses import replace
 import pytest
 
 from iserblk.commands.command import Command, Waiter
+from iserblk.disk.lun import refusals
 from iserblk.disk.lun.operations import DiskCore
 from iserblk.disk.lun.watching import EVERY, LunWatch
+from iserblk.disk.seam import EXTENT_DATA
 from iserblk.errors import ConnectionLost
 from iserblk.scsi import inquiry
 from iserblk.scsi.sense import NOT_READY, UNIT_ATTENTION, encode_fixed
-from tests.disk.fake_lun import FakeLun, FakeLuns, known
+from tests.disk.fake_lun import FakeLun, FakeLuns, finish, known
 
 OF_ITS_OWN = (inquiry.Designator(0, inquiry.TYPE_NAA, 1, bytes.fromhex("5000c500aabb0001")),)
 LIKE_OTHERS = (inquiry.Designator(0, inquiry.TYPE_T10, 2, b"IET     00010001"),)
@@ -110,6 +112,30 @@ def test_a_swap_that_nobody_tells_is_found(bench: Bench, what: str) -> None:
     bench.ticks()
     assert bench.disk.identity.in_doubt
     assert bench.ticks() == [], "it is compared before it is looked at again"
+
+
+@pytest.mark.logs("refused")
+def test_a_lun_of_which_not_all_is_used_has_the_size_that_it_told(bench: Bench) -> None:
+    """Otherwise it would be in doubt at each look, and at each ``refresh``."""
+    disk = bench.disk
+    disk.refusals.lacks(refusals.LONG_TRANSFERS, "refused")
+    bench.lun.blocks = (1 << 32) + 8
+    most = (1 << 32) * 512
+    bench.ticks()
+    for blocks in ((1 << 32) + 8, 1 << 33):
+        bench.lun.blocks = blocks
+        assert finish(disk.refresh())[0] == disk.size == disk.info.size == most
+        bench.session.asked.clear()
+        assert bench.ticks() == ["VPD 83", CAPACITY]
+        assert finish(disk.refresh())[0] == most
+        assert [what for _, what in bench.session.asked] == ["VPD 83", CAPACITY, CAPACITY]
+        assert not disk.identity.in_doubt
+        end = finish(disk.extents(most - 4096, 4096))[0]
+        assert end == [(most - 4096, 4096, EXTENT_DATA)]
+        assert not disk.refusals.refused(refusals.LBA_STATUS)
+    bench.lun.blocks = 1 << 32
+    bench.ticks()
+    assert disk.identity.in_doubt, "the size that is used is not the size that it told"
 
 
 @pytest.mark.parametrize("error", [0x08, encode_fixed(NOT_READY, 4, 1), 0x18])
