@@ -63,7 +63,7 @@ def look(buffer, Py_ssize_t at, Py_ssize_t stop, bint crc):
     cdef bint good
     cdef const unsigned char *start
     PyObject_GetBuffer(buffer, &view, PyBUF_SIMPLE)
-    if at < 0 or stop > view.len or stop - UNTAGGED_SIZE < at:
+    if at < 0 or stop < UNTAGGED_SIZE or stop > view.len or stop - UNTAGGED_SIZE < at:
         PyBuffer_Release(&view)
         raise IndexError("a header that is not in the buffer")
     start = <const unsigned char *>view.buf + at

@@ -56,7 +56,8 @@ def test_a_header_of_either_kind(form: Any) -> None:
 
 def test_a_header_that_is_not_there(form: Any) -> None:
     memory = memoryview(bytes(ddp.UNTAGGED_SIZE))
-    for at, stop in ((-1, 20), (1, 20), (1, 21), (0, 19), (0, -1), (20, 0)):
+    far_below = ((at, -(2**63) + below) for at in (0, 1, 2**63 - 1) for below in (0, 19, 20))
+    for at, stop in ((-1, 20), (1, 20), (1, 21), (0, 19), (0, -1), (20, 0), *far_below):
         with pytest.raises(IndexError):
             form.look(memory, at, stop, True)
     for edge in EDGES[2:]:
