@@ -10,8 +10,9 @@ standard, asks for nothing that was not lost, and where nothing was, no byte lea
 What this cannot show, and other modules do: a peer that lies or floods, and the bounds of what is
 kept, asked for and remembered for its sake; R-Data SNACKs, which our initiator never sends; targets
 that number less than they may; when and how often what comes in vain is asked for again; what is
-laid out, copied and sent in one turn; Hello, private data and unsolicited Data-Outs over iSER; a
-task that ends without its target being told.
+laid out, copied and sent in one turn; Hello, private data and unsolicited Data-Outs over iSER, and
+there a task that ends before its target knows. Changes of the code that it does not notice, and
+what notices them, are the reason for each test of test_datamover_recovery.
 
 ISERBLK_DATAMOVERS=SEED plays the worlds of one seed, which are otherwise some that are always the
 same, and a few fresh ones.
