@@ -21,7 +21,6 @@ What comes is untrusted: ``received`` and ``resume`` raise RemoteProtocolError a
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable
 from typing import Any, Final, Protocol
 
@@ -190,7 +189,7 @@ class Transmission:
         self._owner = owner
         self._memory = memory
         self._used = 0  # bytes
-        self._leaving: deque[Request | None] = deque()  # whose memory the buffers of ``out`` are
+        self._leaving: list[Request | None] = []  # whose memory the buffers of ``out`` are
         self._refusals = 0  # answers in ``out`` that belong to no request
         self._lost = False  # nothing is sent any more
         self._progress = _Progress()
@@ -644,13 +643,14 @@ class Transmission:
         whole = 0
         while count >= len(self.out[whole]):
             count -= len(self.out[whole])
+            request = leaving[whole]
             whole += 1
-            request = leaving.popleft()
             if request is None:
                 self._refusals -= 1
             else:
                 self._release(request)
         del self.out[:whole]
+        del leaving[:whole]
         if count:
             self.out[0] = memoryview(self.out[0])[count:]
 
