@@ -135,25 +135,6 @@ def test_a_last_data_in_that_is_damaged_again_and_again(ends: LossyEnds) -> None
     assert not ends.reasons
 
 
-def test_the_response_waits_for_the_data(ends: LossyEnds) -> None:
-    """Nor is a later one acknowledged (7.9)."""
-    ends.down_wire.fate = Once(DROP, bhs.DATA_IN, 1, times=2)  # also when it comes again
-    first, second = ends.read(0, SIZE), ends.read(1, 100)
-
-    def lose_the_first(header: bytes) -> str:
-        found = pdu.DataIn.unpack_from(header)
-        return DROP if header[0] == bhs.DATA_IN and found.itt == 0 and found.data_sn == 1 else PASS
-
-    ends.down_wire.fate = lose_the_first
-    ends.answer(0, DATA)
-    ends.answer(1, DATA[:100])
-    assert ends.responses() == [] and bytes(second) == DATA[:100]
-    ends.down_wire.fate = passing
-    ends.tick(arrivals.PATIENCE)
-    assert ends.responses() == [0, 1] and bytes(first) == DATA
-    assert not ends.reasons
-
-
 def test_a_target_that_does_not_count_data(ends: LossyEnds) -> None:
     """Without an ExpDataSN the missing bytes show it."""
     ends.down_wire.fate = Once(DROP, bhs.DATA_IN, 2, times=3)
@@ -427,32 +408,6 @@ def test_snacks_that_leave_are_not_counted(ends: LossyEnds) -> None:
     assert len(ends.snacks()) == 33 * arrivals.MOST_RUNS
 
 
-# -- acknowledgements ------------------------------------------------------------------------------
-
-
-# shows: SYSTEM-40
-@pytest.mark.parametrize("lost", [False, True])
-def test_the_a_bit_is_answered(ends: LossyEnds, lost: bool) -> None:
-    """By a DataACK with its LUN and Target Transfer Tag, when nothing is missing (11.7.2).
-
-    proves: ISER-3.2.3-1
-    """
-    if lost:
-        ends.down_wire.fate = Once(DROP, bhs.DATA_IN, 2)
-    ends.read(0, SIZE)
-    ends.answer(0, DATA, acknowledge=True)
-    assert [(slot.index, sn) for slot, sn in ends.down.acknowledged] == [(0, 5)]
-    data_ins = [
-        pdu.DataIn.unpack_from(each) for each in ends.down_wire.sent if each[0] == bhs.DATA_IN
-    ]
-    asking = [each for each in data_ins if each.flags & 0x40]
-    assert [each.data_sn for each in asking] == [4]
-    ack = ends.snacks()[-1]
-    assert ack.kind == pdu.SNACK_DATA_ACK and (ack.beg_run, ack.run_length) == (5, 0)
-    assert (ack.itt, ack.ttt, ack.lun) == (bhs.NO_TAG, asking[0].ttt, asking[0].lun)
-    assert not ends.reasons
-
-
 # -- a target: Data-Out ----------------------------------------------------------------------------
 
 
@@ -476,27 +431,6 @@ def test_a_lost_data_out(ends: LossyEnds, what: str, nth: int) -> None:
     ends.respond(0)
     ends.settle()
     assert ends.responses() == [0]
-
-
-def test_a_lost_r2t(ends: LossyEnds) -> None:
-    """It comes again as it was; an initiator that had it takes it for what it is (7.9)."""
-    ends.down_wire.fate = Once(DROP, bhs.R2T, 0)
-    whole = _write(ends, 0, DATA)
-    assert not ends.down.filled
-    ends.tick(4)
-    assert whole[16384:] == DATA[16384:] and ends.down.filled == [ends.answers[0]]
-    r2ts = [each for each in ends.down_wire.sent if each[0] == bhs.R2T]
-    assert len(r2ts) == 2 and r2ts[0] == r2ts[1]
-
-
-def test_an_r2t_that_only_seems_lost(ends: LossyEnds) -> None:
-    """The initiator has it, and its data is late: the data is sent once."""
-    ends.up_wire.fate = Once(DROP, bhs.DATA_OUT, 0, times=1000)
-    _write(ends, 0, DATA)
-    sent = len(ends.up_wire.sent)
-    ends.tick(3)
-    assert len([each for each in ends.down_wire.sent if each[0] == bhs.R2T]) == 2
-    assert len(ends.up_wire.sent) == sent
 
 
 def test_r2ts_behind_a_lost_one(ends: LossyEnds) -> None:

@@ -41,6 +41,7 @@ def seeds(way: Way) -> list[int]:
     return [*range(ISER_WORLDS if way.iser else WORLDS), *fresh]
 
 
+# shows: SYSTEM-40
 @pytest.mark.parametrize("way", WAYS, ids=str)
 def test_every_task_ends_once_with_its_data(way: Way) -> None:
     """And with all that is needed for that to happen in these worlds."""
