@@ -206,6 +206,8 @@ def test_a_flush_does_not_bind_what_was_under_way(play: Play) -> None:
 def test_a_journal_hides_what_the_target_loses(play: Play) -> None:
     change = play.write()
     play.strike()
+    with pytest.raises(Wrong, match="nothing was lost"):
+        play.tell()
     play.refuses(0)
     play.read(change.version)
     play.flush()
@@ -222,6 +224,8 @@ def test_a_loss_is_told_once(careless: Play) -> None:
     careless.read(0)
     careless.read(change.version)
     careless.tell()
+    with pytest.raises(Wrong, match="nothing was lost"):
+        careless.tell()
     careless.flush()
     with pytest.raises(Wrong, match="nothing was lost"):
         careless.tell()
@@ -333,6 +337,54 @@ def test_a_lost_connection_may_be_taken_for_a_loss(careless: Play) -> None:
     careless.tell()
 
 
+def test_a_connection_that_is_lost_before_anything_was_written(careless: Play) -> None:
+    careless.lose_line()
+    with pytest.raises(Wrong, match="nothing was lost"):
+        careless.tell()
+
+
+def test_a_connection_that_is_lost_with_a_change_under_way(careless: Play) -> None:
+    """A flush may tell of it before the change has ended."""
+    careless.flush()
+    careless.begin()
+    careless.lose_line()
+    careless.tell()
+
+
+@pytest.mark.parametrize("keeps", [True, False])
+def test_a_flush_that_the_target_could_not_carry_out(keeps: bool) -> None:
+    """It tells of that, whatever was lost; where its answer was not heard, another may."""
+    play = Play(keeps)
+    play.history.end_flush_with_loss(play.step(), play.step(), failed=True)
+    with pytest.raises(Wrong, match="nothing was lost"):
+        play.tell()
+    play.history.end_flush_with_loss(play.step(), play.step(), failed=True, hears=False)
+    if not keeps:
+        play.tell()
+
+
+def test_what_a_flush_that_failed_was_to_cover_may_be_lost_later(careless: Play) -> None:
+    first = careless.write()
+    careless.flush()
+    careless.write()
+    careless.history.end_flush_with_loss(careless.step(), careless.step(), failed=True)
+    careless.refuses(first.version)
+    careless.strike(kept=first.version)
+    careless.flush()
+    careless.read(first.version)
+
+
+def test_a_change_that_ends_while_its_loss_is_told(careless: Play) -> None:
+    """Nothing is promised of it: it is not lost once more."""
+    change = careless.begin()
+    careless.strike()
+    begun = careless.step()
+    careless.end(change)
+    careless.history.end_flush_with_loss(begun, careless.step())
+    careless.strike()
+    careless.flush()
+
+
 def test_flushes_at_a_time_may_tell_both(careless: Play) -> None:
     careless.write()
     careless.strike()
@@ -425,6 +477,20 @@ def test_who_comes_back_is_told_what_it_has_not_heard(careless: Play, first: boo
     with pytest.raises(Wrong, match="was not told"):
         history.end_flush(careless.step(), careless.step(), third)
     history.end_flush(careless.step(), careless.step(), history.begin_hearer())
+
+
+def test_who_had_begun_before_is_not_the_one_that_comes_back(careless: Play) -> None:
+    """What it is told ends nothing that another has not heard."""
+    history = careless.history
+    other, late = history.begin_hearer(), history.begin_hearer()
+    careless.write()
+    careless.strike()
+    careless.tell()
+    history.end_flush_with_loss(careless.step(), careless.step(), hearer=other, hears=False)
+    history.end_hearer(other)
+    history.end_flush_with_loss(careless.step(), careless.step(), hearer=late)
+    with pytest.raises(Wrong, match="was not told"):
+        history.end_flush(careless.step(), careless.step(), history.begin_hearer())
 
 
 def test_who_begins_while_another_is_told(careless: Play) -> None:
@@ -650,6 +716,13 @@ def _hindered() -> Play:
     return hindered
 
 
+def test_a_client_that_is_hindered_may_take_anything_for_a_loss() -> None:
+    """So it does where the other host refuses what it writes again."""
+    hindered = Play()
+    hindered.history = History(BLOCKS, SIZE, hindered=True)
+    hindered.tell()
+
+
 def test_a_client_that_is_hindered_may_lose_and_tells() -> None:
     hindered = _hindered()
     hindered.read(1)
@@ -663,6 +736,64 @@ def test_a_client_that_is_hindered_and_tells_nothing_has_lost_nothing() -> None:
     hindered.flush()
     hindered.read(2)
     hindered.refuses(1)
+
+
+# -- the client dies ------------------------------------------------------------------------------
+
+
+def test_what_a_client_saw_that_has_died(play: Play) -> None:
+    """The target has lost its cache with it: what was there may be older."""
+    first = play.begin()
+    play.end(first, done=False)
+    second = play.begin()
+    play.read(second.version)
+    play.die()
+    play.read(first.version)
+
+
+def test_what_was_under_way_of_a_client_that_has_died_is_overwritten(play: Play) -> None:
+    change = play.begin()
+    play.die()
+    play.write()
+    play.refuses(change.version)
+
+
+def test_a_report_on_its_way_to_a_client_that_has_died(behind: Play) -> None:
+    behind.die()
+    behind.write()
+    behind.refuses(1)
+
+
+def test_what_a_client_that_has_died_was_owed_is_not_the_next_one_s(careless: Play) -> None:
+    """Nor what was told of it, nor what it has not flushed."""
+    history = careless.history
+    careless.write()
+    careless.strike()
+    careless.die()
+    careless.flush()
+    history.end_flush(careless.step(), careless.step(), history.begin_hearer())
+
+    other = history.begin_hearer()
+    careless.write()
+    careless.strike()
+    careless.tell()
+    history.end_flush_with_loss(careless.step(), careless.step(), hearer=other, hears=False)
+    history.end_hearer(other)
+    careless.die()
+    history.end_flush(careless.step(), careless.step(), history.begin_hearer())
+
+    careless.write()
+    careless.die()
+    careless.strike()
+    careless.flush()
+
+
+def test_the_next_client_is_told_of_its_own(careless: Play) -> None:
+    careless.die()
+    careless.write()
+    careless.strike()
+    with pytest.raises(Wrong, match="was not told"):
+        careless.flush()
 
 
 def test_a_change_of_a_client_that_has_died(play: Play) -> None:
