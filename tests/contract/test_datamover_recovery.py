@@ -369,6 +369,45 @@ def test_a_tick_between_the_bytes_of_the_last_missing_data_in(ends: LossyEnds) -
     assert ends.responses() == [0] and buffer == DATA[:4096]
 
 
+@pytest.mark.parametrize(
+    ("flags", "residual", "missing"),
+    [
+        (bhs.RESIDUAL_UNDERFLOW, 3072, False),
+        (bhs.RESIDUAL_UNDERFLOW, 3071, True),
+        (bhs.RESIDUAL_OVERFLOW, 3072, True),
+        (bhs.BIDI_UNDERFLOW, 3072, True),
+        (0, 3072, True),
+    ],
+)
+def test_what_a_response_reports_of_data_that_did_not_come(
+    ends: LossyEnds, flags: int, residual: int, missing: bool
+) -> None:
+    """It does not say how many Data-In there were: what it does not report is asked for. Only an
+    underflow reports anything."""
+    ends.up_wire.fate = lambda _: DROP
+    buffer = ends.read(0, 4096)
+    _say_data(ends, 0, 0, 1024)
+    _say(
+        ends,
+        pdu.ScsiResponse(
+            flags=bhs.FLAG_FINAL | flags,
+            residual=residual,
+            bidi_residual=residual,
+            status=0,
+            itt=0,
+            stat_sn=100,
+            exp_cmd_sn=5,
+            max_cmd_sn=50,
+        ),
+    )
+    asked = [(each.itt, each.beg_run, each.run_length) for each in ends.snacks()]
+    assert asked == [(0, 1, 0)] * missing
+    assert ends.responses() == [0] * (not missing)
+    if missing:
+        _say_data(ends, 1, 1024, 3072)
+        assert ends.responses() == [0] and buffer == DATA[:4096]
+
+
 def test_more_is_lost_than_comes(ends: LossyEnds) -> None:
     """What is remembered of one task, and asked for, has a bound."""
     ends.read(0, 1 << 20)
