@@ -132,6 +132,7 @@ def test_a_lun_of_which_not_all_is_used_has_the_size_that_it_told(bench: Bench) 
         assert not disk.identity.in_doubt
         end = finish(disk.extents(most - 4096, 4096))[0]
         assert end == [(most - 4096, 4096, EXTENT_DATA)]
+        assert bench.session.asked[3:] == [(0, "GET LBA STATUS")]
         assert not disk.refusals.refused(refusals.LBA_STATUS)
     bench.lun.blocks = 1 << 32
     bench.ticks()

@@ -14,7 +14,7 @@ from iserblk.disk.lun import refusals
 from iserblk.disk.lun.operations import DiskCore
 from iserblk.disk.seam import EXTENT_DATA, EXTENT_HOLE, EXTENT_ZERO
 from iserblk.errors import IserblkError, NotSupported, OutOfRange, ScsiError, WriteProtected
-from iserblk.scsi import opcodes
+from iserblk.scsi import cdb, opcodes
 from iserblk.scsi.sense import DATA_PROTECT, ILLEGAL_REQUEST, encode_fixed
 from tests.disk.fake_target import BLOCK, MEDIUM_ERROR, FakeSession, FakeTarget, disk
 from tests.initiator.fake import CountingWaiter
@@ -379,6 +379,30 @@ def test_a_lun_that_grows_beyond_what_its_commands_reach(
             lun.core.check(most, 1)
     warned = [each for each in caplog.records if each.levelname == "WARNING"]
     assert [str(size) in each.getMessage() for each in warned] == [True] * refuses
+
+
+def test_a_large_lun_that_does_not_know_read_and_write_of_16_bytes(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """READ(10) does not reach its blocks: the refusal is the caller's, and nothing else is sent."""
+    lun = Lun(lambda slot: UNKNOWN)
+    lun.core.renew(replace(lun.core.info, size=((1 << 32) + 8) * BLOCK), lun.core.geometry)
+    with pytest.raises(ScsiError) as caught:
+        write(lun, BLOCK * b"d", (1 << 32) * BLOCK)
+    assert caught.value.sense is not None and caught.value.sense.code == 0x2000
+    with pytest.raises(ScsiError):
+        read(lun, BLOCK, (1 << 32) * BLOCK)
+    assert not lun.core.refusals.refused(refusals.LONG_TRANSFERS)
+    assert len(lun.refused) == 2 and not lun.target.executed
+    assert not [each for each in caplog.records if each.levelname == "WARNING"]
+
+
+def test_a_lun_that_comes_back_without_read_capacity_16() -> None:
+    """Then it is small, and may know READ(10) alone."""
+    lun = Lun(lambda slot: b"")
+    for long_cdbs, pack in ((False, cdb.pack_read10), (True, cdb.pack_read16)):
+        lun.core.renew(lun.core.info, replace(lun.core.geometry, long_cdbs=long_cdbs))
+        assert lun.core.pack_read is pack
 
 
 def test_the_option_limits_from_the_start() -> None:
