@@ -133,6 +133,45 @@ def test_what_was_seen_stays(play: Play) -> None:
     play.read(first.version)
 
 
+def test_what_was_seen_while_a_connection_was_lost_says_nothing(play: Play) -> None:
+    """It may have been read before that."""
+    first = play.begin()
+    play.end(first, done=False)
+    second = play.begin()
+    read = play.history.begin_read(0, play.step())
+    play.lose_line()
+    play.history.end_read(read, content(second.version, 0, SIZE), play.step())
+    play.read(first.version)
+
+
+def test_of_two_reads_at_a_time_either_may_be_first(play: Play) -> None:
+    first = play.begin()
+    play.end(first, done=False)
+    second = play.begin()
+    read = play.history.begin_read(0, play.step())
+    play.read(second.version)
+    play.history.end_read(read, content(first.version, 0, SIZE), play.step())
+
+
+def test_zeroes_are_those_of_any_change(play: Play) -> None:
+    """They do not tell of which: of one that is newer than what was read before."""
+    change = play.begin()
+    play.end(change, done=False)
+    play.read(change.version)
+    play.begin(zeroes=True)
+    play.read(0)
+
+
+def test_a_slow_read_shows_what_was_there_when_it_began(play: Play) -> None:
+    play.write()
+    play.flush()
+    read = play.history.begin_read(0, play.step())
+    for _ in range(3):
+        play.write()
+        play.flush()
+    play.history.end_read(read, content(1, 0, SIZE), play.step())
+
+
 @pytest.mark.parametrize(
     "spoil",
     [
@@ -215,7 +254,146 @@ def test_a_journal_hides_what_the_target_loses(play: Play) -> None:
         play.tell()
 
 
+def test_a_journal_hides_what_a_loss_meets_while_it_is_under_way(play: Play) -> None:
+    first, change = play.write(), play.begin()
+    play.strike()
+    play.end(change)
+    play.refuses(first.version)
+
+
 # -- losses that are told --------------------------------------------------------------------------
+
+
+def test_what_is_overwritten_may_be_there_behind_a_loss(careless: Play) -> None:
+    """Also several changes before."""
+    for _ in range(4):
+        careless.write()
+    careless.strike()
+    for version in (0, 1, 2, 4):
+        careless.lose_line()  # what was read before says nothing now
+        careless.read(version)
+
+
+def test_a_write_with_fua_that_a_loss_meets_is_there(careless: Play) -> None:
+    first, change = careless.write(), careless.begin()
+    careless.strike()
+    careless.end(change, fua=True)
+    careless.refuses(first.version)
+
+
+def test_a_flush_binds_what_a_loss_met_while_it_was_under_way(careless: Play) -> None:
+    first = careless.write()
+    careless.flush()
+    change = careless.begin()
+    careless.strike(kept=first.version)
+    careless.end(change)
+    careless.flush()
+    careless.refuses(first.version)
+
+
+def test_a_write_with_fua_that_has_failed_may_be_told(careless: Play) -> None:
+    careless.flush()
+    careless.end(careless.begin(), done=False, fua=True)
+    careless.lose_line()
+    careless.tell()
+
+
+def test_a_flush_beside_a_change_that_met_a_lost_connection(careless: Play) -> None:
+    """It covers no change that ends behind its begin: a later one may tell."""
+    change = careless.begin()
+    careless.lose_line()
+    begun = careless.step()
+    careless.end(change)
+    careless.history.end_flush(begun, careless.step())
+    careless.tell()
+
+
+def test_a_flush_that_was_carried_out_before_a_loss_leaves_nothing_to_tell(careless: Play) -> None:
+    history = careless.history
+    careless.write()
+    begun = careless.step()
+    careless.strike()
+    history.end_flush(begun, careless.step())
+    history.end_flush(careless.step(), careless.step(), history.begin_hearer())
+
+
+def test_who_begins_behind_a_lost_connection_may_be_told(careless: Play) -> None:
+    history = careless.history
+    careless.write()
+    careless.lose_line()
+    late = history.begin_hearer()
+    history.end_flush_with_loss(careless.step(), careless.step(), hearer=late)
+
+
+def test_who_begins_anew_where_nothing_was_lost(careless: Play) -> None:
+    careless.history.settle_hearer(careless.history.begin_hearer(anew=True))
+    with pytest.raises(Wrong, match="nothing was lost"):
+        careless.tell()
+
+
+def test_who_may_be_another_lets_others_be_told_again(careless: Play) -> None:
+    history = careless.history
+    history.begin_hearer()
+    careless.write()
+    careless.strike()
+    careless.tell()
+    history.begin_hearer(anew=True)
+    careless.tell()
+
+
+def test_who_has_ended_is_owed_nothing(careless: Play) -> None:
+    history = careless.history
+    history.end_hearer(history.begin_hearer())
+    careless.write()
+    careless.strike()
+    careless.tell()
+    late = history.begin_hearer(anew=True)
+    history.settle_hearer(late)
+    history.end_flush(careless.step(), careless.step(), late)
+
+
+def test_who_ends_behind_a_lost_connection(careless: Play) -> None:
+    """It may come back, and be told: others may be, too."""
+    history = careless.history
+    other = history.begin_hearer()
+    careless.write()
+    careless.lose_line()
+    careless.flush()
+    history.end_hearer(other)
+    careless.tell()
+
+
+@pytest.mark.parametrize("anew", [False, True])
+def test_who_ends_and_has_not_flushed_is_told_when_it_comes_back(
+    careless: Play, anew: bool
+) -> None:
+    """Another was told before."""
+    history = careless.history
+    other = history.begin_hearer()
+    careless.write()
+    careless.strike()
+    careless.tell()
+    if anew:
+        other = history.begin_hearer(anew=True)
+        history.settle_hearer(other)
+    history.end_hearer(other)
+    with pytest.raises(Wrong, match="was not told"):
+        history.end_flush(careless.step(), careless.step(), history.begin_hearer())
+
+
+def test_who_ends_and_was_told_leaves_nothing(careless: Play) -> None:
+    history = careless.history
+    other, told = history.begin_hearer(), history.begin_hearer()
+    careless.write()
+    careless.strike()
+    careless.tell()
+    history.end_flush_with_loss(careless.step(), careless.step(), hearer=told)
+    history.end_flush_with_loss(careless.step(), careless.step(), hearer=other, hears=False)
+    history.end_hearer(other)
+    again = history.begin_hearer()
+    history.end_hearer(told)
+    history.end_flush_with_loss(careless.step(), careless.step(), hearer=again)
+    history.end_flush(careless.step(), careless.step(), history.begin_hearer())
 
 
 def test_a_loss_is_told_once(careless: Play) -> None:
@@ -693,6 +871,15 @@ def test_behind_a_report_a_read_shows_what_was_written(
     ends(behind)
     behind.read(2)
     behind.refuses(1)
+
+
+def test_behind_a_flush_no_report_is_on_its_way(behind: Play) -> None:
+    """Also for what the flush does not cover."""
+    begun = behind.step()
+    behind.write()
+    behind.history.end_flush(begun, behind.step())
+    behind.read(3)
+    behind.refuses(2)
 
 
 @pytest.mark.parametrize(("several", "in_place"), [(False, True), (True, False)])
