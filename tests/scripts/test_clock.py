@@ -111,3 +111,4 @@ def test_those_of_this_project(clock_script: ModuleType) -> None:
     for name in ("test_reconnecting", "session/test_logout_connection", "session/test_deadlines"):
         assert f"tests/initiator/{name}.py" in found
     assert "tests/test_layers.py" not in found  # names clocks, and has none
+    assert not any(each.startswith("tests/simulation/") for each in found)  # made up altogether
