@@ -818,7 +818,7 @@ class World:
                     await self._through_nbd(opened, disk)
                 else:
                     await self._use(opened, disk)
-                self._forget_troubles()
+                self._forget_troubles(told=False)
                 if self._over.is_set() or self._taken:
                     return
                 await self._everything(disk)
@@ -874,11 +874,16 @@ class World:
     def is_over(self) -> bool:
         return self._over.is_set()
 
-    def _forget_troubles(self) -> None:
-        self._target.troubles.forget()
+    def _forget_troubles(self, told: bool = True) -> None:
+        """``told``: the client is a new one, or knows all: else the target tells it still that its
+        cache is lost."""
+        troubles = self._target.troubles
+        deferred = troubles.is_deferred and not told
+        troubles.forget()
+        troubles.is_deferred = deferred
         self.loop.work_s = WORK_S
         if self.settings.profile == LATE:
-            self._target.troubles.refuse(LATE_REFUSALS)
+            troubles.refuse(LATE_REFUSALS)
 
     def _count(self, disk: TrioDisk, session: Session) -> None:
         """What the session has gone through."""
