@@ -411,7 +411,7 @@ class History:
         """A connection is lost, or made."""
         self._epoch += 1
         self._line = self._disturbed = now
-        if self._unbound or self._under_way or self._changed > self._flushed:
+        if self._unbound or self._under_way or self._changed >= self._flushed:
             self._suspect()
 
     def heard(self) -> None:

@@ -515,12 +515,6 @@ def test_a_lost_connection_may_be_taken_for_a_loss(careless: Play) -> None:
     careless.tell()
 
 
-def test_a_connection_that_is_lost_before_anything_was_written(careless: Play) -> None:
-    careless.lose_line()
-    with pytest.raises(Wrong, match="nothing was lost"):
-        careless.tell()
-
-
 def test_a_connection_that_is_lost_with_a_change_under_way(careless: Play) -> None:
     """A flush may tell of it before the change has ended."""
     careless.flush()
