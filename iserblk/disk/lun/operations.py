@@ -149,6 +149,18 @@ class _Reading(_Asking[Piece]):
         return self._core.durability.stale(self._epoch)
 
 
+class _ReadingBack(_Reading):
+    """Sends one READ. ``place``: of the READ, once it has an answer."""
+
+    def __init__(self, core: DiskCore, deadline: float) -> None:
+        super().__init__(core, deadline)
+        self.place: Place | None = None
+
+    def outcome(self, slot: Command, piece: Piece) -> IserblkError | None:
+        self.place = self.session.queue.place(slot)
+        return super().outcome(slot, piece)
+
+
 class _Changing(_Asking[P]):
     """Sends commands that change the LUN. ``kept``: the journal's numbers of their changes."""
 
@@ -444,6 +456,12 @@ class _Synchronizing(Work[bytes]):
 
     def may_repeat(self, problem: IserblkError) -> bool:
         return not _proves_nothing(problem)
+
+
+def _under_way(commands: list[tuple[Command, int]]) -> bool:
+    """Whether one of the commands, each with the tag that it had, has no answer yet. (QUEUED: its
+    connection was lost, and another is to come.)"""
+    return any(slot.state >= QUEUED and slot.tag == tag for slot, tag in commands)
 
 
 class _Resuming:
@@ -1108,11 +1126,27 @@ class DiskCore:
                     yield waiter
                 check_time(self.session, work.deadline, self.info.name)
             content = memoryview(bytearray(self.block))
-            yield from self._transfer(_Reading(self, work.deadline), [(lba, content)])
+            yield from self._read_back(lba, content, work.deadline)
             content[start : start + len(part)] = part
             yield from self._transfer(work, [(lba, content)])
         finally:
             self.ranges.unlock(lba, lba)
+
+    def _read_back(self, lba: int, content: memoryview, deadline: float) -> Operation[None]:
+        """Read a block of which a part is to be changed. Where the target has lost its cache, the
+        report of that may be on its way on another connection: it is heard first, and the block
+        read again. Else the write, sent behind the replay, would bring back what was lost."""
+        while True:
+            work = _ReadingBack(self, deadline)
+            epoch = self.durability.epoch
+            yield from self._transfer(work, [(lba, content)])
+            commands, pause = self._older(work.place), _SOON_S
+            while _under_way(commands):
+                yield pause
+                pause = min(2 * pause, AGAIN_S)
+                check_time(self.session, deadline, self.info.name)
+            if not self.durability.stale(epoch):
+                return
 
     def flush(self, deadline: float = 0.0, client: FlushClient | None = None) -> Operation[None]:
         """Send SYNCHRONIZE CACHE for the whole LUN, where it has a write cache. Raises WritesLost
@@ -1238,22 +1272,22 @@ class DiskCore:
                 durability.doubt(token, f"may have failed a flush {what}", tell)
             raise
         flushes = durability.answered(token)
-        place = work.place
-        commands = [
+        commands, pause = self._older(work.place), _SOON_S
+        while durability.unanswered(flushes) or _under_way(commands):
+            yield pause
+            pause = min(2 * pause, AGAIN_S)
+            check_time(self.session, deadline, self.info.name)
+
+    def _older(self, place: Place | None) -> list[tuple[Command, int]]:
+        """Commands, with their tags, that the target may have answered before the one at ``place``,
+        and whose answers may come behind its answer. None: that one may have been anywhere."""
+        return [
             (slot, slot.tag)
             for slot in self.queue.tasks
             if slot.state >= SENT
             and slot.lun == self.lun
             and (place is None or place.may_overtake(slot))
         ]
-        pause = _SOON_S
-        while durability.unanswered(flushes) or any(
-            slot.state >= QUEUED and slot.tag == tag
-            for slot, tag in commands  # QUEUED: its connection was lost, and another is to come
-        ):
-            yield pause
-            pause = min(2 * pause, AGAIN_S)
-            check_time(self.session, deadline, self.info.name)
 
     def _make_room(self, length: int, deadline: float) -> Operation[None]:
         """Flush when the journal has no room for a write of ``length`` bytes. One operation

@@ -951,6 +951,30 @@ def test_a_read_that_is_looked_at_after_the_replay_only_is_done_again(whole: boo
     assert buffer == b"\1" * BLOCK
 
 
+def test_a_block_is_changed_in_part_when_no_report_of_a_loss_is_on_its_way() -> None:
+    """The report comes over another connection, behind the answer to the read of the block, which
+    shows what was there before a write that is lost. The write, sent behind the replay, would bring
+    that back."""
+    bench = Bench()
+    bench.write(0, 1, 1)
+    other = bench.core.begin_read(memoryview(bytearray(BLOCK)), 5 * BLOCK, CountingWaiter())
+    assert other is not None
+    operation = bench.core.write(memoryview(b"x" * 10), 7)
+    next(operation)
+    (slot,) = [each for each in bench.session.flight if each is not other]
+    bench.session.order[slot.index] = 1  # it was sent behind the other one
+    bench.target.cached.clear()
+    bench.target.execute(slot)
+    bench.session.end(slot)
+    next(operation)
+    assert bench.session.flight == [other]
+    bench.session.end(other, sense=POWER_ON)
+    bench.core.dropped(other)
+    reconnect(bench.core, bench.target, lost=False)
+    bench.run(operation)
+    assert bench.target.block(0) == b"\1" * 7 + b"x" * 10 + b"\1" * (BLOCK - 17)
+
+
 @pytest.mark.parametrize("limit", [1 << 20, None])
 def test_what_the_last_flush_is_for(limit: int | None) -> None:
     bench = Bench(limit)
