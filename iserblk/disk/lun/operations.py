@@ -157,7 +157,8 @@ class _ReadingBack(_Reading):
         self.place: Place | None = None
 
     def outcome(self, slot: Command, piece: Piece) -> IserblkError | None:
-        self.place = self.session.queue.place(slot)
+        if slot.error is None:  # else it may never have been sent
+            self.place = self.session.queue.place(slot)
         return super().outcome(slot, piece)
 
 
