@@ -975,6 +975,29 @@ def test_a_block_is_changed_in_part_when_no_report_of_a_loss_is_on_its_way() -> 
     assert bench.target.block(0) == b"\1" * 7 + b"x" * 10 + b"\1" * (BLOCK - 17)
 
 
+def test_a_read_of_a_block_that_was_never_sent_has_no_place(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It ends with its own error, and what it was for can be tried again."""
+    bench = Bench()
+    bench.write(0, 1, 1)
+    place = bench.session.place
+
+    def only_of_those_sent(slot: Command) -> object:
+        assert slot.error is None
+        return place(slot)
+
+    monkeypatch.setattr(bench.session, "place", only_of_those_sent)
+    operation = bench.core.write(memoryview(b"x" * 10), 7)
+    next(operation)
+    (slot,) = bench.session.flight
+    bench.session.end(slot, error=ConnectionLost("no connection"))
+    with pytest.raises(ConnectionLost, match="no connection"):
+        bench.run(operation)
+    bench.run(bench.core.write(memoryview(b"x" * 10), 7))
+    assert bench.target.block(0) == b"\1" * 7 + b"x" * 10 + b"\1" * (BLOCK - 17)
+
+
 @pytest.mark.parametrize("limit", [1 << 20, None])
 def test_what_the_last_flush_is_for(limit: int | None) -> None:
     bench = Bench(limit)
