@@ -37,6 +37,8 @@ PLANTED = {
     "range-lock-lets-the-last-block-through": "1",
     "a-lun-that-comes-back-is-not-compared": "1",
     "a-lun-comes-back-with-other-blocks": "1",
+    "open-files-are-one-client": "1",
+    "a-read-gives-its-buffer-back-early": "1",
 }
 MOST = "4000"
 
@@ -51,7 +53,9 @@ def simulate(*words: str, hash_seed: str = "0") -> subprocess.CompletedProcess[s
     )
 
 
-@pytest.mark.parametrize("setting", ["front=disk", "front=nbd", "other=fences", "tas=no"])
+@pytest.mark.parametrize(
+    "setting", ["front=disk", "front=nbd", "front=fuse", "other=fences", "tas=no"]
+)
 def test_a_seed_does_the_same_whatever_the_hashes_are(setting: str) -> None:
     """In one process or in several."""
     words = ("--seed", "2", "--operations", "400", "--with", setting)
@@ -135,7 +139,7 @@ def test_what_is_planted_is_in_effect() -> None:
         (("--trace", "--operations", "2000"), "--operations 1000"),
         (("--plant", "nothing"), "scripts/mutations --list"),
         (("--with", "clients=0"), "a number from 1"),
-        (("--with", "front=fuse"), "front takes disk or nbd"),
+        (("--with", "front=file"), "front takes disk or nbd or fuse"),
         (("--with", "other=some"), "other takes none or beside or fences or takes or r"),
         (("--with", "fault-kinds=cut+rain"), "fault-kinds: rain: there are cut, halve, "),
         (("--with", "fault-kinds=NBD-cut", "--with", "front=disk"), "fault-kinds: NBD-cut: there"),

@@ -41,8 +41,8 @@ OPTIONS: Final = (
     "queue-depth",
     "style",
 )
-DISK, NBD = "disk", "nbd"
-FRONTS: Final = (DISK, NBD)
+DISK, NBD, FUSE = "disk", "nbd", "fuse"
+FRONTS: Final = (DISK, NBD, FUSE)
 NONE, BESIDE, FENCES, TAKES, REPLACES = "none", "beside", "fences", "takes", "replaces"
 OTHERS: Final = (NONE, BESIDE, FENCES, TAKES, REPLACES)
 USUAL, HOARDS, DURABLE = "usual", "hoards", "durable"

@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from functools import partial
 from random import Random
-from typing import Final, Protocol
+from typing import Final
 
 import trio
 
@@ -23,18 +23,14 @@ from iserblk.nbd.exports import Export
 from iserblk.nbd.server import NbdServer
 from tests.simulation import nbd_wire
 from tests.simulation.cases import DISC, MIDWAY, MUTE, NBD_CLOSE, NBD_CUT, VANISH
-from tests.simulation.history import Change, Hearer, History, Wrong
-from tests.simulation.loop import SimulatedLoop
+from tests.simulation.faces import EXTENTS, FLUSH, FUA, READ, TRIM, WRITE, ZERO, Around
+from tests.simulation.history import Change, Hearer, Wrong
 from tests.simulation.nbd_wire import Connection, Gone, Refused
 from tests.simulation.network import HOST, End, ListeningSocket, Network, TrioSocket
 
 PLACE: Final = (HOST, 10809)
 AGAIN_S: Final = 0.01  # about so long a client waits before it connects again
 PATIENCE_S: Final = 30.0  # of a client that has said DISC, or whose answers do not come
-
-READ, WRITE, FLUSH, FUA, ZERO, TRIM, EXTENTS = (
-    "read", "write", "flush", "write with FUA", "zero", "trim", "extents"
-)  # fmt: skip
 
 GONE_WITH_FLUSH = "NBD: gone with a flush under way"
 REPEATED = "NBD: flush repeated"
@@ -44,33 +40,6 @@ EARLY = "NBD: comes again before its end is noticed"
 UNFLUSHED = "NBD: DISC with writes unflushed"
 WITH_REQUESTS = "NBD: DISC with requests under way"
 STATES: Final = (GONE_WITH_FLUSH, REPEATED, TOLD, UNREAD, EARLY, UNFLUSHED, WITH_REQUESTS)
-
-
-class Around(Protocol):
-    """What the face needs of its world."""
-
-    loop: SimulatedLoop
-    history: History
-
-    def trace(self, words: str, *values: str | float) -> None: ...
-
-    def place(self, at: int) -> int:
-        """Where granule ``at`` lies on the LUN, in bytes."""
-        ...
-
-    def count(self, state: str) -> None: ...
-
-    def look(self) -> None:
-        """The disk may have been connected again."""
-        ...
-
-    def may_fail(self, kind: str) -> bool:
-        """An error need not be a loss, or a loss be told by a flush."""
-        ...
-
-    def is_over(self) -> bool:
-        """The machine of the server has died."""
-        ...
 
 
 class _Line:

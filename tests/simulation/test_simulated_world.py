@@ -23,6 +23,7 @@ from tests.simulation.cases import (
     Case,
     read_case,
 )
+from tests.simulation.faces import FUSE_STATES
 from tests.simulation.history import Wrong
 from tests.simulation.world import (
     OF_BAD_MEDIUM,
@@ -125,8 +126,8 @@ def test_a_world_may_have_some_kinds_of_faults_alone() -> None:
 
 def test_all_is_reached() -> None:
     """Each fault, and each state of the product, within a few worlds of three kinds. (Those of NBD,
-    of another host, of a bad medium and of another LUN have tests of their own.)"""
-    faults, states = set(FAULTS), set(STATES) - set(nbd_face.STATES)
+    of FUSE, of another host, of a bad medium and of another LUN have tests of their own.)"""
+    faults, states = set(FAULTS), set(STATES) - {*nbd_face.STATES, *FUSE_STATES}
     states -= {*other_host.STATES, *TAKING, *OF_BAD_MEDIUM, WORDLESS, *REPLACING}
     kinds: tuple[tuple[tuple[str, str], ...], ...] = (
         (("connections", "3"), ("error-recovery-level", "2"), ("scheme", "iscsi")),

@@ -20,7 +20,7 @@ from contextlib import AsyncExitStack, nullcontext
 from dataclasses import dataclass, field
 from itertools import accumulate
 from random import Random
-from typing import Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from unittest import mock
 
 import trio
@@ -71,6 +71,7 @@ from tests.simulation.cases import (
     DURABLE,
     FAIL,
     FENCES,
+    FUSE,
     GOOD,
     HALVE,
     HOARDS,
@@ -97,9 +98,19 @@ from tests.simulation.cases import (
     are_of,
     faults_of,
 )  # fmt: skip
+from tests.simulation.faces import (
+    EXTENTS,
+    FLUSH,
+    FUA,
+    FUSE_STATES,
+    READ,
+    TRIM,
+    WRITE,
+    ZERO,
+)
 from tests.simulation.history import Hearer, History, Wrong, content
 from tests.simulation.loop import WORK_S, SimulatedLoop
-from tests.simulation.nbd_face import EXTENTS, FLUSH, FUA, READ, TRIM, WRITE, ZERO, NbdFace
+from tests.simulation.nbd_face import NbdFace
 from tests.simulation.nbd_wire import Gone
 from tests.simulation.network import End
 from tests.simulation.other_host import OtherHost
@@ -107,6 +118,9 @@ from tests.simulation.running import Simulation
 from tests.support.cores import session_of
 from tests.support.target_here import serve
 from tests.support.until import all_ended, until
+
+if TYPE_CHECKING:
+    from tests.simulation.fuse_face import FuseFace
 
 IQN: Final = "iqn.2026-11.example:disk"
 INITIATOR: Final = "iqn.2026-11.example:initiator"
@@ -175,7 +189,7 @@ RESTARTED, RESTARTED_EMPTY = "target restarted", "target restarted without its c
 STATES: Final = (
     RECONNECTED, BACK, BACK_WITH_JOURNAL, REPLAYED, RECOVERED_CONNECTION, REASSIGNED, SNACK,
     DAMAGED, ABORTED, RESET, RETRIED, TOLD, TOLD_OF_FAILURE, UNHEARD, FAILED_OVER, TIMED_OUT, DIED,
-    RESTARTED, RESTARTED_EMPTY, *nbd_face.STATES, *other_host.STATES,
+    RESTARTED, RESTARTED_EMPTY, *nbd_face.STATES, *FUSE_STATES, *other_host.STATES,
     *TAKING, *OF_BAD_MEDIUM, WORDLESS, *REPLACING,
 )  # fmt: skip
 _KINDS: Final = {PASSING: "passing", RECOVERED: "recovered", FAIL: "flush"}
@@ -200,14 +214,15 @@ _NOBODY: Final = 1 << 63  # versions of what must never be seen
 
 class Settings(NamedTuple):
     """``granule``: bytes, of which requests are multiples; may be less than a ``block``.
-    ``between``: operations between two faults, in the mean. ``hearers``: flush clients at a time;
-    1: there is that of the disk alone. ``hesitates``: how often the target needs a thread.
-    ``first_number``: CmdSN and StatSN of a session begin there. ``front``: what clients use; where
-    it speaks NBD, it has as many connections as ``hearers``. ``other``: what another host does with
-    the LUN meanwhile. ``fault_kinds``: see ``faults_of``. ``mix``: of operations. ``again``: how
-    often another fault follows at once. ``medium``: that of the target; where it is bad, what the
-    target could not write is lost, and told once. ``tas``: "no": commands that another host ends
-    are not answered. ``lies``: which part of the LUN they use. ``options``: of the disk."""
+    ``between``: operations between two faults, in the mean. ``hearers``: flush clients at a
+    time; 1: there is that of the disk alone. ``hesitates``: how often the target needs a
+    thread. ``first_number``: CmdSN and StatSN of a session begin there. ``front``: what clients
+    use; where it speaks NBD, or is a file, it has as many connections, or open files, as
+    ``hearers``. ``other``: what another host does with the LUN meanwhile. ``fault_kinds``: see
+    ``faults_of``. ``mix``: of operations. ``again``: how often another fault follows at once.
+    ``medium``: that of the target; where it is bad, what the target could not write is lost,
+    and told once. ``tas``: "no": commands that another host ends are not answered. ``lies``:
+    which part of the LUN they use. ``options``: of the disk."""
 
     scheme: str
     profile: str
@@ -326,13 +341,16 @@ def draw(chance: Random, given: dict[str, str] | None = None) -> Settings:
     words["medium"] = chance.choice((GOOD, GOOD, BAD))
     words["tas"] = chance.choice(("yes", "no"))
     words["lies"] = chance.choice((ALL_OF_IT, ALL_OF_IT, ACROSS, LAST))
+    instead = chance.choice((DISK, DISK, FUSE))
+    if words["front"] == DISK:
+        words["front"] = instead
     words |= given or {}
     if words["other"] != NONE:
         words["medium"] = GOOD  # (which of two hosts hears of it is a matter of chance)
     if are_of(words["fault-kinds"], BAD_FAULTS) or (given or {}).get("medium") == BAD:
         words["medium"], words["other"] = BAD, NONE
-    if words["front"] == NBD and words["other"] != NONE:
-        words["other"] = BESIDE  # (NBD has no error for what a reservation refuses)
+    if words["front"] in (NBD, FUSE) and words["other"] != NONE:
+        words["other"] = BESIDE  # (they have no error for what a reservation refuses)
     for key in (
         ("header-digest", "data-digest") if words["scheme"] == "iser" else ("style", "mpa-crc")
     ):
@@ -703,7 +721,7 @@ class World:
         self._taken = _NOT  # whether another host takes the LUN over
         self._disk: TrioDisk
         self._first: TrioDisk  # of this life
-        self._face: NbdFace | None = None
+        self._face: NbdFace | FuseFace | None = None
 
     @property
     def _is_done(self) -> bool:
@@ -816,6 +834,8 @@ class World:
             if not self._is_done:
                 if self.settings.front == NBD:
                     await self._through_nbd(opened, disk)
+                elif self.settings.front == FUSE:
+                    await self._through_fuse(opened, disk)
                 else:
                     await self._use(opened, disk)
                 self._forget_troubles(told=False)
@@ -852,6 +872,18 @@ class World:
         self.history.end_hearer(self.history.first)  # nobody but the connections flushes
         seed = f"{self.case.seed} {self._lives} {self.case.order}"
         self._face = face = NbdFace(self, disk, self.settings.hearers, seed)
+        async with face.serving():
+            await self._use(opened, disk)
+        self._face = None
+
+    async def _through_fuse(self, opened: TrioDiskSet, disk: TrioDisk) -> None:
+        from tests.simulation.fuse_face import FuseFace  # noqa: PLC0415 (needs pyfuse3)
+
+        self._disk = disk
+        self.history.end_hearer(self.history.first)  # nobody but the open files flushes
+        assert opened.ending is not None
+        seed = f"{self.case.seed} {self._lives} {self.case.order}"
+        face = self._face = FuseFace(self, disk, opened.ending, self.settings.hearers, seed)
         async with face.serving():
             await self._use(opened, disk)
         self._face = None
@@ -1097,7 +1129,7 @@ class World:
         hearer, client = self.history.first, None
         if chance is not None and self.settings.hearers > 1:
             hearer, client = self._one_of(disk, chance)
-        elif self.settings.front == NBD:  # the last one, for which the server asks
+        elif self.settings.front in (NBD, FUSE):  # the last one, for which the server asks
             hearer, client = self.history.begin_hearer(), disk.new_client()
         begun = self.loop.now()
         try:
@@ -1374,7 +1406,7 @@ class World:
     async def _strike(self, kind: str, chance: Random) -> None:
         network, troubles = self.network, self._target.troubles
         if kind in NBD_FAULTS:
-            assert self._face is not None
+            assert isinstance(self._face, NbdFace)
             self._face.strike(kind, chance)
             return
         if kind == TAKE:
