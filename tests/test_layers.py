@@ -357,6 +357,7 @@ TRIO_ALLOWED = {
     "metrics.joining",
     "metrics.serving",
     "nbd.client",
+    "nbd.kernel.channel",
     "nbd.kernel.succession",
     "nbd.server",
     "nbd.serving",

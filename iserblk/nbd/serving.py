@@ -122,7 +122,7 @@ def serve(
     allow_descriptors()
     try:
         with until_told() as heard:
-            life = _Life(urls, options, ready, stopping, terms or Terms(), heard)
+            life = Life(urls, options, ready, stopping, terms or Terms(), heard)
             told = guest.run(partial(life.run, sockets))
     except BaseExceptionGroup as group:
         raise first_error(group) from None
@@ -131,9 +131,11 @@ def serve(
     return told
 
 
-class _Life:
-    """One server, from the first login to the last flush. ``failed``: what was not flushed, in
-    words, by LUN; ``unflushed``: the bytes of that, one element."""
+class Life:
+    """One server, from the first login to the last flush; see ``serve``, which runs it in a process
+    of its own. ``heard``: what tells it to end. ``served``: the LUNs, by name, once they are open.
+    ``failed``: what was not flushed, in words, by LUN; ``unflushed``: the bytes of that, one
+    element."""
 
     def __init__(
         self,
@@ -153,13 +155,16 @@ class _Life:
         self._stopping = stopping
         self._terms = terms
         self._heard = heard
-        self._served: Mapping[str, DirectDisk] = {}
+        self.served: Mapping[str, DirectDisk] = {}
         self._exports: Mapping[str, Export] = {}
         self._ending = EndOfUse()
         self._stop = trio.Event()
         self._is_ready = False
 
     async def run(self, sockets: Sequence[socket.socket]) -> int:
+        """``sockets``: see ``serve``, as for the result. Raises IserblkError, perhaps in exception
+        groups, when the LUNs cannot be opened or a predecessor keeps its connections; Cancelled,
+        with nothing flushed."""
         if self._heard.first:
             return self._heard.first
         succession = self._terms.succession
@@ -186,12 +191,12 @@ class _Life:
     def _open(self, disks: TrioDiskSet) -> tuple[NbdServer, Export]:
         """A server of these disks, and its default export."""
         terms = self._terms
-        self._served, self._ending = disks.disks, disks.ending
+        self.served, self._ending = disks.disks, disks.ending
         if terms.opened is not None:
-            terms.opened([disk.info for disk in self._served.values()])
+            terms.opened([disk.info for disk in self.served.values()])
         exports = {
             name: Export(name, disk, terms.read_only, patient=terms.patient)
-            for name, disk in self._served.items()
+            for name, disk in self.served.items()
         }
         self._exports = exports
         server = NbdServer(exports, disks.default, self._busy_poll_us, terms.tls, terms.context)
@@ -267,7 +272,7 @@ class _Life:
     async def _flush(self) -> None:
         with trio.move_on_after(LONGEST_S) as limit:
             async with trio.open_nursery() as flushes:  # targets that are away: all at once
-                for name, disk in self._served.items():
+                for name, disk in self.served.items():
                     if disk.dirty:  # one without a write cache is sent nothing
                         flushes.start_soon(self._flush_one, name, disk)
         if limit.cancelled_caught:
@@ -283,12 +288,12 @@ class _Life:
             self.failed[name] = last_flush_failed(name, disk, error)
 
     def _give_up(self) -> None:
-        for name, disk in self._served.items():
+        for name, disk in self.served.items():
             if disk.dirty:  # where its last flush has ended, that has told more
                 self.failed.setdefault(name, not_flushed(name, disk))
 
     def _count_unflushed(self) -> None:
-        self.unflushed[:] = [all_unflushed(self._served.values())]
+        self.unflushed[:] = [all_unflushed(self.served.values())]
 
 
 class _OnlyClient:

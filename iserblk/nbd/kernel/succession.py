@@ -1,5 +1,5 @@
 """The server of a device gives the kernel's connections to its successor: two processes, and a
-socket between them (module ``handover`` has the messages).
+channel between them (module ``channel``; module ``handover`` has the messages).
 
 Until TAKEN has been sent, the connections are the old server's, whatever happens to the successor;
 from then on they are the successor's. A packet that ``send`` has taken is in the receiver's queue,
@@ -10,9 +10,7 @@ receiving: TAKEN is then either in the queue, or ``send`` fails, and cannot come
 from __future__ import annotations
 
 import logging
-import os
 import socket
-import struct
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -23,8 +21,8 @@ from iserblk.disk.seam import LossCount
 from iserblk.errors import IserblkError, RemoteProtocolError
 from iserblk.loop.tasks import sleep, until_readable
 from iserblk.nbd.client import PausedConnection
+from iserblk.nbd.kernel.channel import Channel, PacketSocket, check_peer, connected
 from iserblk.nbd.kernel.handover import (
-    MOST,
     TABLE,
     VERSION,
     WITHOUT_LOSSES,
@@ -53,13 +51,11 @@ DRAIN_S = 10.0  # for the requests that have begun, and a flush
 TAKEN_S = 10.0  # that a successor has for taking the connections
 OFFER_S = DRAIN_S + 5.0  # that the old server has for offering them
 _BACKLOG = 4
-_DESCRIPTORS = 4  # room for more than a message may have: the rest would be lost without a word
 _UNTOLD = (
     "the kernel was not told yet that writes were lost, and the new server is too old to tell it: "
     "flush the device (blockdev --flushbufs), which tells, and try again"
 )
 _ACCEPT_PAUSE_S = 0.1
-_PEER = struct.Struct("3i")  # struct ucred: process, user, group
 
 
 class Giver:
@@ -69,7 +65,7 @@ class Giver:
         self.state = State.SERVING
         self._losses = losses
         self._version = VERSION  # of the successor
-        self._held: socket.socket | None = None
+        self._held: Channel | None = None
 
     async def offer(
         self, listening: socket.socket, server: NbdServer, flush: Callable[[], Awaitable[None]]
@@ -86,8 +82,14 @@ class Giver:
                 sock = None
             if sock is None:
                 await sleep(_ACCEPT_PAUSE_S)
+                continue
+            try:
+                check_peer(sock)
+            except (RemoteProtocolError, OSError) as error:
+                log.warning("the connections stay here: %s", error)
+                sock.close()
             else:
-                await self._attend(sock, server, flush)
+                await self.attend(PacketSocket(sock), server, flush)
 
     def close(self) -> None:
         """The successor sees this, or the end of the process."""
@@ -97,33 +99,32 @@ class Giver:
     def _change(self, event: Event) -> None:
         self.state = TABLE[self.state, event]
 
-    async def _attend(
-        self, sock: socket.socket, server: NbdServer, flush: Callable[[], Awaitable[None]]
+    async def attend(
+        self, channel: Channel, server: NbdServer, flush: Callable[[], Awaitable[None]]
     ) -> None:
-        """One successor. Raises nothing but Cancelled."""
-        self._held = sock
+        """One successor, which has connected; see ``offer``. ``channel`` is closed unless the
+        connections are given: then ``close`` does that. Raises nothing but Cancelled."""
+        self._held = channel
         self._version = VERSION
         try:
-            check_peer(sock)
-            peer = trio.socket.from_stdlib_socket(sock)
             with trio.fail_after(HELLO_S):
-                self._version = hello_untrusted(await peer.recv(MOST + 1))
-            await self._give(sock, server, flush)
+                self._version = hello_untrusted(await channel.receive())
+            await self._give(channel, server, flush)
         except Refused as error:
             log.warning("the connections stay here: %s", error)
             refusal = encode_refused(str(error), error.may_end, self._version)
             with suppress(OSError):
-                sock.send(refusal, socket.MSG_DONTWAIT)
+                channel.send_at_once(refusal)
         except trio.TooSlowError:
             log.warning("the connections stay here: the successor is too slow")
         except (IserblkError, OSError) as error:
             log.warning("the connections stay here: %s", error)
         finally:
             if self.state is not State.GIVEN:
-                sock.close()
+                channel.close()
 
     async def _give(
-        self, sock: socket.socket, server: NbdServer, flush: Callable[[], Awaitable[None]]
+        self, channel: Channel, server: NbdServer, flush: Callable[[], Awaitable[None]]
     ) -> None:
         self._change(Event.ASKED)
         try:
@@ -141,15 +142,14 @@ class Giver:
                 raise Refused(_UNTOLD, False)
             self._change(Event.STILL)
             with trio.move_on_after(TAKEN_S):
-                peer = trio.socket.from_stdlib_socket(sock)
                 if self._version != WITHOUT_LOSSES:
-                    await peer.send(encode_losses(losses))
+                    await channel.send(encode_losses(losses))
                 for each in connections:
-                    await _send_connection(peer, each, self._version)
-                await peer.send(encode_all(len(connections), self._version))
-                await until_readable(sock)
+                    await _send_connection(channel, each, self._version)
+                await channel.send(encode_all(len(connections), self._version))
+                await channel.until_received()
         finally:
-            if self.state is State.OFFERED and _taken(sock, self._version):
+            if self.state is State.OFFERED and _taken(channel, self._version):
                 self._change(Event.TAKEN)
                 server.hand_over()
                 log.info("another server has the connections")
@@ -168,64 +168,50 @@ async def _flushed(flush: Callable[[], Awaitable[None]]) -> None:
         raise Refused(f"the target could not flush: {error}", False) from None
 
 
-async def _send_connection(
-    peer: trio.socket.SocketType, connection: PausedConnection, version: int
-) -> None:
-    rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, struct.pack("i", connection.sock.fileno()))]
+async def _send_connection(channel: Channel, connection: PausedConnection, version: int) -> None:
+    beside: socket.socket | None = connection.sock
     for packet in encode_connection(Given(connection.negotiated, connection.unparsed), version):
-        await peer.sendmsg([packet], rights)
-        rights = []
+        await channel.send(packet, beside)
+        beside = None
 
 
-def _taken(sock: socket.socket, version: int) -> bool:
+def _taken(channel: Channel, version: int) -> bool:
     """TAKEN has come; if not, it cannot come any more."""
     try:
-        sock.shutdown(socket.SHUT_RD)
-        expect_untrusted(sock.recv(MOST + 1, socket.MSG_DONTWAIT), Kind.TAKEN, version)
+        expect_untrusted(channel.receive_last(), Kind.TAKEN, version)
     except (IserblkError, OSError):
         return False
     return True
 
 
-def check_peer(sock: socket.socket) -> None:
-    """The other end belongs to our user. Raises RemoteProtocolError."""
-    credentials = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size)
-    _, user, _ = _PEER.unpack(credentials)
-    if user != os.geteuid():
-        raise RemoteProtocolError("hand-over", f"the other process is of user {user}")
-
-
 class Taker:
-    """The successor's side. ``path``: where the old server listens. ``losses``: those of the LUN,
-    after ``take``."""
+    """The successor's side. ``path``: where the old server listens. ``connect``: connects there;
+    see ``connected``. ``losses``: those of the LUN, after ``take``."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, connect: Callable[[Path], Channel] = connected) -> None:
         self.losses = LossCount()
         self._path = path
-        self._sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._connect = connect
+        self._channel: Channel | None = None
 
     async def take(self) -> list[PausedConnection]:
         """Raises NoHandOver, with the connections where they are; IserblkError when the old server
         must not end, either."""
-        descriptors: list[int] = []
+        sockets: list[socket.socket] = []
         try:
             with trio.fail_after(OFFER_S):
                 version = VERSION
                 try:
-                    takeover = await self._offered(descriptors, version)
+                    takeover, channel = await self._offered(sockets, version)
                 except OlderServer:
-                    self._sock.close()
-                    self._sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+                    self.close()
                     version = WITHOUT_LOSSES
-                    takeover = await self._offered(descriptors, version)
-            sockets = _sockets(descriptors)
+                    takeover, channel = await self._offered(sockets, version)
+            if any(each.type != socket.SOCK_STREAM for each in sockets):
+                raise RemoteProtocolError("hand-over", "a connection that is no stream")
             self.losses = takeover.losses
-            try:
-                self._sock.send(encode(Kind.TAKEN, version=version))
-            except BaseException:
-                for each in sockets:
-                    each.close()
-                raise
+            channel.send_at_once(encode(Kind.TAKEN, version=version))
+            taken, sockets = sockets, []
         except Refused as error:
             if error.may_end:
                 raise NoHandOver(str(error)) from None
@@ -237,56 +223,34 @@ class Taker:
         except OSError as error:
             raise NoHandOver(error.strerror or str(error)) from None
         finally:
-            for number in descriptors:
-                os.close(number)
+            for each in sockets:
+                each.close()
         return [
             PausedConnection(sock, each.negotiated, each.unparsed)
-            for sock, each in zip(sockets, takeover.given, strict=True)
+            for sock, each in zip(taken, takeover.given, strict=True)
         ]
 
-    async def _offered(self, descriptors: list[int], version: int) -> Takeover:
-        self._sock.setblocking(False)
-        self._sock.connect(str(self._path))
-        check_peer(self._sock)
-        self._sock.send(encode(Kind.HELLO, version=version))
+    async def _offered(
+        self, sockets: list[socket.socket], version: int
+    ) -> tuple[Takeover, Channel]:
+        channel = self._channel = self._connect(self._path)
+        await channel.send(encode(Kind.HELLO, version=version))
         takeover = Takeover(version)
         while not takeover.complete:
-            await until_readable(self._sock)
-            packet, numbers, flags, _ = socket.recv_fds(
-                self._sock, MOST + 1, _DESCRIPTORS, socket.MSG_CMSG_CLOEXEC
-            )
-            descriptors += numbers
-            if flags & socket.MSG_CTRUNC:
-                raise RemoteProtocolError("hand-over", "more descriptors than belong to a message")
-            takeover.receive_untrusted(packet, len(numbers))
-        return takeover
+            packet, beside = await channel.receive_with_sockets()
+            sockets += beside
+            takeover.receive_untrusted(packet, len(beside))
+        return takeover, channel
 
     async def old_server_ended(self) -> None:
         """After ``take``."""
         with suppress(OSError):
-            while True:
-                await until_readable(self._sock)
-                if not self._sock.recv(MOST):
-                    return
+            while self._channel is not None and await self._channel.receive():
+                pass
 
     def close(self) -> None:
-        self._sock.close()
-
-
-def _sockets(descriptors: list[int]) -> list[socket.socket]:
-    """Moves them out of ``descriptors``. Raises RemoteProtocolError for one that is no stream."""
-    found: list[socket.socket] = []
-    try:
-        while descriptors:
-            found.append(socket.socket(fileno=descriptors[0]))
-            del descriptors[0]
-            if found[-1].type != socket.SOCK_STREAM:
-                raise RemoteProtocolError("hand-over", "a connection that is no stream")
-    except BaseException:
-        for each in found:
-            each.close()
-        raise
-    return found
+        if self._channel is not None:
+            self._channel.close()
 
 
 @contextmanager

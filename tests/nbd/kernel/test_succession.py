@@ -15,7 +15,7 @@ import trio
 import trio.testing
 
 from iserblk.disk.seam import LossCount
-from iserblk.errors import CommandTimeout, IserblkError, RemoteProtocolError
+from iserblk.errors import CommandTimeout, IserblkError
 from iserblk.nbd import messages as nbd
 from iserblk.nbd.client import PausedConnection
 from iserblk.nbd.kernel.handover import (
@@ -32,7 +32,7 @@ from iserblk.nbd.kernel.handover import (
     encode_refused,
 )
 from iserblk.nbd.kernel.orders import NoHandOver
-from iserblk.nbd.kernel.succession import Giver, Taker, check_peer, listening_for_successors
+from iserblk.nbd.kernel.succession import Giver, Taker, listening_for_successors
 from iserblk.nbd.server import NbdServer
 from tests.nbd.serving import HeldDisk, fake, server_of
 from tests.support.descriptors import descriptors, descriptors_to_begin_with
@@ -449,16 +449,6 @@ async def test_where_no_server_listens(tmp_path: Path) -> None:
     with pytest.raises(NoHandOver, match=os.strerror(errno.ENOENT)):
         await taker.take()
     taker.close()
-
-
-def test_a_peer_of_another_user(monkeypatch: pytest.MonkeyPatch) -> None:
-    here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    with here, there:
-        check_peer(here)
-        mine = os.geteuid()
-        monkeypatch.setattr(os, "geteuid", lambda: mine + 1)
-        with pytest.raises(RemoteProtocolError, match=f"of user {mine}"):
-            check_peer(here)
 
 
 @pytest.mark.parametrize("losses", [LossCount(), LossCount(5, 5), LossCount(5, 3)])
