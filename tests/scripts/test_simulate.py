@@ -39,6 +39,8 @@ PLANTED = {
     "a-lun-comes-back-with-other-blocks": "1",
     "open-files-are-one-client": "1",
     "a-read-gives-its-buffer-back-early": "1",
+    "a-request-queue-forgets-fua": "1",
+    "a-request-of-a-queue-is-not-carried-on": "1",
 }
 MOST = "4000"
 
@@ -54,7 +56,7 @@ def simulate(*words: str, hash_seed: str = "0") -> subprocess.CompletedProcess[s
 
 
 @pytest.mark.parametrize(
-    "setting", ["front=disk", "front=nbd", "front=fuse", "other=fences", "tas=no"]
+    "setting", ["front=disk", "front=nbd", "front=fuse", "front=queue", "other=fences", "tas=no"]
 )
 def test_a_seed_does_the_same_whatever_the_hashes_are(setting: str) -> None:
     """In one process or in several."""
@@ -139,7 +141,7 @@ def test_what_is_planted_is_in_effect() -> None:
         (("--trace", "--operations", "2000"), "--operations 1000"),
         (("--plant", "nothing"), "scripts/mutations --list"),
         (("--with", "clients=0"), "a number from 1"),
-        (("--with", "front=file"), "front takes disk or nbd or fuse"),
+        (("--with", "front=file"), "front takes disk or nbd or fuse or queue"),
         (("--with", "other=some"), "other takes none or beside or fences or takes or r"),
         (("--with", "fault-kinds=cut+rain"), "fault-kinds: rain: there are cut, halve, "),
         (("--with", "fault-kinds=NBD-cut", "--with", "front=disk"), "fault-kinds: NBD-cut: there"),

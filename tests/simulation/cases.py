@@ -41,8 +41,8 @@ OPTIONS: Final = (
     "queue-depth",
     "style",
 )
-DISK, NBD, FUSE = "disk", "nbd", "fuse"
-FRONTS: Final = (DISK, NBD, FUSE)
+DISK, NBD, FUSE, QUEUE = "disk", "nbd", "fuse", "queue"
+FRONTS: Final = (DISK, NBD, FUSE, QUEUE)
 NONE, BESIDE, FENCES, TAKES, REPLACES = "none", "beside", "fences", "takes", "replaces"
 OTHERS: Final = (NONE, BESIDE, FENCES, TAKES, REPLACES)
 USUAL, HOARDS, DURABLE = "usual", "hoards", "durable"
@@ -79,16 +79,19 @@ DISC, NBD_CLOSE, NBD_CUT, MIDWAY, VANISH, MUTE = (
     "NBD: no answer to a flush",
 )  # fmt: skip
 NBD_FAULTS: Final = {DISC: 4, NBD_CLOSE: 4, NBD_CUT: 6, MIDWAY: 6, VANISH: 6, MUTE: 20}
+QUEUE_CLOSE, QUEUE_WAIT = "queue: closed", "queue: wait cancelled"
+QUEUE_FAULTS: Final = {QUEUE_CLOSE: 10, QUEUE_WAIT: 10}
 TAKE, REPLACE = "taken over", "another LUN in its place"
 DROP, DEFER = "flush that loses", "deferred error"
 BAD_FAULTS: Final = {DROP: 10, DEFER: 4}
 ALL: Final = "all"
+OF_FRONTS: Final = {NBD: NBD_FAULTS, QUEUE: QUEUE_FAULTS}
 
 
 def faults_of(front: str, other: str, medium: str, kinds: str = ALL) -> tuple[list[str], list[int]]:
     """The faults of a world, and the sums of their weights up to each. ``kinds``: names with +
     between them, of those that it is limited to. Raises ValueError for one that there is not."""
-    weights = FAULTS | NBD_FAULTS if front == NBD else FAULTS
+    weights = FAULTS | OF_FRONTS.get(front, {})
     if other == TAKES:
         weights = weights | {TAKE: 6}
     if other == REPLACES:
@@ -107,6 +110,11 @@ def faults_of(front: str, other: str, medium: str, kinds: str = ALL) -> tuple[li
 def are_of(kinds: str, faults: Iterable[str]) -> bool:
     """Whether ``kinds``, as ``faults_of`` has them, names some of ``faults``."""
     return not {_short(each) for each in faults}.isdisjoint(kinds.split("+"))
+
+
+def front_of(kinds: str) -> str | None:
+    """The front that has such faults; None: each one has."""
+    return next((front for front, faults in OF_FRONTS.items() if are_of(kinds, faults)), None)
 
 
 def _short(kind: str) -> str:
@@ -169,7 +177,7 @@ def check(settings: Sequence[tuple[str, str]]) -> None:
     """Raises ValueError where they do not fit each other."""
     words = dict(settings)
     faults_of(
-        words.get("front", NBD),
+        words.get("front", front_of(words.get("fault-kinds", ALL)) or NBD),
         words.get("other", TAKES),
         words.get("medium", BAD),
         words.get("fault-kinds", ALL),

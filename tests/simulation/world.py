@@ -51,7 +51,7 @@ from iserblk.target.store.store import Extent, OnLoss, no_loss
 from iserblk.target.store.volatile import VolatileStore
 from tests.model.machine import Media
 from tests.model.trouble import FLUSH_FAILED, TroubledDevice, Troubles
-from tests.simulation import nbd_face, other_host
+from tests.simulation import nbd_face, other_host, queue_face
 from tests.simulation.cases import (
     ACROSS,
     ALL,
@@ -85,6 +85,8 @@ from tests.simulation.cases import (
     NONE,
     NUMBERS,
     PASSING,
+    QUEUE,
+    QUEUE_FAULTS,
     RECOVERED,
     REPLACE,
     REPLACES,
@@ -97,6 +99,7 @@ from tests.simulation.cases import (
     Case,
     are_of,
     faults_of,
+    front_of,
 )  # fmt: skip
 from tests.simulation.faces import (
     EXTENTS,
@@ -114,6 +117,7 @@ from tests.simulation.nbd_face import NbdFace
 from tests.simulation.nbd_wire import Gone
 from tests.simulation.network import End
 from tests.simulation.other_host import OtherHost
+from tests.simulation.queue_face import Closed, QueueFace
 from tests.simulation.running import Simulation
 from tests.support.cores import session_of
 from tests.support.target_here import serve
@@ -189,7 +193,8 @@ RESTARTED, RESTARTED_EMPTY = "target restarted", "target restarted without its c
 STATES: Final = (
     RECONNECTED, BACK, BACK_WITH_JOURNAL, REPLAYED, RECOVERED_CONNECTION, REASSIGNED, SNACK,
     DAMAGED, ABORTED, RESET, RETRIED, TOLD, TOLD_OF_FAILURE, UNHEARD, FAILED_OVER, TIMED_OUT, DIED,
-    RESTARTED, RESTARTED_EMPTY, *nbd_face.STATES, *FUSE_STATES, *other_host.STATES,
+    RESTARTED, RESTARTED_EMPTY, *nbd_face.STATES, *FUSE_STATES, *queue_face.STATES,
+    *other_host.STATES,
     *TAKING, *OF_BAD_MEDIUM, WORDLESS, *REPLACING,
 )  # fmt: skip
 _KINDS: Final = {PASSING: "passing", RECOVERED: "recovered", FAIL: "flush"}
@@ -334,14 +339,14 @@ def draw(chance: Random, given: dict[str, str] | None = None) -> Settings:
     words["other"] = chance.choice((NONE, NONE, NONE, BESIDE, FENCES))
     # (TAKES and REPLACES are not drawn: a case asks for them.)
     words["fault-kinds"] = (given or {}).get("fault-kinds", ALL)
-    if any(each.startswith("NBD") for each in words["fault-kinds"].split("+")):
-        words["front"] = NBD  # no other one has them
+    needed = front_of(words["fault-kinds"])
+    words["front"] = needed or words["front"]
     words["mix"] = chance.choice((USUAL, USUAL, HOARDS, DURABLE))
     words["again"] = chance.choice(("0.3", "0.3", "0.8"))
     words["medium"] = chance.choice((GOOD, GOOD, BAD))
     words["tas"] = chance.choice(("yes", "no"))
     words["lies"] = chance.choice((ALL_OF_IT, ALL_OF_IT, ACROSS, LAST))
-    instead = chance.choice((DISK, DISK, FUSE))
+    instead = chance.choice((DISK, FUSE, QUEUE))
     if words["front"] == DISK:
         words["front"] = instead
     words |= given or {}
@@ -722,6 +727,7 @@ class World:
         self._disk: TrioDisk
         self._first: TrioDisk  # of this life
         self._face: NbdFace | FuseFace | None = None
+        self._queue: QueueFace | None = None
 
     @property
     def _is_done(self) -> bool:
@@ -836,6 +842,8 @@ class World:
                     await self._through_nbd(opened, disk)
                 elif self.settings.front == FUSE:
                     await self._through_fuse(opened, disk)
+                elif self.settings.front == QUEUE:
+                    await self._through_queue(opened, disk)
                 else:
                     await self._use(opened, disk)
                 self._forget_troubles(told=False)
@@ -888,7 +896,17 @@ class World:
             await self._use(opened, disk)
         self._face = None
 
-    # What the face asks of its world.
+    async def _through_queue(self, opened: TrioDiskSet, disk: TrioDisk) -> None:
+        self._queue = QueueFace(self, disk)
+        async with self._queue.serving():
+            await self._use(opened, disk)
+        self._queue = None
+
+    def _requests(self, disk: TrioDisk) -> TrioDisk | QueueFace:
+        """By what a client reads and writes."""
+        return disk if self._queue is None or disk is not self._first else self._queue
+
+    # What a face asks of its world.
 
     def count(self, state: str) -> None:
         self.result.states[state] += 1
@@ -1060,9 +1078,9 @@ class World:
         history = self._histories[foreign]
         read = history.begin_read(at, self.loop.now(), foreign)
         try:
-            await disk.read_into(memoryview(buffer), self.place(at))
+            await self._requests(disk).read_into(memoryview(buffer), self.place(at))
         except IserblkError as error:
-            if self._falls(disk):
+            if isinstance(error, Closed) or self._falls(disk):
                 history.end_read(read, None, self.loop.now())
                 return False
             refused = self._is_refused(error, read.begun, True)
@@ -1094,14 +1112,17 @@ class World:
             if writes:
                 self.trace("version %d, %d at %d", change.version, count, at)
                 buffer = bytearray(self.history.data(change))
-                await disk.write(memoryview(buffer), self.place(at), kind == FUA)
-                buffer[:] = _JUNK * len(buffer)  # it is the caller's again
+                try:
+                    view = memoryview(buffer)
+                    await self._requests(disk).write(view, self.place(at), kind == FUA)
+                finally:
+                    buffer[:] = _JUNK * len(buffer)  # it is the caller's again
             elif kind == ZERO:
                 await disk.zero(self.place(at), count * size, may_trim=bool(at & 1))
             else:
                 await disk.trim(self.place(at), count * size)
         except IserblkError as error:
-            if self._falls(disk):
+            if isinstance(error, Closed) or self._falls(disk):
                 self.history.end_change(change, self.loop.now(), False)
                 return
             if self._is_refused(error, change.begun, False):
@@ -1405,6 +1426,10 @@ class World:
 
     async def _strike(self, kind: str, chance: Random) -> None:
         network, troubles = self.network, self._target.troubles
+        if kind in QUEUE_FAULTS:
+            assert self._queue is not None
+            self._queue.strike(kind)
+            return
         if kind in NBD_FAULTS:
             assert isinstance(self._face, NbdFace)
             self._face.strike(kind, chance)
