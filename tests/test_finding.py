@@ -178,7 +178,10 @@ def test_a_module_has_its_test_module(module: str) -> None:
     if module in ELSEWHERE:
         assert not mirrored(module), f"{module}: has its test module, and is in the list, too"
         return
-    assert mirrored(module), f"{module}: where is it tested?"
+    assert mirrored(module), (
+        f"{module}: where is it tested? It has no test module of its name at the same place in"
+        " tests/, and no row in ELSEWHERE of this test"
+    )
 
 
 def test_the_list_is_current() -> None:

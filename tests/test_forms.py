@@ -73,7 +73,9 @@ def test_as_written(checkout: Path) -> None:
 
 @pytest.mark.skipif(not COMPILED, reason="not compiled: run scripts/setup")
 def test_compiled_as_long_as_no_source_is_newer(checkout: Path) -> None:
-    assert show(checkout) == ("", {SUFFIX})
+    reason, suffixes = show(checkout)
+    assert reason != forms.STALE, "what was compiled is older than its sources: run scripts/setup"
+    assert (reason, suffixes) == ("", {SUFFIX})
     edited = checkout / "iserblk/rcap/stags.py"
     built = (checkout / LIBRARY).stat().st_mtime_ns
     os.utime(edited, ns=(built + 1, built + 1))

@@ -24,7 +24,7 @@ def test_every_option_is_documented() -> None:
     text = (ROOT / "docs/options.md").read_text()
     for name, _, words in CONNECTION:
         if words:
-            assert f"| `{name}` |" in text
+            assert f"| `{name}` |" in text, f"docs/options.md has no row for {name}"
 
 
 def test_the_options_of_the_short_help_come_first() -> None:

@@ -48,7 +48,9 @@ class FakeLun:
         if operation == opcodes.MODE_SENSE_6:
             page = mode.caching_page(write_cache=False)
             return "MODE SENSE", mode.encode_sense6(self.specific, b"", page)
-        assert operation == opcodes.SERVICE_ACTION_IN_16
+        assert operation == opcodes.SERVICE_ACTION_IN_16, (
+            f"FakeLun.answer has no answer to {opcodes.name(bytes(cdb))}"
+        )
         if cdb[1] & 0x1F == opcodes.SA_GET_LBA_STATUS:
             first = int.from_bytes(cdb[2:10], "big")
             count = min(self.blocks - first, 0xFFFFFFFF)
@@ -81,6 +83,10 @@ class FakeLuns(FakeSession):
 
     def submit(self, slot: Command) -> None:
         super().submit(slot)
+        assert slot.error is None, (
+            f"{opcodes.name(bytes(slot.cdb))} is held back while the LUN is in doubt: a command "
+            "that tells what a LUN is belongs into TELL_WHAT_IT_IS of iserblk/scsi/opcodes.py"
+        )
         number = luns.decode(slot.lun)
         if slot.cdb[0] == opcodes.REPORT_LUNS:
             what, data, error = "REPORT LUNS", self.answer_luns(), self.luns[0].error("REPORT LUNS")

@@ -86,6 +86,8 @@ def test_every_option_of_a_url_is_described(made: Path) -> None:
     """Once in the table; those of CHAP, which are for URLs alone, in the text."""
     page = made / "man/man7/iserblk-url.7"
     defined = {name for tag in tags(page) for name in tag.split(", ")}
+    missing = set(OPTION_NAMES) - defined - {"auth", "target-user", "target-password"}
+    assert not missing, f"the tables of docs/options.md have no row for {missing}"
     assert set(OPTION_NAMES) - defined == {"auth", "target-user", "target-password"}
     listed = plain(page).partition('"ALL OPTIONS"\n')[2].partition(".\n")[0]
     assert listed.split(", ") == list(OPTION_NAMES)

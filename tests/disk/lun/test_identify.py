@@ -8,7 +8,7 @@ from iserblk.disk import resume
 from iserblk.disk.lun.identify import identify
 from iserblk.errors import IserblkError, LunChanged, ScsiError, UnusableLun
 from iserblk.initiator.session.session import Session
-from iserblk.scsi import lba, mode
+from iserblk.scsi import lba, luns, mode
 from iserblk.scsi.sense import HARDWARE_ERROR, ILLEGAL_REQUEST, NOT_READY, encode_fixed
 from tests.disk.fake_lun import FakeLun, FakeLuns, finish, known
 
@@ -36,6 +36,13 @@ def test_what_a_lun_does_not_have_it_does_without(what: str, refusal: bytes) -> 
     assert info.write_cache is (what == "MODE SENSE")  # a LUN that does not tell may have a cache
     assert bool(info.serial) is (what not in ("VPD 00", "VPD 80"))
     assert bool(info.identifiers) is (what not in ("VPD 00", "VPD 83"))
+
+
+def test_all_of_it_can_be_asked_while_the_lun_is_in_doubt() -> None:
+    """Else a LUN that may have been replaced could never be compared."""
+    session = FakeLuns()
+    session.doubt(luns.encode(0))
+    assert known(session).info.serial == "S1" and session.doubted
 
 
 LIO_NAA = bytes.fromhex("60014051234567890abcdef012345678")
