@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import time
+from dataclasses import fields
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from iserblk.disk import metrics_ports
 from iserblk.disk.lun.operations import DiskCore
 from iserblk.disk.metered import count
 from iserblk.disk.metrics_ports import Measured, look
@@ -15,7 +17,7 @@ from iserblk.disk.multipath.addresses import settle
 from iserblk.errors import ConnectionLost
 from iserblk.initiator.session.session import Session
 from iserblk.metrics.counting import READ
-from iserblk.metrics.reading import PathReading
+from iserblk.metrics.reading import LunReading, PathReading
 from iserblk.scsi import alua
 from iserblk.scsi.tasks import NO_DATA
 from tests.disk import fake_target
@@ -51,6 +53,21 @@ def test_a_reading_tells_of_the_lun_and_its_session() -> None:
         "read": 1
     }
     assert lun.operations["read"].bytes == 4096
+
+
+def test_every_field_of_a_reading_has_a_value(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A field has a default, for those that read: one without a value here would always be 0."""
+    given: set[str] = set()
+
+    def reading(**values: Any) -> LunReading:
+        given.update(values)
+        return LunReading(**values)
+
+    monkeypatch.setattr(metrics_ports, "LunReading", reading)
+    core, session = core_of_a_session()
+    look([Measured(core, ladder_of(session))])
+    missing = {field.name for field in fields(LunReading)} - given
+    assert not missing, f"iserblk/disk/metrics_ports.py gives no value of {missing}"
 
 
 def test_commands_in_flight_are_those_of_the_lun() -> None:

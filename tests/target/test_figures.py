@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
+from dataclasses import fields
 from typing import Any
 
 import pytest
@@ -23,6 +24,7 @@ from iserblk.metrics.target_reading import (
 from iserblk.newcomers import Newcomers
 from iserblk.rcap.inprocess import memory_pair
 from iserblk.scsi import luns
+from iserblk.target import figures
 from iserblk.target import server as server_module
 from iserblk.target.attempts import FREE, Attempts
 from iserblk.target.figures import Limits, Logins, Parts, read_figures
@@ -96,6 +98,22 @@ async def session(url: Url, pairs: logins.Pairs) -> trio.SocketStream:
     await stream.send_all(command(100))
     await pdus(stream, 1)
     return stream
+
+
+async def test_every_field_of_a_reading_has_a_value(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A field has a default, for those that read: one without a value here would always be 0."""
+    given: set[str] = set()
+
+    def reading(**values: Any) -> TargetReading:
+        given.update(values)
+        return TargetReading(**values)
+
+    monkeypatch.setattr(figures, "TargetReading", reading)
+    look = Look()
+    async with serving(watch=look.watch):
+        await look.until(lambda now: now.target)
+    missing = {field.name for field in fields(TargetReading)} - given
+    assert not missing, f"iserblk/target/figures.py gives no value of {missing}"
 
 
 async def test_unsolicited_data_that_is_outstanding() -> None:
