@@ -148,6 +148,14 @@ FLAGS: dict[int, int] = {
     BLOCK_STATUS: FLAG_FUA | FLAG_REQ_ONE,
 }
 
+# Transmission flags without which a command is refused.
+OFFERS: dict[int, int] = {
+    FLUSH: SEND_FLUSH,
+    TRIM: SEND_TRIM,
+    CACHE: SEND_CACHE,
+    WRITE_ZEROES: SEND_WRITE_ZEROES,
+}
+
 REPLY_DONE: Final = 1 << 0
 TYPE_NONE: Final = 0
 TYPE_OFFSET_DATA: Final = 1

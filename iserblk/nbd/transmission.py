@@ -51,13 +51,7 @@ _ROOM: Final = 8192  # with less room in an intake the next one is taken
 _MOST_STATUS_PAYLOAD: Final = 256  # bytes
 STATUS_COST: Final = nbd.MOST_EXTENTS * nbd.EXTENDED_EXTENT.size  # bytes of a large answer
 
-# Transmission flags without which a command, or a flag of it, is refused.
-_OFFERS: Final = {
-    nbd.FLUSH: nbd.SEND_FLUSH,
-    nbd.TRIM: nbd.SEND_TRIM,
-    nbd.CACHE: nbd.SEND_CACHE,
-    nbd.WRITE_ZEROES: nbd.SEND_WRITE_ZEROES,
-}
+# Transmission flags without which a flag of a command is refused.
 _FLAG_OFFERS: Final = (
     (nbd.FLAG_FUA, nbd.SEND_FUA),
     (nbd.FLAG_DF, nbd.SEND_DF),
@@ -744,7 +738,7 @@ def _offered(negotiated: Negotiated) -> dict[int, int]:
     offered = {
         command: flags & ~refused
         for command, flags in nbd.FLAGS.items()
-        if command not in _OFFERS or told & _OFFERS[command]
+        if command not in nbd.OFFERS or told & nbd.OFFERS[command]
     }
     if told & nbd.READ_ONLY:
         for command in nbd.CHANGES:

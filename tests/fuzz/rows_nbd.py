@@ -104,7 +104,7 @@ def _requests(mode: str) -> list[bytes]:
     return found
 
 
-_SAMPLES = {mode: _requests(mode) for mode in MODES}
+SAMPLES = {mode: _requests(mode) for mode in MODES}
 EVERY_FLAG = 0x1DFD  # all flags that this server has, but READ_ONLY
 
 
@@ -120,7 +120,7 @@ def _transmission(mode: str, case: Case) -> None:
         structured and chance.random() < 0.8,
         EVERY_FLAG | (2 if chance.random() < 0.2 else 0),
     )
-    stream = _stream(case, _SAMPLES[mode])
+    stream = _stream(case, SAMPLES[mode])
     transmission = Transmission(agreed, Owner(), memory)
     try:
         while stream and not transmission.ended:
@@ -230,10 +230,10 @@ ROWS = (
         Row(
             f"NBD requests, {mode}",
             lambda case, mode=mode: _transmission(mode, case),  # type: ignore[misc]
-            _SAMPLES[mode],
+            SAMPLES[mode],
             each=4,
         )
         for mode in MODES
     ),
-    Row("NBD behind the handshake", _behind, _SAMPLES[SIMPLE]),
+    Row("NBD behind the handshake", _behind, SAMPLES[SIMPLE]),
 )

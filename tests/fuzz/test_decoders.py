@@ -19,10 +19,12 @@ from types import FrameType, FunctionType
 
 import pytest
 
+from iserblk.nbd import messages as nbd
 from iserblk.rcap.iwarp import frames
-from tests.fuzz import engine
+from tests.fuzz import engine, rows_nbd
 from tests.fuzz.engine import Row
 from tests.fuzz.table import ALL, ROWS
+from tests.nbd.conversation import EXTENDED, export
 
 FEW = 4000
 MILLION = 1_000_000
@@ -221,6 +223,15 @@ def test_what_takes_numbers_out_of_bytes_has_a_row() -> None:
     assert not missing, f"no row of tests/fuzz (ROWS in rows_….py) reaches {missing}"
     stale = sorted(name for name in OURS if name not in known or name in called)
     assert not stale, f"a row reaches these, or they are gone: {stale}"
+
+
+def test_an_nbd_client_says_every_command_that_there_is() -> None:
+    for mode, samples in rows_nbd.SAMPLES.items():
+        layout = nbd.EXTENDED_REQUEST if mode == EXTENDED else nbd.REQUEST
+        missing = set(nbd.FLAGS) - {layout.unpack_from(sample)[2] for sample in samples}
+        assert not missing, f"_requests of tests/fuzz/rows_nbd.py has no request of {missing}"
+    offered = export(rotational=True).flags(structured=True) | nbd.BLOCK_STATUS_PAYLOAD
+    assert offered == rows_nbd.EVERY_FLAG, f"EVERY_FLAG of rows_nbd.py is to be {offered:#x}"
 
 
 # -- and the engine itself -------------------------------------------------------------------------
