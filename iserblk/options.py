@@ -16,6 +16,9 @@ from iserblk.metrics.address import parse_address
 from iserblk.names import check_name, shown, suggestion
 from iserblk.secret import Secret
 
+RCAPS = ("auto", "verbs", "iwarp", "iwarp-sctp")  # RDMA providers, and: the best one
+# Those whose connections were never a byte stream, and what they are in words.
+NO_BYTE_STREAM = {"verbs": "an RDMA device", "iwarp-sctp": "SCTP"}
 PORTAL = "portal"  # of ``Options.discover``: the target itself is asked, by SendTargets
 SMALLEST_JOURNAL = 64 << 10
 SMALLEST_TRANSFER = 512
@@ -136,8 +139,8 @@ def _auto_yes_no(key: str, value: str) -> str:
 
 
 def _rcap(key: str, value: str) -> str:
-    if value not in ("auto", "verbs", "iwarp", "iwarp-sctp"):
-        raise BadArgument(f"{key}={shown(value)}: say auto, verbs, iwarp or iwarp-sctp")
+    if value not in RCAPS:
+        raise BadArgument(f"{key}={shown(value)}: say {', '.join(RCAPS[:-1])} or {RCAPS[-1]}")
     return value
 
 

@@ -19,7 +19,7 @@ from urllib.parse import unquote
 
 from iserblk.errors import BadArgument, NotSupported
 from iserblk.names import check_name, shown
-from iserblk.options import Options
+from iserblk.options import NO_BYTE_STREAM, Options
 from iserblk.secret import Secret
 
 DEFAULT_PORT = 3260
@@ -113,10 +113,10 @@ def check_scheme(url: Url, options: Options) -> None:
         )
     if url.scheme == "iscsi" and options.style != "auto":
         raise NotSupported("style: an iscsi:// URL means TCP; leave it out, or use an iser:// URL")
-    if options.style == "stream" and options.rcap in ("verbs", "iwarp-sctp"):
-        what = "an RDMA device" if options.rcap == "verbs" else "SCTP"
+    if options.style == "stream" and options.rcap in NO_BYTE_STREAM:
         raise NotSupported(
-            f"style=stream: {what} has no byte stream; leave it out, or say rcap=iwarp"
+            f"style=stream: {NO_BYTE_STREAM[options.rcap]} has no byte stream; leave it out, or "
+            "say rcap=iwarp"
         )
 
 

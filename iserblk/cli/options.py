@@ -11,7 +11,7 @@ import click
 
 from iserblk.cli.command import Rare
 from iserblk.errors import BadArgument
-from iserblk.options import default_of, parse_size
+from iserblk.options import RCAPS, default_of, parse_size
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -25,7 +25,7 @@ else:
 _CONNECTION = (
     (
         "rcap",
-        "auto|verbs|iwarp|iwarp-sctp",
+        "|".join(RCAPS),
         "RDMA provider: verbs (an RDMA device), iwarp (software iWARP) or iwarp-sctp (the same over"
         " SCTP). Default {}: verbs if a device leads to the portal, else iwarp.",
     ),

@@ -68,7 +68,7 @@ from iserblk.initiator.session.session import Session
 from iserblk.loop.clock import monotonic
 from iserblk.loop.patience import fail_after
 from iserblk.loop.tasks import sleep
-from iserblk.options import Options
+from iserblk.options import NO_BYTE_STREAM, Options
 from iserblk.rcap.iwarp.mpa import ENHANCED_SIZE, HEADER_SIZE
 from iserblk.rcap.iwarp.streaming import StreamingQueuePair
 from iserblk.rcap.seam import QueuePair
@@ -396,7 +396,7 @@ def _styles(url: Url, options: Options) -> tuple[str, ...]:
     """The styles to try, in order."""
     if options.style != AUTO:
         return (options.style,)
-    if options.rcap in ("verbs", "iwarp-sctp"):
+    if options.rcap in NO_BYTE_STREAM:
         return (CM,)
     both = STYLES.order(url.host, url.port)
     # A discovery session on a byte stream succeeds at a portal without iSER, too.
