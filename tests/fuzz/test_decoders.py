@@ -49,7 +49,7 @@ ELSEWHERE = {
     "discovery/isns_client.py:ask_isns": "tests/integration/test_isns_server.py",
     "nbd/kernel/succession.py:Taker._offered": "tests/nbd/kernel/test_succession.py",
     "nbd/kernel/succession.py:_sockets": "tests/nbd/kernel/test_succession.py",
-    "nbd/kernel/succession.py:check_peer": "tests/nbd/kernel/test_succession.py",
+    "nbd/kernel/channel.py:check_peer": "tests/nbd/kernel/test_channel.py",
     "metrics/scraping.py:_ask": "tests/metrics/test_serving.py",
     "metrics/scraping.py:scrape": "tests/metrics/test_serving.py",
     "metrics/scraping.py:_connected": "tests/metrics/test_scraping.py",

@@ -71,7 +71,7 @@ class Look:
         return self._figures()
 
     async def until(self, condition: Callable[[TargetReading], object]) -> TargetReading:
-        await until(lambda: condition(self.now))
+        await until(lambda: self._figures is not None and condition(self.now))
         return self.now
 
 
