@@ -14,6 +14,7 @@ ORDERS: Final = 3  # that are tried of each smaller world: what fails is often a
 SIMPLE: Final = (
     (("other", "none"),),
     (("front", "disk"),),
+    (("succession", "no"),),
     (("clients", "1"),),
     (("hearers", "1"),),
     (("portals", "1"),),

@@ -39,6 +39,8 @@ PLANTED = {
     "a-lun-comes-back-with-other-blocks": "1",
     "open-files-are-one-client": "1",
     "a-read-gives-its-buffer-back-early": "1",
+    "hand-over-forgets-the-losses": "1",
+    "a-server-that-goes-on-forgets-a-connection": "1",
     "a-request-queue-forgets-fua": "1",
     "a-request-of-a-queue-is-not-carried-on": "1",
 }
@@ -56,7 +58,11 @@ def simulate(*words: str, hash_seed: str = "0") -> subprocess.CompletedProcess[s
 
 
 @pytest.mark.parametrize(
-    "setting", ["front=disk", "front=nbd", "front=fuse", "front=queue", "other=fences", "tas=no"]
+    "setting",
+    [
+        *("front=disk", "front=nbd", "succession=yes", "front=fuse", "front=queue"),
+        *("other=fences", "tas=no"),
+    ],
 )
 def test_a_seed_does_the_same_whatever_the_hashes_are(setting: str) -> None:
     """In one process or in several."""

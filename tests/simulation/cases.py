@@ -27,6 +27,7 @@ WORDS: Final = (
     "medium",
     "tas",
     "lies",
+    "succession",
 )
 OPTIONS: Final = (
     "connections",
@@ -60,6 +61,7 @@ _CHOICES: Final = {
     "medium": MEDIA,
     "tas": ("yes", "no"),
     "lies": PARTS,
+    "succession": ("yes", "no"),
 }
 KEYS: Final = (*NUMBERS, *WORDS, *OPTIONS)
 
@@ -79,19 +81,24 @@ DISC, NBD_CLOSE, NBD_CUT, MIDWAY, VANISH, MUTE = (
     "NBD: no answer to a flush",
 )  # fmt: skip
 NBD_FAULTS: Final = {DISC: 4, NBD_CLOSE: 4, NBD_CUT: 6, MIDWAY: 6, VANISH: 6, MUTE: 20}
+HAND_OVER = "hand-over"
+SUCCESSION_FAULTS: Final = {HAND_OVER: 15}
 QUEUE_CLOSE, QUEUE_WAIT = "queue: closed", "queue: wait cancelled"
 QUEUE_FAULTS: Final = {QUEUE_CLOSE: 10, QUEUE_WAIT: 10}
 TAKE, REPLACE = "taken over", "another LUN in its place"
 DROP, DEFER = "flush that loses", "deferred error"
 BAD_FAULTS: Final = {DROP: 10, DEFER: 4}
 ALL: Final = "all"
-OF_FRONTS: Final = {NBD: NBD_FAULTS, QUEUE: QUEUE_FAULTS}
+OF_FRONTS: Final[dict[str, dict[str, int]]] = {NBD: NBD_FAULTS, QUEUE: QUEUE_FAULTS}
 
 
-def faults_of(front: str, other: str, medium: str, kinds: str = ALL) -> tuple[list[str], list[int]]:
+def faults_of(
+    front: str, other: str, medium: str, kinds: str = ALL, succession: bool = False
+) -> tuple[list[str], list[int]]:
     """The faults of a world, and the sums of their weights up to each. ``kinds``: names with +
-    between them, of those that it is limited to. Raises ValueError for one that there is not."""
-    weights = FAULTS | OF_FRONTS.get(front, {})
+    between them, of those that it is limited to. ``succession``: servers succeed each other.
+    Raises ValueError for one that there is not."""
+    weights = FAULTS | (SUCCESSION_FAULTS if succession else OF_FRONTS.get(front, {}))
     if other == TAKES:
         weights = weights | {TAKE: 6}
     if other == REPLACES:
@@ -181,6 +188,8 @@ def check(settings: Sequence[tuple[str, str]]) -> None:
         words.get("other", TAKES),
         words.get("medium", BAD),
         words.get("fault-kinds", ALL),
+        words.get("succession") == "yes"
+        or are_of(words.get("fault-kinds", ALL), SUCCESSION_FAULTS),
     )
 
 

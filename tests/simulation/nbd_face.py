@@ -4,16 +4,19 @@ Each connection is a client of its own to the server, and one who flushes (``Hea
 history. Clients end connections in all ways there are, with requests under way, connect again, and
 repeat a flush that was not answered. What a client had asked for when its connection went may be
 done until the server has closed its end.
+
+Where servers succeed each other (``servers``), all connections are of one client, as those of the
+kernel are: it flushes, ends none of them, and none may end.
 """
 
 from __future__ import annotations
 
 import socket
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import partial
 from random import Random
-from typing import Final
+from typing import Final, Protocol
 
 import trio
 
@@ -68,16 +71,58 @@ class _Place:
         self.lock = trio.Lock()
 
 
+class Serving(Protocol):
+    """Who serves. ``only_client``: all connections are of one."""
+
+    @property
+    def only_client(self) -> bool: ...
+
+    def serving(self, listening: socket.socket) -> AbstractAsyncContextManager[None]:
+        """At the end, for which all connections are closed, all requests have ended."""
+        ...
+
+    def check_end(self) -> None:
+        """Nothing is left. Raises Wrong."""
+        ...
+
+    def die(self) -> None:
+        """The machine does; the connections have gone."""
+        ...
+
+
+class OneServer:
+    """Implements Serving: of ``disk``, for as long as that is open."""
+
+    only_client = False
+
+    def __init__(self, disk: DirectDisk) -> None:
+        self._server = NbdServer({"disk": Export("disk", disk)}, "disk", 0)
+
+    @asynccontextmanager
+    async def serving(self, listening: socket.socket) -> AsyncIterator[None]:
+        async with self._server.serving([listening]):
+            yield
+
+    def check_end(self) -> None:
+        memory = self._server.memory
+        if memory.used or memory.open or self._server.clients:
+            raise Wrong(f"the server keeps {memory.used} bytes of {memory.open} requests")
+
+    def die(self) -> None:
+        """Its requests end by themselves."""
+
+
 class NbdFace:
     """``places``: connections at a time. ``seed``: of all that its clients decide."""
 
-    def __init__(self, around: Around, disk: DirectDisk, places: int, seed: str) -> None:
+    def __init__(self, around: Around, servers: Serving, places: int, seed: str) -> None:
         self._around = around
         self._chance = Random(f"nbd {seed}")
         self._network = Network(around.loop, Random(f"nbd network {seed}"))
         self._network.trace = around.trace
-        self._export = Export("disk", disk)
-        self._server = NbdServer({"disk": self._export}, "disk", 0)
+        self._servers = servers
+        self._only: Hearer | None = None
+        self._flushes: dict[trio.Event, None] = {}  # that are not answered
         self._places = [_Place() for _ in range(places)]
         self._lines: dict[_Line, None] = {}  # of which the server has not closed its end
         self._is_dirty = False
@@ -86,26 +131,29 @@ class NbdFace:
     @asynccontextmanager
     async def serving(self) -> AsyncIterator[None]:
         """At the end all connections have been closed, and all requests have ended."""
+        if self._servers.only_client:
+            self._only = self._around.history.begin_hearer()
         with ListeningSocket(self._network, PLACE) as listening:
-            async with self._server.serving([listening]), trio.open_nursery() as self._nursery:
+            async with self._servers.serving(listening), trio.open_nursery() as self._nursery:
+                if self._only is not None:
+                    for number in range(len(self._places)):
+                        await self._line(number)
                 yield
                 for place in self._places:
                     if place.line is not None:
                         place.line.connection.disconnect()
+                if self._only is not None:
+                    self._around.history.end_hearer(self._only)
                 self._nursery.cancel_scope.deadline = trio.current_time() + PATIENCE_S
-        self._check_end()
-
-    def _check_end(self) -> None:
         if self._lines:
             raise Wrong(f"the server keeps {len(self._lines)} connections")
-        memory = self._server.memory
-        if memory.used or memory.open or self._server.clients:
-            raise Wrong(f"the server keeps {memory.used} bytes of {memory.open} requests")
+        self._servers.check_end()
 
     def die(self) -> None:
         """The server's machine does."""
         for line in self._network.alive():
             self._network.cut(line[0])
+        self._servers.die()
 
     # -- connections ------------------------------------------------------------------------------
 
@@ -116,6 +164,8 @@ class NbdFace:
             while place.line is None or place.line.connection.is_over:
                 if self._around.is_over():
                     raise Gone
+                if self._only is not None and place.line is not None:
+                    raise Wrong("a server has ended a connection of the device")
                 place.line = await self._connect(number)
                 if place.line is None:
                     await trio.sleep(self._chance.expovariate(1 / AGAIN_S))
@@ -141,12 +191,16 @@ class NbdFace:
         if connection.is_over:
             return None
         assert line.hearer is not None
-        self._around.history.settle_hearer(line.hearer)
+        if self._only is None:
+            self._around.history.settle_hearer(line.hearer)
         self._around.trace("connection %d of place %d: %s", here.number, number, connection.style)
         return line
 
     def _begins(self, line: _Line) -> None:
         """It asks for the export."""
+        if self._only is not None:
+            line.hearer = self._only
+            return
         for each in self._lines:
             each.doubted = each.doubted or each.connection.has_open(nbd.FLUSH)
             if each.is_gone:
@@ -165,7 +219,7 @@ class NbdFace:
         history = self._around.history
         for change in line.left:
             history.end_change(change, self._around.loop.now(), False)
-        if line.hearer is not None:
+        if line.hearer is not None and self._only is None:
             if line.told:
                 history.leave()
             history.end_hearer(line.hearer)
@@ -254,8 +308,15 @@ class NbdFace:
         strikes, line.at_flush = line.at_flush, None
         if strikes is not None:
             strikes()
+        answered = trio.Event()
+        self._flushes[answered] = None
         try:
             await line.connection.flush()
+            del self._flushes[answered]
+            answered.set()
+            if self._only is not None:  # of two at once the one tells, and the other may be first
+                for each in [*self._flushes]:
+                    await each.wait()
         except Gone:
             self._around.count(GONE_WITH_FLUSH)
             return False
@@ -275,6 +336,9 @@ class NbdFace:
                 await trio.lowlevel.checkpoint()
             self._is_dirty = False
             history.end_flush(begun, now(), line.hearer)
+        finally:
+            self._flushes.pop(answered, None)
+            answered.set()
         return True
 
     def _check_refusal(self, kind: str, error: Refused) -> None:

@@ -46,6 +46,7 @@ class End:
         self.local = local
         self.remote = remote
         self.number = network.loop.add(self)
+        self.numbers = [self.number]  # of it, and of its copies, as long as they are open
         self.peer: End | None = None
         self.inbox = bytearray()
         self.at_least = 1  # bytes that make it readable (SO_RCVLOWAT)
@@ -127,8 +128,7 @@ class End:
             del inbox[:at]
             if self.peer is not None:
                 self.peer.on_its_way -= at
-                if not self.peer.closed:
-                    self.network.loop.touch(self.peer.number)
+                self.peer.touch()
         return at
 
     def shut_down(self, how: int) -> None:
@@ -139,13 +139,28 @@ class End:
             self._carry(self.peer.finish)
         if how != socket.SHUT_WR:
             self.deaf = True
-            self.network.loop.touch(self.number)
+            self.touch()
 
-    def close(self, discard: bool = False) -> None:
-        if self.closed:
+    def copy(self) -> int:
+        """One more descriptor of it, as a process gets with SCM_RIGHTS; returns the number."""
+        number = self.network.loop.add(self)
+        self.numbers.append(number)
+        return number
+
+    def touch(self) -> None:
+        for number in self.numbers:
+            self.network.loop.touch(number)
+
+    def close(self, discard: bool = False, number: int | None = None) -> None:
+        """One of its descriptors: the last one ends it."""
+        number = self.number if number is None else number
+        if number not in self.numbers:
+            return
+        self.numbers.remove(number)
+        self.network.loop.remove(number)
+        if self.numbers:
             return
         self.closed = True
-        self.network.loop.remove(self.number)
         if self.peer is not None and not self.broken:
             if discard or self.inbox:
                 self._carry(self.peer.reset)
@@ -199,21 +214,21 @@ class End:
         if self.received <= self.damage_at < self.received + len(data):
             self.inbox[self.damage_at - self.received - len(data)] ^= 0x10
         self.received += len(data)
-        self.network.loop.touch(self.number)
+        self.touch()
         if not self.limit:
             self.network.cut(self)
 
     def finish(self) -> None:
         if not self.closed:
             self.finished = True
-            self.network.loop.touch(self.number)
+            self.touch()
 
     def reset(self) -> None:
         """The other end, or something between them, has reset the connection."""
         if not self.closed and not self.broken:
             self.error = errno.ECONNRESET
             self.broken = True
-            self.network.loop.touch(self.number)
+            self.touch()
 
 
 class Listener:
@@ -457,8 +472,9 @@ class TrioSocket(trio.socket.SocketType):
 class PlainSocket(socket.socket):
     """The product's, without a descriptor of the system."""
 
-    def __init__(self, end: End) -> None:  # it makes no descriptor
+    def __init__(self, end: End, number: int | None = None) -> None:  # it makes no descriptor
         self._end = end
+        self._number = end.number if number is None else number
         self._discards = False
 
     def __enter__(self) -> Self:
@@ -484,7 +500,11 @@ class PlainSocket(socket.socket):
         return socket.IPPROTO_TCP
 
     def fileno(self) -> int:
-        return -1 if self._end.closed else self._end.number
+        return self._number if self._number in self._end.numbers else -1
+
+    def copy(self) -> PlainSocket:
+        """What another process gets of it."""
+        return PlainSocket(self._end, self._end.copy())
 
     def setblocking(self, flag: bool) -> None: ...
 
@@ -534,7 +554,7 @@ class PlainSocket(socket.socket):
         return self._end.unread if which == termios.TIOCOUTQ else len(self._end.inbox)
 
     def close(self) -> None:
-        self._end.close(self._discards)
+        self._end.close(self._discards, self._number)
 
 
 class ListeningSocket(socket.socket):

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.simulation import nbd_face, other_host, queue_face
+from tests.simulation import nbd_face, other_host, queue_face, servers
 from tests.simulation.cases import (
     ACROSS,
     ALL_OF_IT,
@@ -126,10 +126,10 @@ def test_a_world_may_have_some_kinds_of_faults_alone() -> None:
 
 def test_all_is_reached() -> None:
     """Each fault, and each state of the product, within a few worlds of three kinds. (Those of NBD,
-    of FUSE, of a request queue, of another host, of a bad medium and of another LUN have tests of
-    their own.)"""
+    of FUSE, of a request queue, of a hand-over, of another host, of a bad medium and of another LUN
+    have tests of their own.)"""
     faults, states = set(FAULTS), set(STATES)
-    states -= {*nbd_face.STATES, *FUSE_STATES, *queue_face.STATES}
+    states -= {*nbd_face.STATES, *FUSE_STATES, *queue_face.STATES, *servers.STATES}
     states -= {*other_host.STATES, *TAKING, *OF_BAD_MEDIUM, WORDLESS, *REPLACING}
     kinds: tuple[tuple[tuple[str, str], ...], ...] = (
         (("connections", "3"), ("error-recovery-level", "2"), ("scheme", "iscsi")),

@@ -40,6 +40,7 @@ from iserblk.errors import (
 )
 from iserblk.initiator.drivers.tasks import TrioDriver
 from iserblk.initiator.session.session import Session
+from iserblk.loop.work import nothing
 from iserblk.metrics.target_reading import TargetReading
 from iserblk.scsi import opcodes, sense
 from iserblk.scsi import status as sam
@@ -51,7 +52,7 @@ from iserblk.target.store.store import Extent, OnLoss, no_loss
 from iserblk.target.store.volatile import VolatileStore
 from tests.model.machine import Media
 from tests.model.trouble import FLUSH_FAILED, TroubledDevice, Troubles
-from tests.simulation import nbd_face, other_host, queue_face
+from tests.simulation import nbd_face, other_host, queue_face, servers
 from tests.simulation.cases import (
     ACROSS,
     ALL,
@@ -74,6 +75,7 @@ from tests.simulation.cases import (
     FUSE,
     GOOD,
     HALVE,
+    HAND_OVER,
     HOARDS,
     HOLE,
     LAST,
@@ -93,6 +95,7 @@ from tests.simulation.cases import (
     RESTART,
     SLOW,
     STRIKE,
+    SUCCESSION_FAULTS,
     TAKE,
     TAKES,
     USUAL,
@@ -113,12 +116,13 @@ from tests.simulation.faces import (
 )
 from tests.simulation.history import Hearer, History, Wrong, content
 from tests.simulation.loop import WORK_S, SimulatedLoop
-from tests.simulation.nbd_face import NbdFace
+from tests.simulation.nbd_face import NbdFace, OneServer
 from tests.simulation.nbd_wire import Gone
 from tests.simulation.network import End
 from tests.simulation.other_host import OtherHost
 from tests.simulation.queue_face import Closed, QueueFace
 from tests.simulation.running import Simulation
+from tests.simulation.servers import SuccessiveServers
 from tests.support.cores import session_of
 from tests.support.target_here import serve
 from tests.support.until import all_ended, until
@@ -194,7 +198,7 @@ STATES: Final = (
     RECONNECTED, BACK, BACK_WITH_JOURNAL, REPLAYED, RECOVERED_CONNECTION, REASSIGNED, SNACK,
     DAMAGED, ABORTED, RESET, RETRIED, TOLD, TOLD_OF_FAILURE, UNHEARD, FAILED_OVER, TIMED_OUT, DIED,
     RESTARTED, RESTARTED_EMPTY, *nbd_face.STATES, *FUSE_STATES, *queue_face.STATES,
-    *other_host.STATES,
+    *servers.STATES,    *other_host.STATES,
     *TAKING, *OF_BAD_MEDIUM, WORDLESS, *REPLACING,
 )  # fmt: skip
 _KINDS: Final = {PASSING: "passing", RECOVERED: "recovered", FAIL: "flush"}
@@ -247,6 +251,7 @@ class Settings(NamedTuple):
     medium: str
     tas: str
     lies: str
+    succession: str
     options: dict[str, str]
 
     @property
@@ -298,7 +303,7 @@ class Settings(NamedTuple):
             "one portal" if self.portals == 1 else "portals",
             "one connection" if options["connections"] == "1" else "connections",
             "patient" if self.patient else "io-timeout",
-            f"front {self.front}",
+            f"front {self.front}" + (", succession" if self.succession == "yes" else ""),
             "one host" if self.other == NONE else f"other {self.other}",
             "TAS" if self.tas == "yes" else "no TAS",
             "one hearer" if self.hearers == 1 else "hearers",
@@ -349,7 +354,16 @@ def draw(chance: Random, given: dict[str, str] | None = None) -> Settings:
     instead = chance.choice((DISK, FUSE, QUEUE))
     if words["front"] == DISK:
         words["front"] = instead
+    words["succession"] = chance.choice(("no", "yes"))
+    if words["front"] != NBD or needed or "front" in (given or {}):
+        words["succession"] = "no"  # (a case that names its front asks for it)
+    if are_of(words["fault-kinds"], SUCCESSION_FAULTS) or (given or {}).get("succession") == "yes":
+        words["front"], words["succession"] = NBD, "yes"
     words |= given or {}
+    if words["front"] != NBD:
+        words["succession"] = "no"
+    if words["succession"] == "yes":
+        words["other"] = NONE
     if words["other"] != NONE:
         words["medium"] = GOOD  # (which of two hosts hears of it is a matter of chance)
     if are_of(words["fault-kinds"], BAD_FAULTS) or (given or {}).get("medium") == BAD:
@@ -374,6 +388,7 @@ def draw(chance: Random, given: dict[str, str] | None = None) -> Settings:
         medium=words.pop("medium"),
         tas=words.pop("tas"),
         lies=words.pop("lies"),
+        succession=words.pop("succession"),
         **numbers,
         options={"initiator-name": INITIATOR, **words},
     )
@@ -728,6 +743,10 @@ class World:
         self._first: TrioDisk  # of this life
         self._face: NbdFace | FuseFace | None = None
         self._queue: QueueFace | None = None
+        self._servers: SuccessiveServers | None = None
+        self._strikes: trio.Nursery
+        self._restarts: trio.Event | None = None  # the target is being restarted
+        self._give_up: Callable[[], object] = nothing
 
     @property
     def _is_done(self) -> bool:
@@ -823,6 +842,9 @@ class World:
         self._lives += 1
         self._clients.clear()
         self._forget_troubles()
+        if self.settings.succession == "yes":
+            await self._life_of_servers()
+            return
         async with AsyncExitStack() as stack:
             async with nullcontext() if self._other is None else self._other.door:
                 opened = await stack.enter_async_context(
@@ -845,7 +867,7 @@ class World:
                 elif self.settings.front == QUEUE:
                     await self._through_queue(opened, disk)
                 else:
-                    await self._use(opened, disk)
+                    await self._use(opened.ending.give_up, disk)
                 self._forget_troubles(told=False)
                 if self._over.is_set() or self._taken:
                     return
@@ -865,10 +887,12 @@ class World:
             options |= {"reserve": "exclusive", "reserve-key": key}
         return options
 
-    async def _use(self, opened: TrioDiskSet, disk: TrioDisk) -> None:
-        """By all clients, with all faults."""
+    async def _use(self, give_up: Callable[[], object], disk: TrioDisk) -> None:
+        """By all clients, with all faults. ``give_up``: nothing comes from the client any more."""
+        self._give_up = give_up
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._trouble, opened)
+            self._strikes = nursery
+            nursery.start_soon(self._trouble)
             nursery.start_soon(self._watch_clients)
             async with trio.open_nursery() as clients:
                 for number in range(self.settings.clients):
@@ -879,10 +903,70 @@ class World:
         self._disk = disk
         self.history.end_hearer(self.history.first)  # nobody but the connections flushes
         seed = f"{self.case.seed} {self._lives} {self.case.order}"
-        self._face = face = NbdFace(self, disk, self.settings.hearers, seed)
+        self._face = face = NbdFace(self, OneServer(disk), self.settings.hearers, seed)
         async with face.serving():
-            await self._use(opened, disk)
+            await self._use(opened.ending.give_up, disk)
         self._face = None
+
+    async def _life_of_servers(self) -> None:
+        """As ``_life``, of NBD servers that succeed each other, each with a session of its own."""
+        history = self.history
+        history.end_hearer(history.first)  # nobody but the client of all connections flushes
+        seed = f"{self.case.seed} {self._lives} {self.case.order}"
+        options = self._options(INITIATOR, KEY)
+        servers = self._servers = SuccessiveServers(self, self._urls, options, seed)
+        face = self._face = NbdFace(self, servers, self.settings.hearers, seed)
+        begun = self.loop.now()
+        hearer: Hearer | None = None
+        async with face.serving():
+            await self._everything(servers.disk)
+            if not self._is_done:
+                await self._use(nothing, servers.disk)
+                self._forget_troubles(told=False)
+                if not self._over.is_set():
+                    await self._everything(servers.disk)
+            if not self._over.is_set():
+                begun, hearer = self.loop.now(), history.begin_hearer()
+        self._face = self._servers = None
+        if hearer is None:
+            return
+        if servers.failed:
+            self.trace("the last flush: %s", servers.failed[0])
+            self.result.states[TOLD] += 1
+            failed = self.may_fail(FLUSH)
+            history.end_flush_with_loss(begun, self.loop.now(), failed, hearer, False)
+        else:
+            history.end_flush(begun, self.loop.now(), hearer)
+        if self._under_way.total():
+            raise Wrong(f"requests are under way: {self._under_way}")
+        self.trace("the last server has ended")
+
+    # What the servers ask of their world.
+
+    def serves(self, disk: TrioDisk) -> None:
+        session = session_of(disk)
+        self._disk = self._first = disk
+        self._portal = session.portal
+        self._reconnects = session.counts.reconnects
+
+    def served(self, disk: TrioDisk) -> None:
+        self._count(disk, session_of(disk))
+
+    def begin_strike(self, chance: Random) -> None:
+        kind = chance.choice((CUT, CUT, HALVE, RESTART, STRIKE, STRIKE, BLINK, FAIL, DIE))
+        kinds, _ = faults_of(NBD, NONE, GOOD, self.settings.fault_kinds, True)
+        if kind not in kinds or self._over.is_set():
+            return
+        self._strikes.start_soon(self._strike_beside, kind, chance)
+
+    async def _strike_beside(self, kind: str, chance: Random) -> None:
+        self.result.faults[kind] += 1
+        self.trace("beside a hand-over: %s", kind)
+        if kind == DIE:
+            self._die()
+            return
+        with trio.CancelScope(shield=True):
+            await self._strike(kind, chance)
 
     async def _through_fuse(self, opened: TrioDiskSet, disk: TrioDisk) -> None:
         from tests.simulation.fuse_face import FuseFace  # noqa: PLC0415 (needs pyfuse3)
@@ -893,13 +977,13 @@ class World:
         seed = f"{self.case.seed} {self._lives} {self.case.order}"
         face = self._face = FuseFace(self, disk, opened.ending, self.settings.hearers, seed)
         async with face.serving():
-            await self._use(opened, disk)
+            await self._use(opened.ending.give_up, disk)
         self._face = None
 
     async def _through_queue(self, opened: TrioDiskSet, disk: TrioDisk) -> None:
         self._queue = QueueFace(self, disk)
         async with self._queue.serving():
-            await self._use(opened, disk)
+            await self._use(opened.ending.give_up, disk)
         self._queue = None
 
     def _requests(self, disk: TrioDisk) -> TrioDisk | QueueFace:
@@ -937,7 +1021,8 @@ class World:
 
     def _count(self, disk: TrioDisk, session: Session) -> None:
         """What the session has gone through."""
-        self._look(disk)
+        if self._servers is None or disk is self._disk:
+            self._look(disk)
         assert isinstance(disk.driver, TrioDriver)
         ladder = disk.driver.ladder
         for state, times in (
@@ -1369,12 +1454,16 @@ class World:
 
     # -- faults -----------------------------------------------------------------------------------
 
-    async def _trouble(self, disks: TrioDiskSet) -> None:
+    async def _trouble(self) -> None:
         case = self.case
         again = False
         settings = self.settings
         kinds, weights = faults_of(
-            settings.front, settings.other, settings.medium, settings.fault_kinds
+            settings.front,
+            settings.other,
+            settings.medium,
+            settings.fault_kinds,
+            settings.succession == "yes",
         )
         while True:
             number = self._faults
@@ -1403,22 +1492,25 @@ class World:
             self.result.happened.append(number)
             self.trace("fault %d: %s", number, kind)
             if kind == DIE:
-                self._die(disks)
+                self._die()
                 return
             if self._taken:
                 return
             with trio.CancelScope(shield=True):  # clients may have ended meanwhile
                 await self._strike(kind, chance)
+            if self._over.is_set():
+                return
 
-    def _die(self, disks: TrioDiskSet) -> None:
+    def _die(self) -> None:
         """What the client had under way may arrive, or not; nothing more comes from it."""
+        if self._over.is_set():
+            return
         self._over.set()
         self.result.states[DIED] += self._under_way.total() > 0
         self.cut_all()
         if self._face is not None:
             self._face.die()
-        assert disks.ending is not None
-        disks.ending.give_up()
+        self._give_up()
 
     def cut_all(self) -> None:
         for line in self.network.alive():
@@ -1426,6 +1518,10 @@ class World:
 
     async def _strike(self, kind: str, chance: Random) -> None:
         network, troubles = self.network, self._target.troubles
+        if kind == HAND_OVER:
+            assert self._servers is not None
+            await self._servers.hand_over(chance)
+            return
         if kind in QUEUE_FAULTS:
             assert self._queue is not None
             self._queue.strike(kind)
@@ -1510,6 +1606,16 @@ class World:
         self.disturbed()
 
     async def _restart(self, chance: Random, loses: bool) -> None:
+        while self._restarts is not None:  # beside a hand-over
+            await self._restarts.wait()
+        ended = self._restarts = trio.Event()
+        try:
+            await self._restart_alone(chance, loses)
+        finally:
+            self._restarts = None
+            ended.set()
+
+    async def _restart_alone(self, chance: Random, loses: bool) -> None:
         await self._target.stop(loses)
         if loses:
             self.trace("the target has lost its cache")
