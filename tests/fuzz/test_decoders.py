@@ -47,8 +47,9 @@ ELSEWHERE = {
     "discovery/slp_connection.py:named": "tests/target/announcing/test_announcing_slp.py",
     "discovery/isns_client.py:_look": "tests/discovery/test_isns_client.py",
     "discovery/isns_client.py:ask_isns": "tests/integration/test_isns_server.py",
-    "nbd/kernel/succession.py:Taker._offered": "tests/nbd/kernel/test_succession.py",
-    "nbd/kernel/succession.py:_sockets": "tests/nbd/kernel/test_succession.py",
+    "nbd/kernel/succession.py:Taker.take": "tests/nbd/kernel/test_succession.py",
+    "nbd/kernel/channel.py:PacketSocket.receive_with_sockets":
+        "tests/nbd/kernel/test_channel.py",
     "nbd/kernel/channel.py:check_peer": "tests/nbd/kernel/test_channel.py",
     "metrics/scraping.py:_ask": "tests/metrics/test_serving.py",
     "metrics/scraping.py:scrape": "tests/metrics/test_serving.py",
