@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
 import zipfile
 from pathlib import Path
 
+import deb_environment
 import pytest
+import release_check
 
+from iserblk.forms import OF_CYTHON
 from tests.support.nbdkit import need
 from tests.support.target import ROOT
 
@@ -236,3 +240,19 @@ def test_it_says_so_in_one_line_of_a_terminal(tree: Tree) -> None:
     os.close(ours)
     assert said.count("\n") == 2  # after the types, and at the end
     assert said.endswith("\r\x1b[Ksetup: compiled 2 of 2 C files\r\n")
+
+
+@pytest.mark.parametrize(
+    ("place", "names"),
+    [
+        ("scripts/release_check.py", set(release_check.OTHERS)),
+        ("scripts/deb_environment.py", {f"iserblk.{each}" for each in deb_environment.COMPILED}),
+        (
+            "setup.py",
+            set(re.findall(r'Extension\(\s*"(iserblk\.[^"]+)"', (ROOT / "setup.py").read_text())),
+        ),
+    ],
+)
+def test_what_cython_compiles_is_in_each_list(place: str, names: set[str]) -> None:
+    missing, gone = set(OF_CYTHON) - names, names - set(OF_CYTHON)
+    assert not missing and not gone, f"{place} lacks {missing}, and has {gone} beside OF_CYTHON"
