@@ -61,12 +61,7 @@ _MODE_PARAMETERS_CHANGED: Final = 0x2A01
 _COMMUNICATION: Final = 0x08  # ASC: logical unit communication failure
 _SYNCHRONIZE: Final = (opcodes.SYNCHRONIZE_CACHE_10, opcodes.SYNCHRONIZE_CACHE_16)
 _WRITE: Final = (opcodes.WRITE_10, opcodes.WRITE_16)
-_SAY_NOTHING_OF_DATA: Final = (
-    sense_data.NO_SENSE,
-    sense_data.RECOVERED_ERROR,
-    sense_data.ILLEGAL_REQUEST,
-    sense_data.UNIT_ATTENTION,
-)
+_SAY_NOTHING_OF_DATA: Final = (sense_data.ILLEGAL_REQUEST, sense_data.UNIT_ATTENTION)
 
 
 class Flushed(Enum):
@@ -90,15 +85,28 @@ class FlushToken(NamedTuple):
     gaps: int
 
 
-def _loses_cache(sense: Sense) -> bool:
+def _fails_without_reason(slot: Command, sense: Sense) -> bool:
+    """Whether the command ended with CHECK CONDITION and no sense key: nothing is known of it.
+    (With the key NO SENSE it was carried out.)"""
+    return (
+        sense.key == sense_data.NO_SENSE
+        and slot.status == sam.CHECK_CONDITION
+        and not sense_data.tells_of_success(slot.sense)
+    )
+
+
+def _loses_cache(slot: Command, sense: Sense) -> bool:
     """Whether a SYNCHRONIZE CACHE that ended with this sense data may have been the only report
     that cached data could not be written: MEDIUM ERROR, HARDWARE ERROR or the like.
 
     Not a unit attention or a refusal of the command: nothing was done. A deferred error is heard by
-    itself. LIO says NOT READY, LOGICAL UNIT COMMUNICATION FAILURE where fsync has failed.
+    itself. Where fsync has failed, LIO says NOT READY, LOGICAL UNIT COMMUNICATION FAILURE, and
+    istgt sends no sense data.
     """
     if sense.is_deferred or sense.key in _SAY_NOTHING_OF_DATA:
         return False
+    if sense.key in (sense_data.NO_SENSE, sense_data.RECOVERED_ERROR):
+        return _fails_without_reason(slot, sense)
     if sense.key == sense_data.NOT_READY:
         return sense.asc == _COMMUNICATION
     if sense.key == sense_data.DATA_PROTECT:
@@ -106,13 +114,15 @@ def _loses_cache(sense: Sense) -> bool:
     return True
 
 
-def _loses_more(cdb: bytearray, sense: Sense) -> bool:
+def _loses_more(slot: Command, sense: Sense) -> bool:
     """Whether a WRITE with FUA that ended with this sense data may have been that report: targets
     wait for the disk by fsync(2), too, which reports what was lost of other writes. What can be
     the fault of this WRITE alone is left out: no space, or data that did not come whole."""
-    if cdb[0] not in _WRITE or not cdb[1] & FUA or sense.is_deferred:
+    if slot.cdb[0] not in _WRITE or not slot.cdb[1] & FUA or sense.is_deferred:
         return False
     if sense.key in (sense_data.MEDIUM_ERROR, sense_data.HARDWARE_ERROR):
+        return True
+    if _fails_without_reason(slot, sense):
         return True
     return sense.key == sense_data.NOT_READY and sense.asc == _COMMUNICATION
 
@@ -319,8 +329,8 @@ class Durability:
         return Flushed.DONE if token.losses == self.losses.count else Flushed.LOST
 
     def hear(self, slot: Command) -> bool:
-        """Take in ``slot.sense`` of a command of this LUN that ended with CHECK CONDITION. True:
-        the connection has to be replaced, and the journal sent again before anything else."""
+        """Take in ``slot.sense`` of a command of this LUN that ended with another status than GOOD.
+        True: the connection has to be replaced, and the journal sent again before anything else."""
         return self._hear(slot, resuming=False)
 
     def hear_resuming(self, slot: Command) -> None:
@@ -347,8 +357,8 @@ class Durability:
         elif self.volatile:
             what = ""
             if slot.cdb[0] in _SYNCHRONIZE:
-                what = "a flush" if _loses_cache(sense) else ""
-            elif _loses_more(slot.cdb, sense):
+                what = "a flush" if _loses_cache(slot, sense) else ""
+            elif _loses_more(slot, sense):
                 what = "a write with FUA"
             if what and self._unflushed(slot, False):
                 return self._lose_cache(f"did not end {what} well ({sense})", compare=False)

@@ -147,6 +147,7 @@ class Answers:
                 self._session.hear_sense(slot)
         elif status:
             slot.sense = b""
+            self._session.hear_sense(slot)
         if max_cmd_sn != queue.max_cmd_sn or queue.waiting.entries:
             queue.take_window(exp_cmd_sn, max_cmd_sn)
         slot.state = TAKEN

@@ -16,7 +16,7 @@ from iserblk.errors import CommandTimeout, IserblkError, ScsiError, WritesLost
 from iserblk.initiator.session.slots import TaskSlot
 from iserblk.scsi import opcodes
 from iserblk.scsi import sense as sense_data
-from iserblk.scsi.status import TASK_ABORTED
+from iserblk.scsi.status import BUSY, CHECK_CONDITION, TASK_ABORTED
 from tests.initiator.fake import CountingWaiter, FakeDriver
 from tests.initiator.peer import Heard, disk_of, linked
 from tests.support import logs
@@ -203,6 +203,56 @@ def test_failed_flush_is_a_loss(bench: Bench, sense: bytes) -> None:
     assert raised.value.losses == bench.disk.durability.losses.count == 1
     assert [heard.operation for heard in bench.peer.heard] == [WRITE, SYNC]
     assert not bench.flush_fails()
+
+
+NOTHING = sense_data.encode_fixed(sense_data.NO_SENSE, 0x00, 0x00)
+
+
+@pytest.mark.parametrize(
+    ("status", "sense", "lost"),
+    [
+        (CHECK_CONDITION, b"", 1),  # as istgt says it
+        (CHECK_CONDITION, NOTHING[:1], 1),  # cut off before its key
+        (BUSY, b"", 0),
+    ],
+)
+def test_flush_that_ends_without_a_sense_key(
+    bench: Bench, status: int, sense: bytes, lost: int
+) -> None:
+    """Nothing is known of why it failed; BUSY tells that it was not begun."""
+    bench.write()
+    flushing = bench.begin(bench.disk.flush())
+    (heard,) = bench.heard()[-1:]
+    bench.peer.respond(heard, status=status, sense=sense)
+    bench.session.progress(1.0)
+    bench.passed_by()
+    if lost:
+        with pytest.raises(ScsiError) as raised:
+            next(flushing)
+        assert raised.value.losses == 1
+    else:
+        bench.end(flushing)
+    assert bench.disk.durability.losses.count == lost
+    assert not bench.flush_fails()
+
+
+@pytest.mark.logs(logs.CARRIED_OUT)
+def test_flush_that_succeeds_with_sense_data_loses_nothing(bench: Bench) -> None:
+    bench.write()
+    bench.run(bench.disk.flush(), NOTHING)
+    assert bench.disk.durability.losses.count == 0
+
+
+@pytest.mark.parametrize("fua", [True, False])
+def test_a_write_that_ends_without_a_sense_key(bench: Bench, fua: bool) -> None:
+    bench.write()
+    writing = bench.begin(bench.disk.write(BLOCK, 512, fua=fua))
+    bench.peer.respond(bench.heard()[-1], status=CHECK_CONDITION)
+    bench.session.progress(1.0)
+    bench.passed_by()
+    with pytest.raises(ScsiError):
+        next(writing)
+    assert bench.disk.durability.losses.count == fua
 
 
 @pytest.mark.parametrize(
