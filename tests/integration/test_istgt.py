@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import re
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from threading import Lock
@@ -21,6 +22,7 @@ from tests.cli.commands import bad, good, good_json
 from tests.support import fio, greeting, istgt, logs, lost_cache
 from tests.support.blockwork import everything
 from tests.support.faces import one_disk
+from tests.support.failing_disk import BLOCK, FailingDisk, changes_a_block_in_part
 from tests.support.faults.proxy import FaultProxy
 from tests.support.interop import Record, package
 from tests.support.istgt import OWN, THEIRS, Istgt
@@ -342,3 +344,36 @@ async def test_a_loss_of_which_it_tells_another_host(
 @pytest.mark.parametrize("options", [{}, {"shared": "yes"}], ids=["journal", "shared=yes"])
 async def test_a_restart_that_loses_nothing(lossy: Lossy, options: dict[str, str]) -> None:
     await lost_cache.loses_nothing(lossy.url, lossy.medium, lossy.lose_nothing, options)
+
+
+@pytest.fixture
+def failing(tmp_path: Path) -> Iterator[FailingDisk]:
+    try:
+        made = FailingDisk(tmp_path / "failing", block=BLOCK)
+    except (OSError, subprocess.CalledProcessError) as error:
+        pytest.skip(f"it needs root, loop devices and mounts: {error}")
+    yield made
+    made.remove()
+
+
+@may_be_logged
+@pytest.mark.parametrize("connections", [1, 2])
+async def test_a_block_is_changed_in_part_while_the_report_of_a_loss_is_on_its_way(
+    program: Path, tmp_path: Path, failing: FailingDisk, record: Record, connections: int
+) -> None:
+    """fsync fails below it: its SYNCHRONIZE CACHE ends with CHECK CONDITION, and no sense data."""
+    target = Istgt(program, tmp_path, SIZE, {"none": Path(failing.device)}, BLOCK)
+    try:
+        with FaultProxy(target.address) as proxy:
+            url = proxy.through(target.url)
+            await changes_a_block_in_part(url, proxy, failing, connections)
+    finally:
+        target.kill()
+    record(
+        ours="initiator",
+        peer="istgt",
+        version=target.version,
+        transport=f"TCP, connections={connections}",
+        ran="its disk does not keep a block, which is changed in part before a flush tells of "
+        "that: it is written again, and then changed",
+    )

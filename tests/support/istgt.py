@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import subprocess
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -58,6 +59,7 @@ _UNIT = """\
   UseDigest Auto
   UnitType Disk
   UnitInquiry "istgt" "{asks}" "0123" "S{number}"
+  BlockLength {block}
   LUN0 Storage {disk} Auto
 """
 
@@ -76,17 +78,29 @@ class Istgt:
     """istgt with a disk of ``size`` bytes for each target of ASKS. ``urls``: of LUN 0, by the
     authentication; ``url``: of the target without authentication. ``names``: of all targets.
     ``address``: where it listens. What has been written is in the file ``disk()`` at once, in the
-    kernel's memory, and outlives it."""
+    kernel's memory, and outlives it. ``disks``: devices in the place of such files, by the
+    authentication. ``block``: bytes."""
 
-    def __init__(self, program: Path, place: Path, size: int) -> None:
+    def __init__(
+        self,
+        program: Path,
+        place: Path,
+        size: int,
+        disks: Mapping[str, Path] | None = None,
+        block: int = 512,
+    ) -> None:
         self._program = program
         self._place = place
+        self._disks = disks or {}
         self._port = free_port()
         text = _CONFIGURATION.format(base=BASE, place=place, port=self._port)
         for number, (asks, method) in enumerate(ASKS.items(), 1):
-            with self.disk(asks).open("wb") as file:
-                file.truncate(size)
-            text += _UNIT.format(number=number, asks=asks, method=method, disk=self.disk(asks))
+            if asks not in self._disks:
+                with self.disk(asks).open("wb") as file:
+                    file.truncate(size)
+            text += _UNIT.format(
+                number=number, asks=asks, method=method, disk=self.disk(asks), block=block
+            )
         (place / "istgt.conf").write_text(text)
         words = " ".join(f'"{word}"' for word in (*OWN, *THEIRS))
         (place / "auth.conf").write_text(f"[AuthGroup1]\n  Auth {words}\n")
@@ -102,7 +116,7 @@ class Istgt:
         self.start()
 
     def disk(self, asks: str = "none") -> Path:
-        return self._place / asks
+        return self._disks.get(asks, self._place / asks)
 
     def start(self) -> None:
         with self.log.open("ab") as log:

@@ -264,6 +264,10 @@ class Durability:
         yet: one of them may be the one to which it reports that it could not write what it had
         cached. So wait until they are no longer ``unanswered``."""
         self._unanswered.discard(token.number)
+        return self.flushes_under_way()
+
+    def flushes_under_way(self) -> frozenset[int]:
+        """The flushes that the target has not answered yet."""
         return frozenset(self._unanswered)
 
     def unanswered(self, flushes: frozenset[int]) -> bool:
@@ -296,9 +300,15 @@ class Durability:
         elif tell:
             self._lose(what)
 
+    @property
+    def doubted(self) -> bool:
+        """Whether what was not flushed is in doubt: see ``renew``."""
+        return self._doubted
+
     def renew(self) -> bool:
-        """Before a flush: whether what is in doubt has to be sent again first. True: cut the
-        connection now; the next one begins with that."""
+        """Before a flush, or before a block is read to be changed in part: whether what is in doubt
+        has to be sent again first. True: cut the connection now; the next one begins with
+        that."""
         if not self._doubted or self.replay_needed:
             return False
         return self._lose_cache("may have lost what an earlier flush was to make durable")

@@ -1135,18 +1135,18 @@ class DiskCore:
 
     def _read_back(self, lba: int, content: memoryview, deadline: float) -> Operation[None]:
         """Read a block of which a part is to be changed. Where the target has lost its cache, the
-        report of that may be on its way on another connection: it is heard first, and the block
-        read again. Else the write, sent behind the replay, would bring back what was lost."""
+        report of that may be on its way, on another connection or with the end of a flush, or may
+        be lost itself: it is heard first, or what is in doubt sent again, and the block read again.
+        Else the write, sent behind the replay, would bring back what the block had been before."""
+        durability = self.durability
         while True:
+            if durability.renew():
+                self.session.disconnect()
             work = _ReadingBack(self, deadline)
-            epoch = self.durability.epoch
+            epoch = durability.epoch
             yield from self._transfer(work, [(lba, content)])
-            commands, pause = self._older(work.place), _SOON_S
-            while _under_way(commands):
-                yield pause
-                pause = min(2 * pause, AGAIN_S)
-                check_time(self.session, deadline, self.info.name)
-            if not self.durability.stale(epoch):
+            yield from self._hear_out(durability.flushes_under_way(), work.place, deadline)
+            if not (durability.stale(epoch) or durability.doubted):
                 return
 
     def flush(self, deadline: float = 0.0, client: FlushClient | None = None) -> Operation[None]:
@@ -1272,9 +1272,15 @@ class DiskCore:
                 tell = not _is_foreign(error)
                 durability.doubt(token, f"may have failed a flush {what}", tell)
             raise
-        flushes = durability.answered(token)
-        commands, pause = self._older(work.place), _SOON_S
-        while durability.unanswered(flushes) or _under_way(commands):
+        yield from self._hear_out(durability.answered(token), work.place, deadline)
+
+    def _hear_out(
+        self, flushes: frozenset[int], place: Place | None, deadline: float
+    ) -> Operation[None]:
+        """Wait until the target has answered ``flushes``, and what it may have answered before the
+        command at ``place``."""
+        commands, pause = self._older(place), _SOON_S
+        while self.durability.unanswered(flushes) or _under_way(commands):
             yield pause
             pause = min(2 * pause, AGAIN_S)
             check_time(self.session, deadline, self.info.name)

@@ -19,6 +19,7 @@ from iserblk.disk.lun.operations import DiskCore
 from iserblk.errors import CommandTimeout, ConnectionLost, IserblkError, OutOfRange, ScsiError
 from iserblk.scsi import opcodes
 from iserblk.scsi import sense as sense_data
+from iserblk.scsi.luns import encode
 from iserblk.scsi.status import BUSY, TASK_ABORTED
 from tests.disk import fake_target
 from tests.disk.fake_target import (
@@ -951,10 +952,11 @@ def test_a_read_that_is_looked_at_after_the_replay_only_is_done_again(whole: boo
     assert buffer == b"\1" * BLOCK
 
 
-def test_a_block_is_changed_in_part_when_no_report_of_a_loss_is_on_its_way() -> None:
+@pytest.mark.parametrize("arrives", [True, False])
+def test_a_block_is_changed_in_part_when_no_report_of_a_loss_is_on_its_way(arrives: bool) -> None:
     """The report comes over another connection, behind the answer to the read of the block, which
     shows what was there before a write that is lost. The write, sent behind the replay, would bring
-    that back."""
+    that back. The report may be lost with its connection."""
     bench = Bench()
     bench.write(0, 1, 1)
     other = bench.core.begin_read(memoryview(bytearray(BLOCK)), 5 * BLOCK, CountingWaiter())
@@ -968,10 +970,113 @@ def test_a_block_is_changed_in_part_when_no_report_of_a_loss_is_on_its_way() -> 
     bench.session.end(slot)
     next(operation)
     assert bench.session.flight == [other]
-    bench.session.end(other, sense=POWER_ON)
-    bench.core.dropped(other)
+    if arrives:
+        bench.session.end(other, sense=POWER_ON)
+        bench.core.dropped(other)
+    else:
+        bench.session.suspend()
+        assert isinstance(next(operation), float)
     reconnect(bench.core, bench.target, lost=False)
     bench.run(operation)
+    assert bench.target.block(0) == b"\1" * 7 + b"x" * 10 + b"\1" * (BLOCK - 17)
+
+
+def test_a_block_that_is_changed_in_part_waits_for_no_other_command() -> None:
+    """Not for commands of other LUNs, for those that were sent behind its read on the same
+    connection, nor for what has the slot of one that has ended."""
+    bench = Bench()
+    core, session = bench.core, bench.session
+    buffer = memoryview(bytearray(BLOCK))
+    older = core.begin_read(buffer, 5 * BLOCK, CountingWaiter())
+    elsewhere = core.begin_read(buffer, 6 * BLOCK, CountingWaiter())
+    assert older is not None and elsewhere is not None
+    elsewhere.lun = encode(1)
+    operation = core.write(memoryview(b"x" * 10), 7)
+    next(operation)
+    slot = session.flight[-1]
+    younger = core.begin_read(buffer, 7 * BLOCK, CountingWaiter())
+    assert younger is not None
+    session.order = {slot.index: 1, younger.index: 2}
+    bench.target.execute(slot)
+    session.end(slot)
+    assert isinstance(next(operation), float)
+    session.end(older)
+    assert not core.ended(older)
+    again = core.begin_read(buffer, 8 * BLOCK, CountingWaiter())
+    assert again is older
+    next(operation)
+    assert session.flight[:-1] == [elsewhere, younger, again]
+    assert session.flight[-1].cdb[0] == WRITE
+    bench.target.answer(session, session.flight[-1])
+    with pytest.raises(StopIteration):
+        next(operation)
+
+
+@pytest.mark.parametrize("of", ["part", "flush"])
+def test_no_report_is_waited_for_beyond_the_deadline(
+    monkeypatch: pytest.MonkeyPatch, of: str
+) -> None:
+    """The target does not answer an older command. The block is no longer locked then."""
+    bench = Bench()
+    core, session = bench.core, bench.session
+    now = 1000.0
+    clocks.give(monkeypatch, lambda: now)
+    bench.write(0, 1, 1)
+    older = core.begin_read(memoryview(bytearray(BLOCK)), 5 * BLOCK, CountingWaiter())
+    operation = core.write(memoryview(b"x" * 10), 7) if of == "part" else core.flush()
+    next(operation)
+    session.order[session.flight[-1].index] = 1
+    bench.target.answer(session, session.flight[-1])
+    assert isinstance(next(operation), float)
+    now += 29.0
+    assert isinstance(next(operation), float)
+    now += 1.0
+    with pytest.raises(CommandTimeout):
+        next(operation)
+    assert session.flight == [older]
+    assert core.begin_write(memoryview(bytes(BLOCK)), 0, CountingWaiter()) is not None
+
+
+@pytest.mark.parametrize("ends", ["badly", "late"])
+def test_a_block_is_changed_in_part_when_no_flush_is_under_way(ends: str) -> None:
+    """The flush, sent behind the read of the block, may bring the only report of a loss that the
+    read has seen; or the report is lost when the flush is given up."""
+    bench = Bench()
+    bench.write(0, 1, 1)
+    operation = bench.core.write(memoryview(b"x" * 10), 7)
+    next(operation)
+    (slot,) = bench.session.flight
+    flush = bench.core.flush()
+    next(flush)
+    bench.session.order[bench.session.flight[-1].index] = 1
+    bench.target.cached.clear()
+    bench.target.execute(slot)
+    bench.session.end(slot)
+    assert isinstance(next(operation), float)
+    (synchronize,) = bench.session.flight
+    if ends == "badly":
+        bench.session.end(synchronize, sense=MEDIUM_ERROR)
+    else:
+        bench.session.end(synchronize, error=CommandTimeout("late"))
+    with pytest.raises(IserblkError):
+        next(flush)
+    bench.run(operation)
+    assert bench.target.block(0) == b"\1" * 7 + b"x" * 10 + b"\1" * (BLOCK - 17)
+    bench.run(bench.core.flush())
+    assert bench.target.stable[0] == bench.target.block(0) and bench.kept == 0
+
+
+def test_what_is_in_doubt_is_sent_again_before_a_block_is_changed_in_part() -> None:
+    """A flush was given up: the target may have lost what the block was."""
+    bench = Bench()
+    bench.write(0, 1, 1)
+    flush = bench.core.flush()
+    next(flush)
+    bench.target.cached.clear()
+    bench.session.end(bench.session.flight[0], error=CommandTimeout("late"))
+    with pytest.raises(CommandTimeout):
+        next(flush)
+    bench.run(bench.core.write(memoryview(b"x" * 10), 7))
     assert bench.target.block(0) == b"\1" * 7 + b"x" * 10 + b"\1" * (BLOCK - 17)
 
 

@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from tests.support import failing_disk
+from tests.support.failing_disk import FailingDisk
 from tests.support.programs import run
 
 _WAIT_S = 60.0
@@ -41,6 +43,18 @@ def without_chap() -> Iterator[None]:
     yield
     for path, value in before.items():
         path.write_text(value)
+
+
+@contextmanager
+def connections(most: int) -> Iterator[None]:
+    """A session may have so many."""
+    limit = _group() / "param/MaxConnections"
+    before = limit.read_text().strip()
+    limit.write_text(str(most))
+    try:
+        yield
+    finally:
+        limit.write_text(before)
 
 
 def remove_portal() -> None:
@@ -185,24 +199,20 @@ class Growing:
 
 class Failing:
     """Another LUN, number ``LUN``, with the kernel's page cache as LIO's write cache, and a device
-    below that takes no more than ``ROOM`` bytes: what is written beyond is lost when it is written
-    back."""
+    below, ``disk``, that takes no more than ``ROOM`` bytes: what is written beyond is lost when it
+    is written back. ``block``: bytes."""
 
     LUN = 4
-    ROOM, SIZE = 1 << 20, 32 << 20
+    ROOM = 1 << 20
 
-    def __init__(self, place: Path) -> None:
+    def __init__(self, place: Path, block: int = 512) -> None:
         self.url = os.environ["LAB_URL"].removesuffix("0") + str(self.LUN)
-        self._place = place
-        place.mkdir()
-        run("mount", "-t", "tmpfs", "-o", f"size={self.ROOM}", "tmpfs", place)
-        with (place / "medium").open("wb") as file:
-            file.truncate(self.SIZE)
         run("modprobe", "loop")
-        self._device = run("losetup", "--find", "--show", place / "medium").strip()
+        self.disk = FailingDisk(place, self.ROOM, block)
         self._store = store().parents[1] / "fileio_8/failing"
         self._store.mkdir(parents=True)
-        for word in (f"fd_dev_name={self._device}", f"fd_dev_size={self.SIZE}", "fd_buffered_io=1"):
+        size = f"fd_dev_size={failing_disk.SIZE}"
+        for word in (f"fd_dev_name={self.disk.device}", size, "fd_buffered_io=1"):
             (self._store / "control").write_text(word)
         (self._store / "enable").write_text("1")
         (self._store / "attrib/emulate_write_cache").write_text("1")
@@ -213,8 +223,7 @@ class Failing:
         _withdraw(self._luns)
         self._store.rmdir()
         self._store.parent.rmdir()
-        run("losetup", "--detach", self._device)
-        run("umount", self._place)
+        self.disk.remove()
 
 
 class Persistent:

@@ -50,14 +50,11 @@ class Lossy:
 def lossy(connections: int = 1) -> Iterator[Lossy]:
     """LIO says that it has a write cache, and takes so many connections of a session."""
     cache = lio.store() / "attrib/emulate_write_cache"
-    most = Path(os.environ["LAB_TPG"]) / "param/MaxConnections"
-    before = most.read_text().strip()
     cache.write_text("1")
-    most.write_text(str(connections))
     made = Lossy()
     made.medium.keep()
     try:
-        yield made
+        with lio.connections(connections):
+            yield made
     finally:
-        most.write_text(before)
         cache.write_text("0")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,11 +15,14 @@ from iserblk.scsi import cdb, opcodes
 from iserblk.scsi import status as sam
 from iserblk.scsi.cdb import FUA
 from tests.lab.guest import lio
-from tests.support import logs
+from tests.support import failing_disk, logs
 from tests.support.faces import write
+from tests.support.faults.proxy import FaultProxy
 from tests.support.interop import Record
 
-pytestmark = pytest.mark.logs(logs.LOST_POWER, logs.LOST_WRITES, logs.RECONNECTED)
+pytestmark = pytest.mark.logs(
+    logs.LOST_POWER, logs.LOST_WRITES, logs.RECONNECTED, logs.ONE_OF_SEVERAL
+)
 
 MIB = 1 << 20
 BEYOND = 8 * MIB  # more than the device takes
@@ -27,6 +31,12 @@ BEYOND = 8 * MIB  # more than the device takes
 @pytest.fixture(autouse=True)
 def without_chap() -> Iterator[None]:
     with lio.without_chap():
+        yield
+
+
+@pytest.fixture
+def two_connections() -> Iterator[None]:
+    with lio.connections(2):
         yield
 
 
@@ -80,4 +90,24 @@ async def test_a_write_that_could_not_be_kept(
         peer="LIO",
         transport="TCP",
         ran="its disk does not keep what was written: a write with FUA fails, or the next flush",
+    )
+
+
+@pytest.mark.usefixtures("two_connections")
+async def test_a_block_is_changed_in_part_while_the_report_of_a_loss_is_on_its_way(
+    tmp_path: Path, record: Record
+) -> None:
+    failing = lio.Failing(tmp_path / "failing", failing_disk.BLOCK)
+    try:
+        with FaultProxy((os.environ["LAB_ADDRESS"], int(os.environ["LAB_PORT"]))) as proxy:
+            url = proxy.through(failing.url)
+            await failing_disk.changes_a_block_in_part(url, proxy, failing.disk, 2)
+    finally:
+        failing.remove()
+    record(
+        ours="initiator",
+        peer="LIO",
+        transport="TCP, connections=2",
+        ran="its disk does not keep a block, which is changed in part before a flush tells of "
+        "that: it is written again, and then changed",
     )
