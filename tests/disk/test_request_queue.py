@@ -127,3 +127,24 @@ async def test_what_would_have_to_be_sent_again_has_failed_when_the_queue_is_clo
     assert [str(error) for error in found] == [
         "the queue was closed before the request had been carried out"
     ]
+
+
+async def test_a_write_with_fua_is_not_begun_as_any_other() -> None:
+    """``begin_write`` knows no FUA."""
+    written: list[tuple[int, bool]] = []
+
+    class Disk(_Disk):
+        def begin_write(self, _buffer: memoryview, offset: int, _request: Request) -> None:
+            written.append((offset, False))
+
+        async def write(
+            self, _buffer: memoryview, offset: int, fua: bool = False, deadline: float = 0.0
+        ) -> None:
+            await trio.lowlevel.checkpoint()
+            written.append((offset, fua))
+
+    disk: Any = Disk(begin=False)
+    async with open_queue(disk) as queue:
+        request = queue.write(BLOCK, 512, fua=True)
+        assert await queue.ended() == [request]
+    assert request.error is None and written == [(512, True)]
