@@ -38,11 +38,8 @@ PLANTED = {
     "a-lun-that-comes-back-is-not-compared": "1",
     "a-lun-comes-back-with-other-blocks": "1",
     "open-files-are-one-client": "1",
-    "a-read-gives-its-buffer-back-early": "1",
     "hand-over-forgets-the-losses": "1",
-    "a-server-that-goes-on-forgets-a-connection": "1",
     "a-request-queue-forgets-fua": "1",
-    "a-request-of-a-queue-is-not-carried-on": "1",
 }
 MOST = "4000"
 
@@ -60,7 +57,7 @@ def simulate(*words: str, hash_seed: str = "0") -> subprocess.CompletedProcess[s
 @pytest.mark.parametrize(
     "setting",
     [
-        *("front=disk", "front=nbd", "succession=yes", "front=fuse", "front=queue"),
+        *("front=disk", "front=nbd", "succession=yes", "front=fuse"),
         *("other=fences", "tas=no"),
     ],
 )

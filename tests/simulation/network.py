@@ -475,6 +475,7 @@ class PlainSocket(socket.socket):
     def __init__(self, end: End, number: int | None = None) -> None:  # it makes no descriptor
         self._end = end
         self._number = end.number if number is None else number
+        self._is_closed = False  # (another copy may get the number)
         self._discards = False
 
     def __enter__(self) -> Self:
@@ -500,7 +501,7 @@ class PlainSocket(socket.socket):
         return socket.IPPROTO_TCP
 
     def fileno(self) -> int:
-        return self._number if self._number in self._end.numbers else -1
+        return -1 if self._is_closed or self._end.closed else self._number
 
     def copy(self) -> PlainSocket:
         """What another process gets of it."""
@@ -554,7 +555,9 @@ class PlainSocket(socket.socket):
         return self._end.unread if which == termios.TIOCOUTQ else len(self._end.inbox)
 
     def close(self) -> None:
-        self._end.close(self._discards, self._number)
+        if not self._is_closed:
+            self._is_closed = True
+            self._end.close(self._discards, self._number)
 
 
 class ListeningSocket(socket.socket):

@@ -81,6 +81,7 @@ class _End:
         self._chance = chance
         self._pause = pause
         self._packets: deque[tuple[bytes, PlainSocket | None]] = deque()
+        self._copies: list[PlainSocket] = []  # that have come here
         self._come = trio.Event()
         self._is_deaf = False
         self._is_closed = False
@@ -134,8 +135,12 @@ class _End:
     def _put(self, packet: bytes, sock: socket.socket | None) -> None:
         if self._is_closed or self.peer._is_closed or self.peer._is_deaf:
             raise problem(errno.EPIPE)
-        assert sock is None or isinstance(sock, PlainSocket)
-        self.peer._packets.append((packet, None if sock is None else sock.copy()))
+        copy = None
+        if sock is not None:
+            assert isinstance(sock, PlainSocket)
+            copy = sock.copy()
+            self.peer._copies.append(copy)
+        self.peer._packets.append((packet, copy))
         self.peer._come.set()
         self.said(packet)
 
@@ -147,6 +152,12 @@ class _End:
         self._packets.clear()
         self._come.set()
         self.peer._come.set()
+
+    def process_ended(self) -> None:
+        """Nothing of it stays open."""
+        self.close()
+        for each in self._copies:
+            each.close()
 
 
 class _Succession:
@@ -210,6 +221,7 @@ class _Process:
         taker: Taker | None = None,
     ) -> None:
         self.taker = taker
+        self.channel: _End | None = None  # to the server before it
         self.succession = _Succession(taker, self._takes)
         self.disk: TrioDisk | None = None
         self.serves = False
@@ -252,6 +264,8 @@ class _Process:
             self.error = error
         finally:
             self.succession.close()
+            if self.channel is not None:
+                self.channel.process_ended()
             if self.disk is not None:
                 self._around.served(self.disk)
             self.settled.set()
@@ -347,8 +361,8 @@ class SuccessiveServers:
                 raise problem(errno.ECONNREFUSED)
             here, there = _End(self._chance, pause), _End(self._chance, 0.0)
             here.peer, there.peer = there, here
-            here.said = happens
-            here.heard = happens
+            here.said = here.heard = happens
+            new.channel = here
             old.succession.successors.append(there)
             old.succession.has_come.set()
             return here
