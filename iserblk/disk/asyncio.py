@@ -281,7 +281,7 @@ async def open_disks(
     has no others (docs/options.md). Requests that are under way at the end are aborted; those that
     have no answer raise ConnectionLost. Raises what connecting raises; then no thread, descriptor
     or session is left."""
-    face = _Face(list(urls), dict(options or {}))
+    face = _Face(urls, dict(options or {}))
     opened = await face.open()
     try:
         yield AsyncioDiskSet({name: AsyncioDisk(disk, face) for name, disk in opened.items()})

@@ -383,4 +383,4 @@ def open_disks(urls: Sequence[str], options: Mapping[str, str] | None = None) ->
     """Log in to every URL and find its disks. ``options`` hold for each URL that has no others
     (docs/options.md). Raises BadArgument, NotSupported, TransportError,
     LoginError, NoSuchLun…; then no thread, descriptor or session is left."""
-    return ThreadDiskSet(partial(aio.open_disks, list(urls), dict(options or {})))
+    return ThreadDiskSet(partial(aio.open_disks, urls, dict(options or {})))

@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
-import pytest
+import asyncio
+from collections.abc import Callable
 
+import pytest
+import trio
+
+from iserblk.disk import aio, blocking
+from iserblk.disk import asyncio as asyncio_disks
 from iserblk.disk.multipath.addresses import settle
 from iserblk.errors import BadArgument, IserblkError, NotSupported
 
@@ -105,3 +111,30 @@ def test_wrong_input_is_named(urls: list[str], options: dict[str, str], words: s
     with pytest.raises(IserblkError, match=words) as caught:
         settle(urls, options)
     assert isinstance(caught.value, BadArgument)
+
+
+def _by_threads(urls: str) -> None:
+    with blocking.open_disks(urls):
+        pass
+
+
+def _by_trio(urls: str) -> None:
+    async def body() -> None:
+        async with aio.open_disks(urls):
+            pass
+
+    trio.run(body)
+
+
+def _by_asyncio(urls: str) -> None:
+    async def body() -> None:
+        async with asyncio_disks.open_disks(urls):
+            pass
+
+    asyncio.run(body())
+
+
+@pytest.mark.parametrize("opens", [_by_threads, _by_trio, _by_asyncio])
+def test_each_way_to_open_names_a_text_in_place_of_a_list(opens: Callable[[str], None]) -> None:
+    with pytest.raises(BadArgument, match="a list of URLs is needed"):
+        opens(url("192.0.2.1"))
