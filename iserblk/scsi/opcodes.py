@@ -80,7 +80,8 @@ CHANGE_NOTHING = frozenset(
     }
 )
 
-# Commands that tell what a LUN is, and do no harm to any. (Of SERVICE ACTION IN(16), READ
+# Commands that tell what a LUN is, and do no harm to any: all that ``identify`` asks, as they are
+# sent while another LUN may have the number (``SendQueue.doubt``). (Of SERVICE ACTION IN(16), READ
 # CAPACITY(16) and GET LBA STATUS.)
 TELL_WHAT_IT_IS = frozenset(
     {
