@@ -15,6 +15,7 @@ from typing import Any
 
 from documents import made
 
+from iserblk.datamover import allocation
 from iserblk.initiator.session import life, recovery
 from iserblk.iscsi import stages
 from iserblk.nbd import handshake
@@ -24,8 +25,8 @@ Table = Mapping[Any, StrEnum]  # (state, event) → state; states and events are
 
 HEAD = """# States
 
-Made by scripts/diagrams.py from the tables of the code; do not edit. What a table does not have
-cannot happen: it is an error, and changes nothing.
+Made by scripts/diagrams.py from all state tables of the code; do not edit. What a table does not
+have cannot happen: it is an error, and changes nothing.
 """
 
 SECTIONS: list[tuple[str, str, StrEnum, Table]] = [
@@ -56,6 +57,13 @@ SECTIONS: list[tuple[str, str, StrEnum, Table]] = [
         "phase from the security stage.",
         stages.State.START,
         stages.TARGET,
+    ),
+    (
+        "The resources of a connection, at each end",
+        "`TABLE` in iserblk/datamover/allocation.py. Resources may be asked for again: that "
+        "changes nothing.",
+        allocation.State.EMPTY,
+        allocation.TABLE,
     ),
     (
         "An NBD handshake, as the server sees it",
