@@ -1,6 +1,9 @@
 """The life of a session: its states and the events between them (RFC 7143 section 8).
 
-``docs/states.md`` shows the table as a diagram.
+``docs/states.md`` shows the table as a diagram. The comments name the standard's states and
+transitions: Q and N of a session (section 8.3), S and T of its connection (section 8.1). The loss
+of one of several connections is in ``recovery``. Q4 (FAILED) is three states here: what the
+initiator does meanwhile differs.
 """
 
 from __future__ import annotations
@@ -12,15 +15,15 @@ from iserblk.errors import IserblkError, LocalProtocolError
 
 
 class State(StrEnum):
-    """The S-numbers are the connection states of RFC 7143 section 8.1."""
-
-    FREE = "free"  # the login is not over (S4)
-    LOGGED_IN = "logged in"  # full feature phase (S5)
-    LOGGING_OUT = "logging out"  # nothing new is sent; commands end, then the request (S6, S7)
-    REINSTATING = "reinstating"  # no connection is left; tasks wait at the target for another (S8)
-    CLEANING_UP = "cleaning up"  # the connection is lost; its tasks are being put back (S8)
-    SUSPENDED = "suspended"  # no connection; commands wait for the next one
-    ENDED = "ended"  # for good: every task has an error
+    FREE = "free"  # Q1; S4 IN_LOGIN: the login is not over
+    LOGGED_IN = "logged in"  # Q3; S5 LOGGED_IN: full feature phase
+    # Q3; S7 LOGOUT_REQUESTED: nothing new is sent, commands end; then S6 IN_LOGOUT: the request
+    LOGGING_OUT = "logging out"
+    # Q4; S8 CLEANUP_WAIT: no connection is left; tasks wait at the target for another
+    REINSTATING = "reinstating"
+    CLEANING_UP = "cleaning up"  # Q4; S8: the connection is lost; its tasks are being put back
+    SUSPENDED = "suspended"  # Q4: no connection; commands wait for the next one
+    ENDED = "ended"  # Q1, for good: every task has an error
 
 
 class Event(StrEnum):
@@ -35,15 +38,17 @@ class Event(StrEnum):
 
 
 TABLE: dict[tuple[State, Event], State] = {
-    (State.FREE, Event.LOGIN): State.LOGGED_IN,
-    (State.LOGGED_IN, Event.LOG_OUT): State.LOGGING_OUT,
-    (State.LOGGED_IN, Event.LOSS): State.CLEANING_UP,
-    (State.LOGGING_OUT, Event.LOSS): State.CLEANING_UP,
-    (State.LOGGED_IN, Event.LAST): State.REINSTATING,
-    (State.REINSTATING, Event.REINSTATE): State.LOGGED_IN,
-    (State.REINSTATING, Event.LOSS): State.CLEANING_UP,
+    (State.FREE, Event.LOGIN): State.LOGGED_IN,  # N1, T5
+    (State.LOGGED_IN, Event.LOG_OUT): State.LOGGING_OUT,  # T11, T10 as the target asks; else T9
+    (State.LOGGED_IN, Event.LOSS): State.CLEANING_UP,  # N5, T15
+    (State.LOGGING_OUT, Event.LOSS): State.CLEANING_UP,  # N3, T13 as answered; else N5, T16 or T17
+    (State.LOGGED_IN, Event.LAST): State.REINSTATING,  # N5, T15
+    (State.REINSTATING, Event.REINSTATE): State.LOGGED_IN,  # N4: session continuation
+    (State.REINSTATING, Event.LOSS): State.CLEANING_UP,  # no continuation: session reinstatement
     (State.CLEANING_UP, Event.CLEAN): State.SUSPENDED,
-    (State.SUSPENDED, Event.ADOPT): State.LOGGED_IN,
+    (State.SUSPENDED, Event.ADOPT): State.LOGGED_IN,  # N6 of the lost session, N1 of the fresh one
+    # T7 in a login, N3 when a logout is answered. Otherwise the target has the session until its
+    # own timeout, or until the initiator logs in again (N6).
     (State.FREE, Event.FAIL): State.ENDED,
     (State.LOGGED_IN, Event.FAIL): State.ENDED,
     (State.LOGGING_OUT, Event.FAIL): State.ENDED,

@@ -24,6 +24,10 @@ their CmdSN, so that the sequence has no holes; a ping takes the number of a PDU
 
 Where a step fails, or is not answered, the recovery is given up: then session reinstatement ends
 everything at the target.
+
+R and M in the comments are the states and transitions of the standard's connection cleanup (section
+8.2). It ends where the connection is logged out; what its tasks go through then is allegiance
+reassignment (section 7.2.2).
 """
 
 from __future__ import annotations
@@ -51,18 +55,18 @@ _UNHEARD: Final = "a status was lost with it that may have told of a loss of unf
 
 
 class Stage(StrEnum):
-    LOST = "lost"  # the datamover is terminated; no buffer is touched any more
-    LOGGING_OUT = "logging out"  # on another connection
-    ASKING = "asking"  # it is logged out; what has the target acknowledged?
-    WAITING = "waiting"  # Time2Wait of the Logout Response
-    REASSIGNING = "reassigning"
+    LOST = "lost"  # R1 CLEANUP_WAIT: the datamover is terminated; no buffer is touched any more
+    LOGGING_OUT = "logging out"  # R2 IN_CLEANUP: on another connection
+    ASKING = "asking"  # R3 FREE: it is logged out; what has the target acknowledged?
+    WAITING = "waiting"  # R3: Time2Wait of the Logout Response
+    REASSIGNING = "reassigning"  # R3
     RECOVERED = "recovered"
     GIVEN_UP = "given up"  # session reinstatement follows
 
 
 class Event(StrEnum):
     LOGOUT = "logout"  # the request has left
-    UNHEARD = "the other connection was lost, too"
+    LOGOUT_FAILED = "the logout has failed, and is tried again"  # see ``_take_answer``
     REINSTATED = "reinstated"  # a login has logged it out for recovery
     ANSWERED = "answered"  # it is known what the target has acknowledged
     CLOSED = "closed"  # its tasks have ended at the target
@@ -73,13 +77,13 @@ class Event(StrEnum):
 
 
 TABLE: dict[tuple[Stage, Event], Stage] = {
-    (Stage.LOST, Event.LOGOUT): Stage.LOGGING_OUT,
-    (Stage.LOGGING_OUT, Event.UNHEARD): Stage.LOST,
-    (Stage.LOGGING_OUT, Event.CLOSED): Stage.RECOVERED,
-    (Stage.LOGGING_OUT, Event.REMOVED): Stage.WAITING,
-    (Stage.LOST, Event.CLOSED): Stage.RECOVERED,
-    (Stage.LOST, Event.REINSTATED): Stage.ASKING,
-    (Stage.LOGGING_OUT, Event.REINSTATED): Stage.ASKING,
+    (Stage.LOST, Event.LOGOUT): Stage.LOGGING_OUT,  # M2, explicit logout
+    (Stage.LOGGING_OUT, Event.LOGOUT_FAILED): Stage.LOST,  # M3
+    (Stage.LOGGING_OUT, Event.CLOSED): Stage.RECOVERED,  # M4
+    (Stage.LOGGING_OUT, Event.REMOVED): Stage.WAITING,  # M4
+    (Stage.LOST, Event.CLOSED): Stage.RECOVERED,  # T13 of section 8.1: there is no cleanup
+    (Stage.LOST, Event.REINSTATED): Stage.ASKING,  # M2 and M4, implicit logout
+    (Stage.LOGGING_OUT, Event.REINSTATED): Stage.ASKING,  # M3; then M2 and M4, implicit logout
     (Stage.ASKING, Event.ANSWERED): Stage.REASSIGNING,
     (Stage.WAITING, Event.DUE): Stage.REASSIGNING,
     (Stage.REASSIGNING, Event.DONE): Stage.RECOVERED,
@@ -294,12 +298,12 @@ class Recovery:
             return
         if logout.response == NO_ANSWER and now < self._until:
             self._asked_before = True
-            self._enter(Event.UNHEARD)
+            self._enter(Event.LOGOUT_FAILED)
         elif logout.response == pdu.LOGOUT_NO_RECOVERY and self._level == 2:
             self._level = 1  # its tasks have to end, then
             self._wait(logout.time2wait, now)
             if not self.over:
-                self._enter(Event.UNHEARD)
+                self._enter(Event.LOGOUT_FAILED)
         elif (
             logout.response == pdu.LOGOUT_CID_NOT_FOUND and self._asked_before and self._level == 2
         ):

@@ -15,6 +15,13 @@ def _at(*events: Event) -> Life:
     return life
 
 
+def _all_of(life: Life) -> list[object]:
+    return [
+        getattr(life, name)
+        for name in ("state", "connected", "leaving", "over", "spent", "error", "absence")
+    ]
+
+
 def test_every_state_but_the_last_may_fail() -> None:
     for state in State:
         if state is State.ENDED:
@@ -71,9 +78,18 @@ def test_an_end_keeps_its_first_reason() -> None:
     assert str(life.error) == "by fail" and not life.connected and not life.absent
 
 
-@pytest.mark.parametrize("event", [Event.CLEAN, Event.ADOPT, Event.LOGIN])
-def test_what_the_table_does_not_have_changes_nothing(event: Event) -> None:
-    life = _at(Event.LOGIN)
-    with pytest.raises(LocalProtocolError):
-        life.enter(event)
-    assert life.state is State.LOGGED_IN
+@pytest.mark.parametrize("state", State)
+@pytest.mark.parametrize("event", Event)
+def test_what_the_table_does_not_have_changes_nothing(state: State, event: Event) -> None:
+    life = Life()
+    life.state = state
+    life.leaving = life.over = True
+    before = _all_of(life)
+    after = TABLE.get((state, event))
+    if after is None:
+        with pytest.raises(LocalProtocolError, match=f"that is {state} cannot take: {event}"):
+            life.enter(event, ConnectionLost("the cable"))
+        assert _all_of(life) == before
+    else:
+        life.enter(event, ConnectionLost("the cable"))
+        assert life.state is after
