@@ -168,8 +168,8 @@ class _Face:
 
 
 class AsyncioDisk:
-    """One LUN for tasks of the asyncio loop that opened it. The methods are those of
-    ``AsyncLun``."""
+    """One LUN for tasks of the asyncio loop that opened it. The methods are those of ``AsyncLun``,
+    without those of ``DirectDisk``; all flushes are those of one FlushClient."""
 
     def __init__(self, disk: AsyncLun, face: _Face) -> None:
         self._disk = disk

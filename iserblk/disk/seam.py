@@ -1,8 +1,15 @@
 """The disk seam: a byte-addressed LUN, as the front-ends and the command line see it.
 
-It has two interfaces with the same names: ``BlockingDisk`` (for any thread; it does not hold the
-GIL while it waits; ``iserblk.disk.blocking.open_disks``) and ``AsyncDisk`` (for trio;
-``iserblk.disk.aio.open_disks``).
+It has two interfaces with the same names, each with more for those that need more:
+
+    BlockingDisk          any thread; it does not hold the GIL while it waits: nbdkit's plugin
+      BlockingLun         and SCSI commands, and a file object: ``iserblk.disk.blocking.open_disks``
+    AsyncDisk             tasks of trio: FUSE, copying
+      DirectDisk          and requests that no coroutine waits for: the NBD server, a gateway
+        AsyncLun          and SCSI commands: ``iserblk.disk.aio.open_disks``
+
+The face for asyncio (``iserblk.disk.asyncio``) has the names of AsyncLun, without DirectDisk's, and
+one FlushClient.
 
 Offsets and lengths are bytes, of any alignment. A block that a change covers in part is read,
 modified and written back under a range lock, which cannot protect against other hosts. A length of
