@@ -80,11 +80,11 @@ class _End:
         self.said: Callable[[bytes], object] = lambda _packet: None
         self._chance = chance
         self._pause = pause
-        self._packets: deque[tuple[bytes, PlainSocket | None]] = deque()
-        self._copies: list[PlainSocket] = []  # that have come here
-        self._come = trio.Event()
-        self._is_deaf = False
-        self._is_closed = False
+        self.packets: deque[tuple[bytes, PlainSocket | None]] = deque()
+        self.copies: list[PlainSocket] = []  # that have come here
+        self.came = trio.Event()
+        self.is_deaf = False
+        self.is_closed = False
 
     async def receive(self) -> bytes:
         packet, sockets = await self.receive_with_sockets()
@@ -96,9 +96,9 @@ class _End:
         await self.until_received()
         if self._pause:
             await trio.sleep(self._chance.expovariate(1 / self._pause))
-        if not self._packets:
+        if not self.packets:
             return b"", []
-        packet, sock = self._packets.popleft()
+        packet, sock = self.packets.popleft()
         sockets: list[socket.socket] = [] if sock is None else [sock]
         self.heard(packet)
         try:
@@ -111,17 +111,17 @@ class _End:
 
     async def until_received(self) -> None:
         await trio.lowlevel.checkpoint()
-        while not self._packets and not self.peer._is_closed:
-            if self._is_closed:
+        while not self.packets and not self.peer.is_closed:
+            if self.is_closed:
                 raise problem(errno.EBADF)
-            self._come = trio.Event()
-            await self._come.wait()
+            self.came = trio.Event()
+            await self.came.wait()
 
     def receive_last(self) -> bytes:
-        self._is_deaf = True
-        if self._packets:
-            return self._packets.popleft()[0]
-        if self.peer._is_closed:
+        self.is_deaf = True
+        if self.packets:
+            return self.packets.popleft()[0]
+        if self.peer.is_closed:
             return b""
         raise BlockingIOError(errno.EAGAIN, "nothing has come")
 
@@ -133,30 +133,30 @@ class _End:
         self._put(packet, None)
 
     def _put(self, packet: bytes, sock: socket.socket | None) -> None:
-        if self._is_closed or self.peer._is_closed or self.peer._is_deaf:
+        if self.is_closed or self.peer.is_closed or self.peer.is_deaf:
             raise problem(errno.EPIPE)
         copy = None
         if sock is not None:
             assert isinstance(sock, PlainSocket)
             copy = sock.copy()
-            self.peer._copies.append(copy)
-        self.peer._packets.append((packet, copy))
-        self.peer._come.set()
+            self.peer.copies.append(copy)
+        self.peer.packets.append((packet, copy))
+        self.peer.came.set()
         self.said(packet)
 
     def close(self) -> None:
-        self._is_closed = True
-        for _, sock in self._packets:
+        self.is_closed = True
+        for _, sock in self.packets:
             if sock is not None:
                 sock.close()
-        self._packets.clear()
-        self._come.set()
-        self.peer._come.set()
+        self.packets.clear()
+        self.came.set()
+        self.peer.came.set()
 
     def process_ended(self) -> None:
         """Nothing of it stays open."""
         self.close()
-        for each in self._copies:
+        for each in self.copies:
             each.close()
 
 
