@@ -18,7 +18,7 @@ from pathlib import Path
 import trio
 
 from iserblk.disk.seam import LossCount
-from iserblk.errors import IserblkError, RemoteProtocolError
+from iserblk.errors import IserblkError, LocalProtocolError, RemoteProtocolError
 from iserblk.loop.tasks import sleep, until_readable
 from iserblk.nbd.client import PausedConnection
 from iserblk.nbd.kernel.channel import Channel, PacketSocket, check_peer, connected
@@ -96,8 +96,13 @@ class Giver:
         if self._held is not None:
             self._held.close()
 
-    def _change(self, event: Event) -> None:
-        self.state = TABLE[self.state, event]
+    def enter(self, event: Event) -> None:
+        """Make the transition of ``event``. Raises LocalProtocolError where the table has no such
+        transition; then nothing has changed."""
+        after = TABLE.get((self.state, event))
+        if after is None:
+            raise LocalProtocolError(f"a hand-over that is {self.state} cannot take: {event}")
+        self.state = after
 
     async def attend(
         self, channel: Channel, server: NbdServer, flush: Callable[[], Awaitable[None]]
@@ -126,7 +131,7 @@ class Giver:
     async def _give(
         self, channel: Channel, server: NbdServer, flush: Callable[[], Awaitable[None]]
     ) -> None:
-        self._change(Event.ASKED)
+        self.enter(Event.ASKED)
         try:
             with trio.move_on_after(DRAIN_S) as limit:
                 await server.pause()
@@ -140,7 +145,7 @@ class Giver:
             if self._version == WITHOUT_LOSSES and losses.told < losses.losses:
                 # Its successor, too, would take what was lost for safe if this one ended.
                 raise Refused(_UNTOLD, False)
-            self._change(Event.STILL)
+            self.enter(Event.STILL)
             with trio.move_on_after(TAKEN_S):
                 if self._version != WITHOUT_LOSSES:
                     await channel.send(encode_losses(losses))
@@ -150,13 +155,13 @@ class Giver:
                 await channel.until_received()
         finally:
             if self.state is State.OFFERED and _taken(channel, self._version):
-                self._change(Event.TAKEN)
+                self.enter(Event.TAKEN)
                 server.hand_over()
                 log.info("another server has the connections")
             else:
                 if self.state is State.OFFERED:
                     log.warning("the connections stay here: the successor did not take them")
-                self._change(Event.KEPT)
+                self.enter(Event.KEPT)
                 server.go_on()
 
 

@@ -15,13 +15,15 @@ import trio
 import trio.testing
 
 from iserblk.disk.seam import LossCount
-from iserblk.errors import CommandTimeout, IserblkError
+from iserblk.errors import CommandTimeout, IserblkError, LocalProtocolError
 from iserblk.nbd import messages as nbd
 from iserblk.nbd.client import PausedConnection
 from iserblk.nbd.kernel.handover import (
     MOST,
+    TABLE,
     VERSION,
     WITHOUT_LOSSES,
+    Event,
     Given,
     Kind,
     State,
@@ -541,3 +543,18 @@ async def test_a_server_without_descriptors_does_not_spin(tmp_path: Path) -> Non
             await trio.testing.wait_all_tasks_blocked()
             assert listening.tries == 1
             nursery.cancel_scope.cancel()
+
+
+@pytest.mark.parametrize("state", State)
+@pytest.mark.parametrize("event", Event)
+def test_what_the_table_does_not_have_changes_nothing(state: State, event: Event) -> None:
+    giver = Giver()
+    giver.state = state
+    after = TABLE.get((state, event))
+    if after is None:
+        with pytest.raises(LocalProtocolError, match=f"that is {state} cannot take: {event}"):
+            giver.enter(event)
+        assert giver.state is state
+    else:
+        giver.enter(event)
+        assert giver.state is after
