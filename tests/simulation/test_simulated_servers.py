@@ -12,7 +12,10 @@ from tests.simulation.world import Result, play
 
 pytestmark = pytest.mark.usefixtures("silent")
 OPERATIONS = 150
-SERVERS = (("succession", "yes"), ("between", "5"))
+SERVERS = (
+    *(("succession", "yes"), ("between", "5")),
+    *(("scheme", "iscsi"), ("connections", "1")),  # the quickest
+)
 
 
 def _played(case: Case) -> Result:
@@ -43,7 +46,7 @@ def test_all_of_it_is_reached() -> None:
     """(That requests take too long, or that the LUN cannot be opened, is rare.)"""
     states = set(STATES) - {NOT_DRAINED, NOT_OPENED}
     settings = (*SERVERS, ("journal", "off"), ("mix", "hoards"), ("hearers", "4"))
-    for seed in range(20):
+    for seed in range(2, 20):
         result = _played(Case(seed, OPERATIONS, settings=settings))
         states -= {state for state, times in result.states.items() if times}
         if not states:
