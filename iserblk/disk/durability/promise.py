@@ -83,6 +83,7 @@ class FlushToken(NamedTuple):
     covered: Any  # of the journal, by the flush
     complete: bool  # what the flush does not cover is in the journal
     gaps: int
+    parts: int  # how often ``changed_in_part`` was called before
 
 
 def _fails_without_reason(slot: Command, sense: Sense) -> bool:
@@ -199,6 +200,8 @@ class Durability:
         self._doubted = False  # the journal is to be sent again before the next flush
         self._told_since = -1.0  # the loss of a connection that was told last
         self._replays = 0  # losses that a replay makes good
+        self._parts = 0  # see ``changed_in_part``
+        self._parts_flushed = 0  # of these, calls before a flush that has succeeded
 
     def assign(self, journal: Journal, shared: bool) -> None:
         """Keep changes in ``journal`` while the LUN is volatile. Call it before the first
@@ -242,6 +245,12 @@ class Durability:
         back."""
         self._dirty = True
 
+    def changed_in_part(self) -> None:
+        """Note that a block is about to be written whose other part is what the LUN has shown. Call
+        it again when that write has ended. Where a flush then fails, the LUN may have shown what
+        was there before a write that it had lost: no replay makes that good."""
+        self._parts += 1
+
     def begin_flush(self) -> FlushToken:
         """Begin a flush of what has been written so far. Returns what ``end_flush`` needs."""
         needed = self._dirty or self._flushing > 0
@@ -256,7 +265,14 @@ class Durability:
         if needed:
             self._unanswered.add(number)
         return FlushToken(
-            number, needed, self.losses.count, self._replays, covered, complete, self._gaps
+            number,
+            needed,
+            self.losses.count,
+            self._replays,
+            covered,
+            complete,
+            self._gaps,
+            self._parts,
         )
 
     def answered(self, token: FlushToken) -> frozenset[int]:
@@ -332,6 +348,7 @@ class Durability:
             self._dirty = True
             return Flushed.AGAIN
         if done:
+            self._parts_flushed = max(self._parts_flushed, token.parts)
             if token.complete and token.gaps == self._gaps:
                 self._complete = True
         elif token.needed:
@@ -431,6 +448,10 @@ class Durability:
                 what,
                 "compared" if self.shared else "sent again",
             )
+            if not compare and self._parts != self._parts_flushed:
+                # The loss may be older than the report. (A unit attention comes before the LUN
+                # shows anything.)
+                self._lose("may have lost what a block was of which a part was written since")
         else:
             self._lose(f"{what} while writes were not flushed")
         return replay

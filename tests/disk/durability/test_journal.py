@@ -16,7 +16,15 @@ from iserblk.commands.running import ATTEMPTS
 from iserblk.disk.durability.copies import CHUNK
 from iserblk.disk.durability.journal import MemoryJournal
 from iserblk.disk.lun.operations import DiskCore
-from iserblk.errors import CommandTimeout, ConnectionLost, IserblkError, OutOfRange, ScsiError
+from iserblk.disk.seam import FlushClient
+from iserblk.errors import (
+    CommandTimeout,
+    ConnectionLost,
+    IserblkError,
+    OutOfRange,
+    ScsiError,
+    WritesLost,
+)
 from iserblk.scsi import opcodes
 from iserblk.scsi import sense as sense_data
 from iserblk.scsi.luns import encode
@@ -1064,6 +1072,64 @@ def test_a_block_is_changed_in_part_when_no_flush_is_under_way(ends: str) -> Non
     assert bench.target.block(0) == b"\1" * 7 + b"x" * 10 + b"\1" * (BLOCK - 17)
     bench.run(bench.core.flush())
     assert bench.target.stable[0] == bench.target.block(0) and bench.kept == 0
+
+
+def told(bench: Bench, client: FlushClient) -> bool:
+    """Whether the next flush of ``client`` tells of a loss."""
+    try:
+        bench.run(bench.core.flush(client=client))
+    except WritesLost as error:
+        client.told(error.losses)
+        return True
+    return False
+
+
+@pytest.mark.parametrize("part", [True, False])
+@pytest.mark.parametrize("flushed", [True, False])
+def test_a_block_that_was_changed_in_part_before_a_flush_fails(part: bool, flushed: bool) -> None:
+    """The target has dropped a block that it had cached, and tells of it with the next flush only.
+    Meanwhile the block shows what was there before, and a part of it is written: what was in the
+    other part is lost, though the journal is sent again. All clients are told."""
+    bench = Bench()
+    other = bench.core.durability.losses.new_client()
+    if flushed:
+        bench.run(bench.core.write(memoryview(b"x" * 10), 9 * BLOCK + 7))
+        bench.run(bench.core.flush())
+    bench.write(0, 1, 1)
+    bench.target.cached.clear()
+    if part:
+        bench.run(bench.core.write(memoryview(b"x" * 10), 7))
+    flush = bench.core.flush()
+    next(flush)
+    bench.session.end(bench.session.flight[0], sense=MEDIUM_ERROR)
+    with pytest.raises(ScsiError) as raised:
+        next(flush)
+    assert raised.value.losses == part
+    assert not told(bench, bench.core.client)
+    assert told(bench, other) is part
+    assert not told(bench, other)
+    kept = bench.target.stable[0][:7] == b"\1" * 7
+    assert kept is not part
+
+
+def test_a_block_whose_part_is_under_way_when_a_flush_fails() -> None:
+    bench = Bench()
+    bench.write(0, 1, 1)
+    bench.target.cached.clear()
+    operation = bench.core.write(memoryview(b"x" * 10), 7)
+    next(operation)
+    bench.target.answer(bench.session, bench.session.flight[0])
+    next(operation)  # it writes
+    flush = bench.core.flush()
+    next(flush)
+    bench.session.end(bench.session.flight[-1], sense=MEDIUM_ERROR)
+    with pytest.raises(ScsiError) as raised:
+        next(flush)
+    assert raised.value.losses == 1
+    bench.run(operation)
+    assert bench.core.durability.losses.count == 1
+    bench.run(bench.core.flush())
+    assert bench.target.stable[0][7:17] == b"x" * 10
 
 
 def test_what_is_in_doubt_is_sent_again_before_a_block_is_changed_in_part() -> None:
