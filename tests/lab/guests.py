@@ -25,7 +25,7 @@ _LONG_LIMIT_S = 4 * 3600
 _TEST_LIMIT_S = 600
 # Set-ups whose tests have been run with an emulated guest's processors in turn: other guests, or
 # tests, have the other processors of this machine. With --long they run at the same moment.
-_IN_TURN = ("ip", "none")
+_IN_TURN = ("ip", "none", "tcp")
 # pytest's plugins that take time to start.
 _NOT_NEEDED = ("cacheprovider", "hypothesispytest", "xdist", "xdist.looponfail", "platformdirs")
 _POLL_S = 0.1
