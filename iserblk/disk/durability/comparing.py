@@ -48,7 +48,7 @@ def is_final(problem: IserblkError) -> bool:
     )
 
 
-class _Blocks:
+class Blocks:
     """A set of blocks, as ranges (first, last) that are in order and do not touch."""
 
     def __init__(self, ranges: Iterable[tuple[int, int]]) -> None:
@@ -59,8 +59,18 @@ class _Blocks:
 
     def add(self, first: int, last: int) -> list[tuple[int, int]]:
         """Add a range; returns those parts of it that were not in the set."""
-        low = bisect_left(self._lasts, first)
-        high = bisect_right(self._firsts, last)
+        fresh = self.missing(first, last)
+        low, high = self._meeting(first, last)
+        if low < high:
+            first = min(first, self._firsts[low])
+            last = max(last, self._lasts[high - 1])
+        self._firsts[low:high] = [first]
+        self._lasts[low:high] = [last]
+        return fresh
+
+    def missing(self, first: int, last: int) -> list[tuple[int, int]]:
+        """The parts of a range that are not in the set, in order."""
+        low, high = self._meeting(first, last)
         fresh: list[tuple[int, int]] = []
         at = first
         for there, until in zip(self._firsts[low:high], self._lasts[low:high], strict=True):
@@ -69,12 +79,11 @@ class _Blocks:
             at = max(at, until + 1)
         if at <= last:
             fresh.append((at, last))
-        if low < high:
-            first = min(first, self._firsts[low])
-            last = max(last, self._lasts[high - 1])
-        self._firsts[low:high] = [first]
-        self._lasts[low:high] = [last]
         return fresh
+
+    def _meeting(self, first: int, last: int) -> tuple[int, int]:
+        """Which ranges have blocks of this one: from, and up to but not with."""
+        return bisect_left(self._lasts, first), bisect_right(self._firsts, last)
 
 
 class _Expected(NamedTuple):
@@ -112,7 +121,7 @@ def compare(
     """Whether the LUN has what ``entries`` of its journal, in order, have. ``settled``: blocks
     (first, last) that are not looked at. Raises what the next connection may do better."""
     log.info("%s: comparing %d unflushed changes with the LUN", info.name, len(entries))
-    blocks = _Blocks(settled)
+    blocks = Blocks(settled)
     for entry in reversed(entries):
         fresh = blocks.add(entry.first, entry.last)
         if entry.command_block[:1] == _UNMAP:

@@ -5,6 +5,10 @@ not know a command any more: a smaller limit must not make a loss of what was ac
 change is sent as the LUN takes it now, in any form with the same effect. An UNMAP that is refused
 is left out: the content of its blocks is undefined anyway.
 
+Of each block the newest content is sent, and nothing older. The LUN may still have what is newest,
+and another host may shut this one out in the middle: nothing older may be put over it, also not for
+a moment.
+
 Where another host writes to the LUN, too, nothing is sent again: the LUN is compared with the
 journal (``disk.durability.comparing``).
 """
@@ -28,7 +32,7 @@ from iserblk.commands.running import (
     run,
 )
 from iserblk.commands.session import CommandSession
-from iserblk.disk.durability.comparing import PackRead, compare, is_final
+from iserblk.disk.durability.comparing import Blocks, PackRead, compare, is_final
 from iserblk.disk.durability.promise import Durability
 from iserblk.disk.durability.seam import Entry
 from iserblk.disk.seam import LunInfo
@@ -89,6 +93,22 @@ def _change(entry: Entry) -> _Change:
         return _Change(_UNMAP, entry.first, entry.last)
     unmap, ndob = bool(block[1] & cdb.UNMAP), bool(block[1] & cdb.NDOB)
     return _Change(_SAME, entry.first, entry.last, None, unmap, ndob)
+
+
+def _newest(entries: list[Entry], block: int) -> deque[_Change]:
+    """The changes, in order, without the blocks that a newer one has a content for. (An UNMAP gives
+    none: an older one may be read behind it.)"""
+    known = Blocks(())
+    found: deque[_Change] = deque()
+    for change in map(_change, reversed(entries)):
+        first, last, data = change.first, change.last, change.data
+        parts = known.missing if change.kind == _UNMAP else known.add
+        for low, high in reversed(parts(first, last)):
+            part = data
+            if data is not None:
+                part = data[(low - first) * block : (high + 1 - first) * block]
+            found.appendleft(change._replace(first=low, last=high, data=part))
+    return found
 
 
 class _Taken:
@@ -164,7 +184,7 @@ def replay(
     pack_write: PackWrite,
     pack_read: PackRead,
 ) -> Operation[None]:
-    """See ``DiskCore.replay``. Changes of the same blocks are sent one after another, in order.
+    """See ``DiskCore.replay``. A change and the UNMAP of the same blocks are sent in their order.
     Nothing is dropped from the journal, because nothing is flushed yet."""
     journal = durability.journal
     while durability.replay_needed and journal is not None:
@@ -199,8 +219,8 @@ def _send(
     pack_write: PackWrite,
     entries: list[Entry],
 ) -> Operation[None]:
-    log.info("%s: sending %d unflushed changes again", info.name, len(entries))
-    todo = deque(map(_change, entries))
+    todo = _newest(entries, info.block_size)
+    log.info("%s: sending %d unflushed changes again", info.name, len(todo))
     while batch := taken.next_batch(todo):
         # Each batch has the time for one request.
         deadline = monotonic() + session.patience
