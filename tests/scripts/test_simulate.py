@@ -24,13 +24,13 @@ PLANTED = {
     "reinstatement-without-a-report": "1",
     "a-loss-is-told-to-one-client": "1",
     "what-a-client-has-not-heard-ends-with-it": "1",
-    "an-nbd-flush-is-answered-without-one-of-the-disk": "1",
+    "an-nbd-flush-is-answered-without-one-of-the-disk": "2",
     "a-loss-is-told-to-one-connection": "1",
     "a-connection-begins-without-a-look-at-the-others": "1",
-    "patience-of-a-flush-that-was-not-heard": "1",
+    "patience-of-a-flush-that-was-not-heard": "3",
     "reservation-does-not-bind": "1",
-    "a-unit-attention-is-told-to-one-host": "1",
-    "what-the-target-does-not-know-is-taken-for-done": "1",
+    "a-unit-attention-is-told-to-one-host": "3",
+    "what-the-target-does-not-know-is-taken-for-done": "2",
     "flush-that-failed-at-the-target": "1",
     "deferred-error-is-not-heard": "1",
     "crc-is-not-looked-at": "1",
@@ -39,7 +39,7 @@ PLANTED = {
     "a-lun-comes-back-with-other-blocks": "1",
     "open-files-are-one-client": "1",
     "hand-over-forgets-the-losses": "1",
-    "a-request-queue-forgets-fua": "1",
+    "a-request-queue-forgets-fua": "2",
 }
 MOST = "4000"
 
