@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import mmap
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import Any
 
@@ -1130,6 +1130,32 @@ def test_a_block_whose_part_is_under_way_when_a_flush_fails() -> None:
     assert bench.core.durability.losses.count == 1
     bench.run(bench.core.flush())
     assert bench.target.stable[0][7:17] == b"x" * 10
+
+
+def test_a_flush_covers_no_block_whose_part_is_under_way_when_it_begins() -> None:
+    """That flush succeeds; the next one fails, and all clients are told."""
+    bench = Bench()
+    other = bench.core.durability.losses.new_client()
+    bench.write(0, 1, 1)
+    bench.target.cached.clear()
+    writing = bench.core.write(memoryview(b"x" * 10), 7)
+    next(writing)
+    bench.target.answer(bench.session, bench.session.flight[0])
+    next(writing)  # it writes
+    flush = bench.core.flush()
+    next(flush)
+    (write,) = (each for each in bench.session.flight if each.cdb[0] == opcodes.WRITE_16)
+    bench.target.answer(bench.session, write)
+    with suppress(StopIteration):
+        next(writing)
+    bench.run(flush)
+    bench.write(1, 1, 1)
+    flush = bench.core.flush()
+    next(flush)
+    bench.session.end(bench.session.flight[0], sense=MEDIUM_ERROR)
+    with pytest.raises(ScsiError):
+        next(flush)
+    assert told(bench, other)
 
 
 def test_what_is_in_doubt_is_sent_again_before_a_block_is_changed_in_part() -> None:
