@@ -388,7 +388,10 @@ class Durability:
             elif _loses_more(slot, sense):
                 what = "a write with FUA"
             if what and self._unflushed(slot, False):
-                return self._lose_cache(f"did not end {what} well ({sense})", compare=False)
+                # (A command that was aborted says nothing of what was written.)
+                wrote = sense.key != sense_data.ABORTED_COMMAND
+                text = f"did not end {what} well ({sense})"
+                return self._lose_cache(text, compare=False, in_part=wrote)
         return False
 
     def reinstated(self, since: float) -> None:
@@ -429,11 +432,19 @@ class Durability:
         changing = self._ranges.changing(but, ended_only=resuming)  # first: see ``_dirty``
         return changing or self._dirty or self._flushing > 0
 
-    def _lose_cache(self, what: str, level: int = logging.WARNING, *, compare: bool = True) -> bool:
+    def _lose_cache(
+        self,
+        what: str,
+        level: int = logging.WARNING,
+        *,
+        compare: bool = True,
+        in_part: bool = False,
+    ) -> bool:
         """The target has, or may have, lost all that was not flushed. Returns whether the journal
         is to be sent again, or compared. ``what`` completes "the target" in the log, which tells of
         a replay at ``level``. ``compare`` False: to read it back would prove nothing, as a target
-        may go on showing what it could not write."""
+        may go on showing what it could not write. ``in_part``: it may have shown a block as it was
+        before, when a part of it was changed."""
         replay = self._replays_all() and (compare or not self.shared)
         self._doubted = False
         if replay:
@@ -448,7 +459,7 @@ class Durability:
                 what,
                 "compared" if self.shared else "sent again",
             )
-            if not compare and self._parts != self._parts_flushed:
+            if in_part and self._parts != self._parts_flushed:
                 # The loss may be older than the report. (A unit attention comes before the LUN
                 # shows anything.)
                 self._lose("may have lost what a block was of which a part was written since")

@@ -1158,6 +1158,23 @@ def test_a_flush_covers_no_block_whose_part_is_under_way_when_it_begins() -> Non
     assert told(bench, other)
 
 
+def test_a_flush_that_was_aborted_says_nothing_of_a_block_that_was_changed_in_part() -> None:
+    """It is sent again, behind the journal, and no client hears of it."""
+    bench = Bench()
+    bench.write(0, 1, 1)
+    bench.run(bench.core.write(memoryview(b"x" * 10), 7))
+    flush = bench.core.flush()
+    next(flush)
+    bench.session.end(bench.session.flight[0], sense=ABORTED)
+    with suppress(StopIteration):
+        while not bench.core.durability.replay_needed:
+            next(flush)
+    reconnect(bench.core, bench.target, lost=False)
+    bench.run(flush)
+    assert bench.core.durability.losses.count == 0
+    assert bench.target.stable[0][7:17] == b"x" * 10
+
+
 def test_what_is_in_doubt_is_sent_again_before_a_block_is_changed_in_part() -> None:
     """A flush was given up: the target may have lost what the block was."""
     bench = Bench()
