@@ -8,7 +8,7 @@ pytest.importorskip("pyfuse3", reason="pyfuse3 is missing: run scripts/setup")
 
 from tests.simulation.cases import Case
 from tests.simulation.faces import CLOSED_UNFLUSHED, FUSE_STATES, READS_AT_ONCE
-from tests.simulation.world import Result, play
+from tests.simulation.playing import played, played_twice
 
 pytestmark = pytest.mark.usefixtures("silent")
 OPERATIONS = 200
@@ -18,24 +18,13 @@ FILES = (
 )
 
 
-def _played(case: Case) -> Result:
-    try:
-        return play(case)
-    except BaseException as error:
-        error.add_note(f"again with scripts/simulate {case.words()}")
-        raise
-
-
 def test_a_case_does_the_same_again() -> None:
-    lines: list[list[str]] = [[], []]
     case = Case(3, OPERATIONS, settings=(*FILES, ("between", "5"), ("journal", "off")))
-    first, second = (play(case, each.append) for each in lines)
-    assert lines[0] == lines[1]
-    assert first == second
+    played_twice(case)
 
 
 def test_open_files_without_a_fault_are_told_of_nothing() -> None:
-    result = _played(Case(4, OPERATIONS, (), (*FILES, ("journal", "off"))))
+    result = played(Case(4, OPERATIONS, (), (*FILES, ("journal", "off"))))
     assert result.losses == 0
     reached = {state for state, times in result.states.items() if times} & set(FUSE_STATES)
     assert reached == {CLOSED_UNFLUSHED, READS_AT_ONCE}
@@ -45,7 +34,7 @@ def test_all_of_it_is_reached() -> None:
     states = set(FUSE_STATES)
     settings = (*FILES, ("between", "5"), ("journal", "off"), ("clients", "8"))
     for seed in range(2, 20):
-        result = _played(Case(seed, OPERATIONS, settings=settings))
+        result = played(Case(seed, OPERATIONS, settings=settings))
         states -= {state for state, times in result.states.items() if times}
         if not states:
             return

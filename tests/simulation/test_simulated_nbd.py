@@ -6,7 +6,7 @@ import pytest
 
 from tests.simulation.cases import DISC, NBD_FAULTS, Case
 from tests.simulation.nbd_face import STATES
-from tests.simulation.world import Result, play
+from tests.simulation.playing import played, played_twice
 
 pytestmark = pytest.mark.usefixtures("silent")
 OPERATIONS = 200
@@ -14,37 +14,26 @@ NBD = ("front", "nbd")
 ALONE = ("other", "none")
 
 
-def _played(case: Case) -> Result:
-    try:
-        return play(case)
-    except BaseException as error:
-        error.add_note(f"again with scripts/simulate {case.words()}")
-        raise
-
-
 def test_a_case_does_the_same_again() -> None:
-    lines: list[list[str]] = [[], []]
     case = Case(2, OPERATIONS, settings=(NBD, ALONE, ("between", "5"), ("hearers", "4")))
-    first, second = (play(case, each.append) for each in lines)
-    assert lines[0] == lines[1]
-    assert first == second
+    played_twice(case)
 
 
 def test_ways_of_ending_that_are_left_out() -> None:
     """The others, and the worlds without the face, stay what they are."""
     settings = (("between", "5"), ALONE)
-    without = _played(Case(3, OPERATIONS, settings=(*settings, ("front", "disk"))))
+    without = played(Case(3, OPERATIONS, settings=(*settings, ("front", "disk"))))
     assert not without.faults.keys() & NBD_FAULTS.keys()
     case = Case(3, OPERATIONS, settings=(*settings, NBD))
-    happened = _played(case).happened
+    happened = played(case).happened
     assert len(happened) > 2
     some = tuple(happened[::2])
-    assert set(_played(case._replace(faults=some)).happened) <= set(some)
-    assert _played(case._replace(faults=())).faults.total() == 0
+    assert set(played(case._replace(faults=some)).happened) <= set(some)
+    assert played(case._replace(faults=())).faults.total() == 0
 
 
 def test_clients_without_a_fault_are_told_of_nothing() -> None:
-    result = _played(Case(4, OPERATIONS, (), (NBD, ALONE, ("hearers", "4"), ("journal", "off"))))
+    result = played(Case(4, OPERATIONS, (), (NBD, ALONE, ("hearers", "4"), ("journal", "off"))))
     assert result.losses == 0
     assert not {state for state, times in result.states.items() if times} & set(STATES)
     assert result.faults[DISC] == 0
@@ -62,7 +51,7 @@ def test_all_of_it_is_reached() -> None:
         ("clients", "8"),
     )
     for seed in range(20):
-        result = _played(Case(seed, OPERATIONS, settings=settings))
+        result = played(Case(seed, OPERATIONS, settings=settings))
         faults -= result.faults.keys()
         states -= {state for state, times in result.states.items() if times}
         if not faults and not states:

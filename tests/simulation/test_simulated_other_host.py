@@ -9,7 +9,8 @@ import pytest
 
 from tests.simulation.cases import BESIDE, FENCES, NONE, REPLACES, TAKE, TAKES, Case
 from tests.simulation.other_host import RESET, STATES, Shut
-from tests.simulation.world import REPLACING, REPLAYED, TAKING, TIMED_OUT, WORDLESS, Result, play
+from tests.simulation.playing import played
+from tests.simulation.world import REPLACING, REPLAYED, TAKING, TIMED_OUT, WORDLESS, play
 
 pytestmark = pytest.mark.usefixtures("silent")
 OPERATIONS = 200
@@ -18,14 +19,6 @@ OPERATIONS = 200
 def _case(seed: int, other: str, *settings: tuple[str, str]) -> Case:
     others = (("other", other), ("front", "disk"), ("between", "5"))
     return Case(seed, OPERATIONS, settings=(*others, *settings))
-
-
-def _played(case: Case) -> Result:
-    try:
-        return play(case)
-    except BaseException as error:
-        error.add_note(f"again with scripts/simulate {case.words()}")
-        raise
 
 
 @pytest.mark.parametrize("other", [BESIDE, FENCES, TAKES, REPLACES])
@@ -49,7 +42,7 @@ def test_all_of_it_is_reached() -> None:
     states = {*STATES, WORDLESS}
     for seed in range(20):
         for other, tas in ((BESIDE, "yes"), (BESIDE, "no"), (FENCES, "no")):
-            result = _played(_case(seed, other, ("clients", "4"), ("tas", tas)))
+            result = played(_case(seed, other, ("clients", "4"), ("tas", tas)))
             found = {state for state, times in result.states.items() if times}
             assert other == FENCES or found.isdisjoint(set(STATES) - {RESET})
             assert tas == "no" or WORDLESS not in found
@@ -64,7 +57,7 @@ def test_what_another_host_ends_without_a_word_is_sent_again() -> None:
     states: Counter[str] = Counter()
     for seed in range(20):
         case = _case(seed, BESIDE, ("tas", "no"), ("hesitates", "0.5"), ("clients", "8"))
-        result = _played(case._replace(faults=()))
+        result = played(case._replace(faults=()))
         states += result.states
         assert not result.losses and not result.states[TIMED_OUT]
         if states[WORDLESS] and states[REPLAYED]:
@@ -75,7 +68,7 @@ def test_what_another_host_ends_without_a_word_is_sent_again() -> None:
 def test_all_of_taking_over_is_reached() -> None:
     states = set(TAKING)
     for seed in range(20):
-        result = _played(_case(seed, TAKES, ("fault-kinds", "taken-over+cut+restart")))
+        result = played(_case(seed, TAKES, ("fault-kinds", "taken-over+cut+restart")))
         states -= {state for state, times in result.states.items() if times}
         if not states:
             return
@@ -87,7 +80,7 @@ def test_all_of_another_lun_is_reached() -> None:
     states = set(REPLACING)
     for seed in (int.from_bytes(os.urandom(4), "big"), *range(20)):
         case = _case(seed, REPLACES, ("fault-kinds", "another-LUN-in-its-place+cut+restart"))
-        result = _played(case)
+        result = played(case)
         states -= {state for state, times in result.states.items() if times}
         if not states:
             return

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from tests.simulation.cases import QUEUE_FAULTS, Case
+from tests.simulation.playing import played, played_twice
 from tests.simulation.queue_face import STATES
-from tests.simulation.world import Result, play
 
 pytestmark = pytest.mark.usefixtures("silent")
 OPERATIONS = 200
@@ -16,25 +16,14 @@ QUEUE = (
 )
 
 
-def _played(case: Case) -> Result:
-    try:
-        return play(case)
-    except BaseException as error:
-        error.add_note(f"again with scripts/simulate {case.words()}")
-        raise
-
-
 def test_a_case_does_the_same_again() -> None:
-    lines: list[list[str]] = [[], []]
     case = Case(2, OPERATIONS, settings=(*QUEUE, ("between", "5")))
-    first, second = (play(case, each.append) for each in lines)
-    assert lines[0] == lines[1]
-    assert first == second
+    played_twice(case)
 
 
 def test_a_kind_of_fault_that_only_a_queue_has_asks_for_one() -> None:
     settings = (("other", "none"), ("between", "5"), ("fault-kinds", "queue-closed"))
-    result = _played(Case(3, OPERATIONS, settings=settings))
+    result = played(Case(3, OPERATIONS, settings=settings))
     assert result.settings.front == "queue"
     assert set(result.faults) == {"queue: closed"}
 
@@ -43,7 +32,7 @@ def test_all_of_it_is_reached() -> None:
     faults, states = set(QUEUE_FAULTS), set(STATES)
     for seed in range(20):
         settings = (*QUEUE, ("between", "5"), ("clients", "16"))
-        result = _played(Case(seed, OPERATIONS, settings=settings))
+        result = played(Case(seed, OPERATIONS, settings=settings))
         faults -= result.faults.keys()
         states -= {state for state, times in result.states.items() if times}
         if not faults and not states:

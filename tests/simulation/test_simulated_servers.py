@@ -6,9 +6,9 @@ import pytest
 
 from tests.simulation.cases import Case
 from tests.simulation.network import PlainSocket
+from tests.simulation.playing import played, played_twice
 from tests.simulation.running import Simulation
 from tests.simulation.servers import NOT_DRAINED, NOT_OPENED, STATES
-from tests.simulation.world import Result, play
 
 pytestmark = pytest.mark.usefixtures("silent")
 OPERATIONS = 150
@@ -18,26 +18,15 @@ SERVERS = (
 )
 
 
-def _played(case: Case) -> Result:
-    try:
-        return play(case)
-    except BaseException as error:
-        error.add_note(f"again with scripts/simulate {case.words()}")
-        raise
-
-
 def test_a_case_does_the_same_again() -> None:
-    lines: list[list[str]] = [[], []]
     case = Case(2, OPERATIONS, settings=SERVERS)
-    first, second = (play(case, each.append) for each in lines)
-    assert lines[0] == lines[1]
-    assert first == second
+    first = played_twice(case)
     assert first.settings.front == "nbd"
 
 
 def test_hand_overs_alone_lose_nothing() -> None:
     settings = (("fault-kinds", "hand-over"), ("between", "5"), ("journal", "off"))
-    result = _played(Case(3, OPERATIONS, settings=settings))
+    result = played(Case(3, OPERATIONS, settings=settings))
     assert set(result.faults) == {"hand-over"}
     assert result.losses == 0 and result.states["hand-over: done"] > 0
 
@@ -47,7 +36,7 @@ def test_all_of_it_is_reached() -> None:
     states = set(STATES) - {NOT_DRAINED, NOT_OPENED}
     settings = (*SERVERS, ("journal", "off"), ("mix", "hoards"), ("hearers", "4"))
     for seed in range(2, 20):
-        result = _played(Case(seed, OPERATIONS, settings=settings))
+        result = played(Case(seed, OPERATIONS, settings=settings))
         states -= {state for state, times in result.states.items() if times}
         if not states:
             return

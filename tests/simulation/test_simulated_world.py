@@ -25,6 +25,7 @@ from tests.simulation.cases import (
 )
 from tests.simulation.faces import FUSE_STATES
 from tests.simulation.history import Wrong
+from tests.simulation.playing import played
 from tests.simulation.world import (
     OF_BAD_MEDIUM,
     REPLACING,
@@ -32,7 +33,6 @@ from tests.simulation.world import (
     STATES,
     TAKING,
     WORDLESS,
-    Result,
     World,
     play,
 )
@@ -55,23 +55,15 @@ def _fresh() -> list[int]:
     return [int.from_bytes(os.urandom(4), "big") for _ in range(FRESH)]
 
 
-def _played(case: Case) -> Result:
-    try:
-        return play(case)
-    except BaseException as error:
-        error.add_note(f"again with scripts/simulate {case.words()}")
-        raise
-
-
 def test_fresh_worlds() -> None:
     for seed in _fresh():
-        assert _played(Case(seed, OPERATIONS)).operations.total() >= OPERATIONS
+        assert played(Case(seed, OPERATIONS)).operations.total() >= OPERATIONS
 
 
 @pytest.mark.parametrize(("case", "what"), CASES)
 def test_worlds_of_the_list(case: Case, what: str) -> None:
     assert what
-    _played(case)
+    played(case)
 
 
 def test_a_case_does_the_same_again() -> None:
@@ -99,7 +91,7 @@ def test_faults_that_are_left_out() -> None:
 @pytest.mark.parametrize("block", ["512", "4096"])
 @pytest.mark.parametrize("lies", PARTS)
 def test_the_clients_use_a_part_of_a_lun(lies: str, block: str) -> None:
-    settings = _played(
+    settings = played(
         Case(3, OPERATIONS, settings=(("lies", lies), ("block", block), ("granule", block)))
     ).settings
     first, last = settings.first // int(block), (settings.first + SIZE) // int(block) - 1
@@ -117,7 +109,7 @@ def test_what_goes_beside_it_ends_the_world(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_a_world_may_have_some_kinds_of_faults_alone() -> None:
     settings = (("between", "5"), ("fault-kinds", "cut+restart-without-its-cache+NBD-cut"))
-    result = _played(Case(3, OPERATIONS, settings=settings))
+    result = played(Case(3, OPERATIONS, settings=settings))
     assert result.settings.front == "nbd"
     assert len(result.faults) > 0 and result.faults.keys() <= {CUT, STRIKE, NBD_CUT}
     again = play(Case(3, OPERATIONS, settings=tuple(result.settings.as_words().items())))
@@ -145,7 +137,7 @@ def test_all_is_reached() -> None:
             ("data-digest", "crc32c"),
         )
         settings = (*kinds[number % 3], *others)
-        result = _played(Case(100 + number, OPERATIONS, settings=settings))
+        result = played(Case(100 + number, OPERATIONS, settings=settings))
         faults -= result.faults.keys()
         states -= {state for state, times in result.states.items() if times}
         if not faults and not states:

@@ -1112,16 +1112,22 @@ def test_a_block_that_was_changed_in_part_before_a_flush_fails(part: bool, flush
     assert kept is not part
 
 
-def test_a_block_whose_part_is_under_way_when_a_flush_fails() -> None:
-    bench = Bench()
+def _flushing_beside_a_part(bench: Bench) -> tuple[Operation[None], Operation[None]]:
+    """A write of a part of a block that the target has dropped, and a flush, both under way."""
     bench.write(0, 1, 1)
     bench.target.cached.clear()
-    operation = bench.core.write(memoryview(b"x" * 10), 7)
-    next(operation)
+    writing = bench.core.write(memoryview(b"x" * 10), 7)
+    next(writing)
     bench.target.answer(bench.session, bench.session.flight[0])
-    next(operation)  # it writes
+    next(writing)  # it writes
     flush = bench.core.flush()
     next(flush)
+    return writing, flush
+
+
+def test_a_block_whose_part_is_under_way_when_a_flush_fails() -> None:
+    bench = Bench()
+    operation, flush = _flushing_beside_a_part(bench)
     bench.session.end(bench.session.flight[-1], sense=MEDIUM_ERROR)
     with pytest.raises(ScsiError) as raised:
         next(flush)
@@ -1136,14 +1142,7 @@ def test_a_flush_covers_no_block_whose_part_is_under_way_when_it_begins() -> Non
     """That flush succeeds; the next one fails, and all clients are told."""
     bench = Bench()
     other = bench.core.durability.losses.new_client()
-    bench.write(0, 1, 1)
-    bench.target.cached.clear()
-    writing = bench.core.write(memoryview(b"x" * 10), 7)
-    next(writing)
-    bench.target.answer(bench.session, bench.session.flight[0])
-    next(writing)  # it writes
-    flush = bench.core.flush()
-    next(flush)
+    writing, flush = _flushing_beside_a_part(bench)
     (write,) = (each for each in bench.session.flight if each.cdb[0] == opcodes.WRITE_16)
     bench.target.answer(bench.session, write)
     with suppress(StopIteration):
