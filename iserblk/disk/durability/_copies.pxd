@@ -28,4 +28,10 @@ cdef class Copies:
     @cython.locals(left=Py_ssize_t, part=Py_ssize_t, room=Py_ssize_t)
     cpdef copy(self, sequence, first, data)
 
+    @cython.locals(
+        newest=uint64_t, index=uint64_t[::1], used=Py_ssize_t, at=Py_ssize_t,
+        first=uint64_t, start=uint64_t, block=uint64_t,
+    )
+    cpdef newest(self, chunks, block)
+
     cpdef close(self)

@@ -158,6 +158,25 @@ class Copies:
             data = data[part:]
             left -= part
 
+    def newest(self, chunks: list[Chunk], block: int) -> tuple[int, memoryview]:
+        """The newest copy of one block in ``chunks``: its sequence, and its data in the chunk.
+        (0, b""): there is none."""
+        newest = 0
+        found = NO_BYTES
+        for chunk in chunks:
+            index = chunk.index
+            used = self._used if chunk is self._chunk else chunk.used
+            at = 0
+            while at < used:  # in the compiled form much quicker than ``for``
+                first = index[at + 1]
+                if index[at] > newest and first <= block:
+                    start = index[at + 2] + (block - first) * self._block
+                    if start < index[at + 3]:
+                        newest = index[at]
+                        found = chunk.data[start : start + self._block]
+                at += _RECORD
+        return newest, found
+
     def close(self) -> None:
         """Close the chunk that is being filled: nothing is added to it any more."""
         chunk = self._chunk

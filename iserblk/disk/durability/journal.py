@@ -108,6 +108,27 @@ class MemoryJournal:
     def active(self) -> bool:
         return self.size > 0 or bool(self._running())
 
+    def newest(self, block: int) -> memoryview | None:
+        """See the seam."""
+        sequence = 0
+        data: memoryview | None = None
+        for batch in (*self._closed, self._batch):
+            number, copy = self.copies.newest(batch.chunks, block)
+            if number > sequence:
+                sequence, data = number, copy
+            for entry in (*batch.others.values(), *(each for each, _ in batch.buffers)):
+                if entry.sequence > sequence and entry.first <= block <= entry.last:
+                    sequence, data = entry.sequence, self._content(entry, block)
+        return data
+
+    def _content(self, entry: Entry, block: int) -> memoryview | None:
+        if entry.command_block:
+            unmapped = entry.command_block[:1] == _UNMAP
+            return None if unmapped else memoryview(bytes(self._block))
+        assert entry.data is not None
+        at = (block - entry.first) * self._block
+        return entry.data[at : at + self._block]
+
     # -- changes ----------------------------------------------------------------------------------
 
     def add(self, slot: Command, data: memoryview | None, command_block: bytes = b"") -> None:

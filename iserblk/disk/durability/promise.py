@@ -245,6 +245,13 @@ class Durability:
         back."""
         self._dirty = True
 
+    def shows(self, block: int, content: memoryview) -> bool:
+        """Whether the LUN, which has ``content`` there, shows what the journal has of a block, if
+        anything. Else it has lost that; or a write that has failed, or that was under way at the
+        same time, came behind it."""
+        newest = None if self.journal is None else self.journal.newest(block)
+        return newest is None or newest == content
+
     def changed_in_part(self) -> None:
         """Note that a block is about to be written whose other part is what the LUN has shown. Call
         it again when that write has ended. Where a flush then fails, the LUN may have shown what

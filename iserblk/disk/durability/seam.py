@@ -46,6 +46,12 @@ class Journal(Protocol):
         """Whether the change that the command of ``slot`` makes is in the journal."""
         ...
 
+    def newest(self, block: int) -> memoryview | None:
+        """What one block was changed to last, by a change that has ended. None: it is not known:
+        no such change is kept, or the block was unmapped. Valid until the journal is called
+        again."""
+        ...
+
     # -- changes ----------------------------------------------------------------------------------
 
     def has_room(self, length: int) -> bool:

@@ -1141,8 +1141,12 @@ class DiskCore:
         """Read a block of which a part is to be changed. Where the target has lost its cache, the
         report of that may be on its way, on another connection or with the end of a flush, or may
         be lost itself: it is heard first, or what is in doubt sent again, and the block read again.
-        Else the write, sent behind the replay, would bring back what the block had been before."""
+        Else the write, sent behind the replay, would bring back what the block had been before.
+
+        A target may show what a block was before a write that it could not keep, and say so with
+        the next flush. So where the block is not as the journal has it, a flush comes first."""
         durability = self.durability
+        failed = False
         while True:
             if durability.renew():
                 self.session.disconnect()
@@ -1150,8 +1154,17 @@ class DiskCore:
             epoch = durability.epoch
             yield from self._transfer(work, [(lba, content)])
             yield from self._hear_out(durability.flushes_under_way(), work.place, deadline)
-            if not (durability.stale(epoch) or durability.doubted):
+            if durability.stale(epoch) or durability.doubted:
+                continue
+            if durability.shows(lba, content):
                 return
+            try:
+                yield from self.flush(deadline, NO_CLIENT)
+            except IserblkError:
+                # The block is as it was written last, once the journal has been sent again.
+                if failed or not (durability.replay_needed or durability.doubted):
+                    raise
+                failed = True
 
     def flush(self, deadline: float = 0.0, client: FlushClient | None = None) -> Operation[None]:
         """Send SYNCHRONIZE CACHE for the whole LUN, where it has a write cache. Raises WritesLost

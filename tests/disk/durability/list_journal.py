@@ -8,6 +8,7 @@ from itertools import count
 from iserblk.commands.command import QUEUED, Command
 from iserblk.disk.durability.seam import Entry
 from iserblk.scsi import opcodes
+from tests.disk.fake_target import BLOCK
 
 
 class ListJournal:
@@ -29,6 +30,18 @@ class ListJournal:
 
     def has(self, slot: Command) -> bool:
         return slot in self._running
+
+    def newest(self, block: int) -> memoryview | None:
+        over = [each for each in self._kept.values() if each.first <= block <= each.last]
+        if not over:
+            return None
+        entry = max(over, key=lambda each: each.sequence)
+        if entry.command_block:
+            unmapped = entry.command_block[0] == opcodes.UNMAP
+            return None if unmapped else memoryview(bytes(BLOCK))
+        assert entry.data is not None
+        at = (block - entry.first) * BLOCK
+        return entry.data[at : at + BLOCK]
 
     def has_room(self, length: int) -> bool:
         return length <= self.limit and not self.full(length)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import product
+from random import Random
 
 import pytest
 
@@ -121,6 +123,68 @@ def test_only_what_succeeded_is_kept(make: Make) -> None:
     journal.ended(slots[3])
     assert journal.size == 512 + SMALL
     assert [entry.command_block for entry in journal.begin_replay()] == [b"", b"command"]
+
+
+def test_what_a_block_was_changed_to_last(make: Make) -> None:
+    """Whatever has become of the change: it is copied, in the caller's buffer, or in one that was
+    taken over; a flush is under way, has failed or has succeeded; it fell into two chunks."""
+    chance = Random(3)
+    journal, slots = make(8 * CHUNK)
+    blocks = CHUNK // BLOCK + 40
+    last: dict[int, int | None] = {}
+    for number in range(1, 300):
+        slot = slots[0]
+        slot.state = SENT
+        first = chance.randrange(blocks)
+        count = chance.choice([1, 1, 2, 30, 300])
+        changed = range(first, first + count)
+        kind = chance.choice(["copied", "view", "taken over", "zero", "unmap", "fails"])
+        data = bytes([number % 255 + 1]) * (count * BLOCK)
+        buffer = bytearray(data)
+        command = {"zero": b"\x93", "unmap": b"\x42"}.get(kind, b"")
+        _add(journal, slot, changed, None if command else memoryview(buffer), command)
+        assert_newest(journal, last, blocks)  # it has not ended
+        slot.state = TAKEN
+        slot.status = 2 if kind == "fails" else 0
+        if kind == "taken over":
+            assert journal.take_over(slot, buffer) is not None
+        else:
+            journal.ended(slot, copy=kind != "view")
+        if kind == "copied":
+            buffer[:] = bytes(len(buffer))
+        if kind != "fails":
+            value = {"zero": 0, "unmap": None}.get(kind, data[0])
+            last.update(dict.fromkeys(changed, value))
+        if number % 50 == 0:
+            journal.not_flushed(journal.begin_flush())
+        if number == 150:
+            journal.flushed(journal.begin_flush())
+            last.clear()
+    assert_newest(journal, last, blocks, every=1)
+
+
+@pytest.mark.parametrize("kinds", list(product(("copied", "view"), repeat=2)))
+def test_of_changes_that_were_under_way_at_once_the_last_one_begun_counts(
+    make: Make, kinds: tuple[str, str]
+) -> None:
+    """As when the journal is sent again; in whatever order they have ended."""
+    journal, slots = make(CHUNK)
+    for number, slot in enumerate(slots[:2], 1):
+        _add(journal, slot, range(3, 7), memoryview(bytes([number]) * 4 * BLOCK))
+    for slot, kind in zip(reversed(slots[:2]), kinds, strict=True):
+        slot.state = TAKEN
+        journal.ended(slot, copy=kind != "view")
+    assert [journal.newest(block) for block in range(2, 8)] == [None, *[b"\2" * BLOCK] * 4, None]
+
+
+def assert_newest(
+    journal: MemoryJournal, last: dict[int, int | None], blocks: int, every: int = 97
+) -> None:
+    for block in range(0, blocks + 300, every):
+        found, value = journal.newest(block), last.get(block)
+        assert (None if found is None else bytes(found)) == (
+            None if value is None else bytes([value]) * BLOCK
+        )
 
 
 def test_changes_of_another_lun_of_the_session_are_not_its_own(make: Make) -> None:

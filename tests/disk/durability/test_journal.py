@@ -28,7 +28,7 @@ from iserblk.errors import (
 from iserblk.scsi import opcodes
 from iserblk.scsi import sense as sense_data
 from iserblk.scsi.luns import encode
-from iserblk.scsi.status import BUSY, TASK_ABORTED
+from iserblk.scsi.status import BUSY, RESERVATION_CONFLICT, TASK_ABORTED
 from tests.disk import fake_target
 from tests.disk.fake_target import (
     BLOCK,
@@ -1113,9 +1113,8 @@ def test_a_block_that_was_changed_in_part_before_a_flush_fails(part: bool, flush
 
 
 def _flushing_beside_a_part(bench: Bench) -> tuple[Operation[None], Operation[None]]:
-    """A write of a part of a block that the target has dropped, and a flush, both under way."""
+    """A write of a part of a block, and a flush, both under way."""
     bench.write(0, 1, 1)
-    bench.target.cached.clear()
     writing = bench.core.write(memoryview(b"x" * 10), 7)
     next(writing)
     bench.target.answer(bench.session, bench.session.flight[0])
@@ -1172,6 +1171,108 @@ def test_a_flush_that_was_aborted_says_nothing_of_a_block_that_was_changed_in_pa
     bench.run(flush)
     assert bench.core.durability.losses.count == 0
     assert bench.target.stable[0][7:17] == b"x" * 10
+
+
+def dropped(bench: Bench) -> None:
+    """The target has dropped what it had cached, and tells of it with the next flush only."""
+    bench.target.cached.clear()
+    reports = iter([True])
+
+    def refusal(slot: Command) -> bytes:
+        return MEDIUM_ERROR if slot.cdb[0] == SYNC and next(reports, False) else b""
+
+    bench.target.refusal = refusal
+
+
+@pytest.mark.parametrize("report", ["comes", "is lost with its connection", "is given up"])
+def test_a_block_that_the_target_has_dropped_is_written_again_before_a_part_of_it(
+    report: str,
+) -> None:
+    """It shows what was there before the write that it could not keep, and tells of that with the
+    next flush only. The journal has what was written: so a flush comes before the part, and nobody
+    has lost anything, also where the report itself does not come."""
+    bench = Bench()
+    other = bench.core.durability.losses.new_client()
+    bench.write(0, 1, 1)
+    dropped(bench)
+    operation = bench.core.write(memoryview(b"x" * 10), 7)
+    next(operation)
+    bench.target.answer(bench.session, bench.session.flight[0])
+    next(operation)
+    (flush,) = bench.session.flight
+    assert flush.cdb[0] == SYNC
+    if report != "comes":
+        assert bench.target.refusal(flush)  # the target has failed it, and forgets it
+    if report == "is given up":
+        bench.session.end(flush, error=CommandTimeout("late"))
+    elif report == "is lost with its connection":
+        reconnect(bench.core, bench.target, lost=False)
+    bench.run(operation)
+    assert not told(bench, bench.core.client) and not told(bench, other)
+    assert bench.target.stable[0] == b"\1" * 7 + b"x" * 10 + b"\1" * (BLOCK - 17)
+
+
+@pytest.mark.parametrize("ends", [{"sense": MEDIUM_ERROR}, {"status": RESERVATION_CONFLICT}])
+def test_no_part_of_a_block_is_written_where_it_is_not_certain_what_the_rest_is(
+    ends: dict[str, Any],
+) -> None:
+    """The flush fails in a way that leaves nothing to send again, or it fails again."""
+    bench = Bench()
+    bench.write(0, 1, 1)
+    bench.write(1, 1, 1)
+    bench.target.cached.clear()
+    bench.target.executed.clear()
+    operation = bench.core.write(memoryview(b"x" * 10), 7)
+    next(operation)
+    flushes = 0
+    with pytest.raises(ScsiError):
+        while True:
+            for slot in bench.session.flight.copy():
+                if slot.cdb[0] == SYNC:
+                    flushes += 1
+                    bench.session.end(slot, **ends)
+                else:
+                    bench.target.answer(bench.session, slot)
+                    bench.target.cached.clear()
+            next(operation)
+            if bench.session.disconnected:
+                reconnect(bench.core, bench.target, lost=False)
+                bench.target.cached.clear()
+    assert flushes == (2 if "sense" in ends else 1)
+    assert bench.core.begin_write(memoryview(bytes(BLOCK)), 0, CountingWaiter()) is not None
+
+
+@pytest.mark.parametrize("last", ["write", "zero", "trim", "flush", "elsewhere"])
+def test_a_block_that_shows_what_was_written_last_needs_no_flush(last: str) -> None:
+    bench = Bench()
+    bench.write(0, 3, 1)
+    if last == "write":
+        bench.write(1, 1, 2)
+    elif last == "zero":
+        bench.run(bench.core.zero(BLOCK, BLOCK, False, False, False))
+    elif last == "trim":  # it may show anything
+        bench.run(bench.core.trim(BLOCK, BLOCK))
+        bench.target.cached[1] = b"\5" * BLOCK
+    elif last == "flush":
+        bench.run(bench.core.flush())
+        bench.target.stable[1] = b"\6" * BLOCK  # by another host
+    at = 5 if last == "elsewhere" else 1
+    rest = bench.target.block(at)
+    bench.target.executed.clear()
+    bench.run(bench.core.write(memoryview(b"x" * 10), at * BLOCK + 7))
+    assert bench.target.executed == [opcodes.READ_16, WRITE]
+    assert bench.target.block(at) == rest[:7] + b"x" * 10 + rest[17:]
+
+
+def test_what_a_block_shows_behind_a_flush_is_what_it_is() -> None:
+    """A write that has failed may have been carried out all the same: nothing older comes back."""
+    bench = Bench()
+    bench.write(0, 1, 1)
+    bench.target.cached[0] = b"\2" * BLOCK
+    for _ in range(2):
+        bench.run(bench.core.write(memoryview(b"x" * 10), 7))
+    assert bench.target.executed == [WRITE, opcodes.READ_16, SYNC] + 2 * [opcodes.READ_16, WRITE]
+    assert bench.target.block(0) == b"\2" * 7 + b"x" * 10 + b"\2" * (BLOCK - 17)
 
 
 def test_what_is_in_doubt_is_sent_again_before_a_block_is_changed_in_part() -> None:
