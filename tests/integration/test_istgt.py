@@ -17,9 +17,10 @@ from iserblk.doctor.portal import Limits, check_portal
 from iserblk.errors import AuthenticationError, OtherProtocol
 from iserblk.initiator.connecting.reach import connect
 from iserblk.options import Options
+from iserblk.scsi import luns
 from iserblk.url import parse_url
 from tests.cli.commands import bad, good, good_json
-from tests.support import fio, greeting, istgt, logs, lost_cache
+from tests.support import fenced, fio, greeting, istgt, logs, lost_cache
 from tests.support.blockwork import everything
 from tests.support.faces import one_disk
 from tests.support.failing_disk import BLOCK, FailingDisk, changes_a_block_in_part
@@ -344,6 +345,25 @@ async def test_a_loss_of_which_it_tells_another_host(
 @pytest.mark.parametrize("options", [{}, {"shared": "yes"}], ids=["journal", "shared=yes"])
 async def test_a_restart_that_loses_nothing(lossy: Lossy, options: dict[str, str]) -> None:
     await lost_cache.loses_nothing(lossy.url, lossy.medium, lossy.lose_nothing, options)
+
+
+# How many of the 18 WRITEs come before the other host.
+@pytest.mark.logs(logs.RECONNECTED, logs.LOST_WRITES)
+@pytest.mark.parametrize("number", [0, 3, 17])
+async def test_another_host_reserves_the_lun_while_the_journal_is_sent_again(
+    mortal: Istgt, record: Record, number: int
+) -> None:
+    await fenced.reserves_while_the_journal_is_sent_again(
+        mortal.url, mortal.address, mortal.disk(), number, luns.encode(0)
+    )
+    record(
+        ours="initiator",
+        peer="istgt",
+        version=mortal.version,
+        transport="TCP",
+        ran="another host reserves the LUN while the journal is sent again: nothing older goes "
+        "over something newer, and what was refused is told",
+    )
 
 
 @pytest.fixture
