@@ -14,6 +14,7 @@ from iserblk.disk.durability.replay import replay
 from iserblk.disk.lun.operations import DiskCore
 from iserblk.errors import CommandTimeout, ConnectionLost, IserblkError, ScsiError
 from iserblk.scsi import opcodes
+from iserblk.scsi.cdb import UNMAP
 from iserblk.scsi.sense import ILLEGAL_REQUEST, NOT_READY, encode_fixed
 from tests.disk import fake_target
 from tests.disk.fake_target import BLOCK, LUN, MEDIUM_ERROR, POWER_ON, FakeSession, FakeTarget
@@ -45,8 +46,10 @@ class Bench:
         self.rounds: list[list[Command]] = []
 
     def write(self, first: int, blocks: int, byte: int) -> None:
-        data = memoryview(bytes((byte,)) * blocks * BLOCK)
-        fake_target.run(self.core.write(data, first * BLOCK), self.session, self.target)
+        """Each block begins with ``byte`` and its own number."""
+        data = b"".join(bytes((byte, at)) * (BLOCK // 2) for at in range(first, first + blocks))
+        operation = self.core.write(memoryview(data), first * BLOCK)
+        fake_target.run(operation, self.session, self.target)
 
     def lose(self) -> None:
         self.session.suspend()
@@ -80,6 +83,8 @@ class Bench:
                     (answer or self.answered)(self.fresh.flight[-1])
         finally:
             assert self.fresh.busy == 0 and not self.fresh.flight
+        for at, content in self.target.cached.items():
+            assert content[1] == at or not any(content), "the data of another block"
         return pauses
 
     @property
@@ -254,6 +259,19 @@ def test_unmap_and_write_same_are_no_larger_than_the_lun_takes_now() -> None:
     assert [bench.target.block(at)[0] for at in (0, 89, 90, 94, 95, 194)] == [0, 0, 2, 2, 0, 0]
 
 
+@pytest.mark.parametrize("may_trim", [False, True])
+def test_what_was_deallocated_is_so_again(may_trim: bool) -> None:
+    """Also where a part of it was written since."""
+    bench = Bench()
+    zero(bench, 0, 8, may_trim)
+    bench.write(3, 1, 1)
+    bench.lose()
+    bench.replay()
+    found = {blocks_of(slot): slot.cdb[1] & UNMAP for (*batch,) in bench.rounds for slot in batch}
+    deallocates = UNMAP if may_trim else 0
+    assert found == {(0, 3): deallocates, (3, 1): 0, (4, 4): deallocates}
+
+
 @pytest.mark.parametrize("told", [False, True])
 @pytest.mark.parametrize("may_trim", [False, True])
 def test_zeroes_are_written_where_write_same_is_not_known_any_more(
@@ -271,6 +289,7 @@ def test_zeroes_are_written_where_write_same_is_not_known_any_more(
 
     def refusal(slot: Command) -> bytes:
         if slot.cdb[0] != opcodes.WRITE_SAME_16:
+            assert blocks_of(slot)[1] <= 8  # no more than one transfer
             return b""
         same.append(slot)
         return UNKNOWN
