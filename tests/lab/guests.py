@@ -23,9 +23,6 @@ from tests.support.target import ROOT
 _LIMIT_S = 2400
 _LONG_LIMIT_S = 4 * 3600
 _TEST_LIMIT_S = 600
-# Set-ups whose tests have been run with an emulated guest's processors in turn: other guests, or
-# tests, have the other processors of this machine. With --long they run at the same moment.
-_IN_TURN = ("ip", "none", "tcp")
 # pytest's plugins that take time to start.
 _NOT_NEEDED = ("cacheprovider", "hypothesispytest", "xdist", "xdist.looponfail", "platformdirs")
 _POLL_S = 0.1
@@ -113,7 +110,8 @@ class Guest:
                     *(ROOT / "scripts" / "lab", "--setup", self.group.setup),
                     *("--timeout", str(_LONG_LIMIT_S if long else _LIMIT_S)),
                     *("--results", self.directory),
-                    *(["--in-turn"] if self.group.setup in _IN_TURN and not long else []),
+                    # Other guests, or tests, have the other processors of this machine.
+                    *([] if long else ["--in-turn"]),
                     *self.group.options,
                     *("python", "-m", "pytest", "-p", "tests.lab.without_hypothesis"),
                     *("-p", "tests.lab.reporting"),

@@ -7,9 +7,10 @@ from typing import Final, Protocol
 from tests.simulation.history import History
 from tests.simulation.loop import SimulatedLoop
 
-READ, WRITE, FLUSH, FUA, ZERO, TRIM, EXTENTS = (
-    "read", "write", "flush", "write with FUA", "zero", "trim", "extents"
+READ, WRITE, FLUSH, FUA, ZERO, ZERO_FUA, TRIM, EXTENTS = (
+    "read", "write", "flush", "write with FUA", "zero", "zero with FUA", "trim", "extents"
 )  # fmt: skip
+DURABLE_AT_ONCE: Final = (FUA, ZERO_FUA)
 
 # What the face ``fuse_face`` reaches. (Here, as that needs pyfuse3.)
 CLOSED_UNFLUSHED = "FUSE: closed with writes unflushed"

@@ -381,7 +381,9 @@ class History:
             self.losses += 1
             hearer.told = now
             hearer.owed.clear()
-            hearer.perhaps = False
+            # (Where the cache was lost while it was under way, it may have told of an older loss;
+            # the report of that one meets what is under way later.)
+            hearer.perhaps = begun <= self._struck
             self._untold.clear()
             if hearer.number > self._debts_from:
                 self._debts.clear()

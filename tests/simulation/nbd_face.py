@@ -26,7 +26,18 @@ from iserblk.nbd.exports import Export
 from iserblk.nbd.server import NbdServer
 from tests.simulation import nbd_wire
 from tests.simulation.cases import DISC, MIDWAY, MUTE, NBD_CLOSE, NBD_CUT, VANISH
-from tests.simulation.faces import EXTENTS, FLUSH, FUA, READ, TRIM, WRITE, ZERO, Around
+from tests.simulation.faces import (
+    DURABLE_AT_ONCE,
+    EXTENTS,
+    FLUSH,
+    FUA,
+    READ,
+    TRIM,
+    WRITE,
+    ZERO,
+    ZERO_FUA,
+    Around,
+)
 from tests.simulation.history import Change, Hearer, Wrong
 from tests.simulation.nbd_wire import Connection, Gone, Refused
 from tests.simulation.network import HOST, End, ListeningSocket, Network, TrioSocket
@@ -265,8 +276,9 @@ class NbdFace:
             if writes:
                 self._around.trace("version %d, %d at %d", change.version, count, at)
                 await connection.write(history.data(change), self._around.place(at), kind == FUA)
-            elif kind == ZERO:
-                await connection.zero(self._around.place(at), count * size, may_trim=bool(at & 1))
+            elif kind in (ZERO, ZERO_FUA):
+                place, fua = self._around.place(at), kind == ZERO_FUA
+                await connection.zero(place, count * size, bool(at & 1), fua)
             else:
                 await connection.trim(self._around.place(at), count * size)
         except Gone:
@@ -279,7 +291,7 @@ class NbdFace:
             done = False
         self._around.look()
         self._is_dirty = self._is_dirty or done
-        history.end_change(change, now(), done, kind == FUA)
+        history.end_change(change, now(), done, kind in DURABLE_AT_ONCE)
 
     async def _extents(self, connection: Connection, at: int, count: int) -> None:
         size, begun = self._around.history.size, self._around.loop.now()

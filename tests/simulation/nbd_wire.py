@@ -119,8 +119,8 @@ class Connection:
     async def write(self, data: bytes, offset: int, fua: bool) -> None:
         await self._ask(nbd.WRITE, nbd.FLAG_FUA if fua else 0, offset, len(data), data)
 
-    async def zero(self, offset: int, length: int, may_trim: bool) -> None:
-        flags = 0 if may_trim else nbd.FLAG_NO_HOLE
+    async def zero(self, offset: int, length: int, may_trim: bool, fua: bool) -> None:
+        flags = (0 if may_trim else nbd.FLAG_NO_HOLE) | (nbd.FLAG_FUA if fua else 0)
         await self._ask(nbd.WRITE_ZEROES, flags, offset, length)
 
     async def trim(self, offset: int, length: int) -> None:

@@ -105,6 +105,7 @@ from tests.simulation.cases import (
     front_of,
 )  # fmt: skip
 from tests.simulation.faces import (
+    DURABLE_AT_ONCE,
     EXTENTS,
     FLUSH,
     FUA,
@@ -113,6 +114,7 @@ from tests.simulation.faces import (
     TRIM,
     WRITE,
     ZERO,
+    ZERO_FUA,
 )
 from tests.simulation.history import Hearer, History, Wrong, content
 from tests.simulation.loop import WORK_S, SimulatedLoop
@@ -1002,7 +1004,7 @@ class World:
         return (
             not self.settings.patient
             or self._flushes_fail
-            or (not self.settings.keeps and kind in (FUA, WRITE, ZERO, TRIM))
+            or (not self.settings.keeps and kind in (FUA, WRITE, ZERO, ZERO_FUA, TRIM))
         )
 
     def is_over(self) -> bool:
@@ -1062,6 +1064,8 @@ class World:
             else:
                 count = chance.randint(1, min(chance.choice((1, 16, MOST)), MOST * 512 // granule))
                 at = chance.randrange(self._granules - count + 1)
+            if kind == ZERO and self.settings.mix == DURABLE and at & 2:
+                kind = ZERO_FUA
             if self._taken == _DONE:
                 tries += 1
                 await self._try_in_vain(disk, number, kind, at, count)
@@ -1202,8 +1206,9 @@ class World:
                     await self._requests(disk).write(view, self.place(at), kind == FUA)
                 finally:
                     buffer[:] = _JUNK * len(buffer)  # it is the caller's again
-            elif kind == ZERO:
-                await disk.zero(self.place(at), count * size, may_trim=bool(at & 1))
+            elif kind in (ZERO, ZERO_FUA):
+                fua = kind == ZERO_FUA
+                await disk.zero(self.place(at), count * size, may_trim=bool(at & 1), fua=fua)
             else:
                 await disk.trim(self.place(at), count * size)
         except IserblkError as error:
@@ -1227,7 +1232,7 @@ class World:
         if done and kind != TRIM and self._is_shut_out(change.begun):
             raise Wrong(f"{kind} is carried out, and another host has reserved the LUN")
         self._look(disk)
-        self.history.end_change(change, self.loop.now(), done, kind == FUA)
+        self.history.end_change(change, self.loop.now(), done, kind in DURABLE_AT_ONCE)
 
     async def _flush(self, disk: TrioDisk, chance: Random | None = None) -> bool:
         """Returns whether it has not run out of time. ``chance``: draws who flushes, if there are
@@ -1290,7 +1295,7 @@ class World:
         that to a flush; and no change pays for what was lost before it."""
         return self._has_failed(error) or (
             isinstance(error, WritesLost)
-            and kind == FUA
+            and kind in DURABLE_AT_ONCE
             and (not self.settings.keeps or self.settings.other == FENCES or self._flushes_fail)
             and not (self.settings.other == NONE and self.history.is_quiet(begun))
         )
@@ -1350,8 +1355,8 @@ class World:
         try:
             if kind == READ:
                 await disk.read_into(memoryview(bytearray(count * size)), self.place(at))
-            elif kind == ZERO:
-                await disk.zero(self.place(at), count * size)
+            elif kind in (ZERO, ZERO_FUA):
+                await disk.zero(self.place(at), count * size, fua=kind == ZERO_FUA)
             elif kind == FLUSH and self.settings.other == REPLACES:
                 await disk.flush()
             else:
