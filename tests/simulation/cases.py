@@ -47,7 +47,7 @@ FRONTS: Final = (DISK, NBD, FUSE, QUEUE)
 NONE, BESIDE, FENCES, TAKES, REPLACES = "none", "beside", "fences", "takes", "replaces"
 OTHERS: Final = (NONE, BESIDE, FENCES, TAKES, REPLACES)
 USUAL, HOARDS, DURABLE = "usual", "hoards", "durable"
-MIXES: Final = (USUAL, HOARDS, DURABLE)  # few flushes; many writes with FUA
+MIXES: Final = (USUAL, HOARDS, DURABLE)  # few flushes; many with FUA
 GOOD, BAD = "good", "bad"
 MEDIA: Final = (GOOD, BAD)
 # Where on the LUN the blocks are that the clients use: the LUN is that small; around the first LBA

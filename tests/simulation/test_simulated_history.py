@@ -577,6 +577,19 @@ def test_a_flush_that_meets_a_loss_beside_another(careless: Play) -> None:
     careless.history.end_flush_with_loss(first, careless.step())
 
 
+def test_a_loss_that_meets_a_flush_which_tells_of_an_older_one(careless: Play) -> None:
+    """The report of it comes later, and may be told then; but not twice."""
+    history = careless.history
+    careless.write()
+    careless.strike()
+    begun = careless.step()
+    careless.strike(in_place=True)
+    history.end_flush_with_loss(begun, careless.step())
+    careless.tell()
+    with pytest.raises(Wrong, match="nothing was lost"):
+        careless.tell()
+
+
 def test_each_who_flushes_is_told(careless: Play) -> None:
     history = careless.history
     other = history.begin_hearer()

@@ -17,7 +17,7 @@ from tests.simulation.cases import (
     USUAL,
     Case,
 )
-from tests.simulation.nbd_face import FLUSH, FUA, READ
+from tests.simulation.nbd_face import FLUSH, FUA, READ, ZERO_FUA
 from tests.simulation.world import OF_BAD_MEDIUM, Result, play
 
 pytestmark = pytest.mark.usefixtures("silent")
@@ -67,4 +67,5 @@ def test_mixes() -> None:
     mixes = {mix: _played(1, ("mix", mix)).operations for mix in (USUAL, HOARDS, DURABLE)}
     assert mixes[HOARDS][FLUSH] < mixes[USUAL][FLUSH]
     assert mixes[DURABLE][FUA] > 3 * mixes[USUAL][FUA]
+    assert [mix for mix in mixes if mixes[mix][ZERO_FUA]] == [DURABLE]
     assert all(mix[READ] for mix in mixes.values())
