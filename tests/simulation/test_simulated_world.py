@@ -100,6 +100,15 @@ def test_the_clients_use_a_part_of_a_lun(lies: str, block: str) -> None:
     assert settings.size == {ALL_OF_IT: SIZE, ACROSS: int(block) << 33, LAST: 16 << 40}[lies]
 
 
+@pytest.mark.parametrize(("given", "other"), [("block", "granule"), ("granule", "block")])
+def test_a_granule_is_never_larger_than_a_block(given: str, other: str) -> None:
+    """Whatever the seed draws of the other one."""
+    value = {"block": "512", "granule": "4096"}[given]
+    for seed in range(20):
+        words = World(Case(seed, 1, settings=((given, value),))).settings.as_words()
+        assert words[given] == words[other] == value
+
+
 def test_what_goes_beside_it_ends_the_world(monkeypatch: pytest.MonkeyPatch) -> None:
     """The target takes it for an error of its own, and goes on."""
     monkeypatch.setattr(World, "place", lambda world, at: at * world.settings.granule)

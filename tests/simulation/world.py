@@ -362,6 +362,9 @@ def draw(chance: Random, given: dict[str, str] | None = None) -> Settings:
     if are_of(words["fault-kinds"], SUCCESSION_FAULTS) or (given or {}).get("succession") == "yes":
         words["front"], words["succession"] = NBD, "yes"
     words |= given or {}
+    if int(words["granule"]) > int(words["block"]):  # (a part of it might be lost, or land alone)
+        of, like = ("granule", "block") if "block" in (given or {}) else ("block", "granule")
+        words[of] = words[like]
     if words["front"] != NBD:
         words["succession"] = "no"
     if words["succession"] == "yes":
