@@ -26,7 +26,8 @@ Table = Mapping[Any, StrEnum]  # (state, event) → state; states and events are
 HEAD = """# States
 
 Made by scripts/diagrams.py from all state tables of the code; do not edit. What a table does not
-have cannot happen: it is an error, and changes nothing.
+have cannot happen: it is an error, and changes nothing. With -vv each step is logged
+(iserblk/state_tables.py).
 """
 
 SECTIONS: list[tuple[str, str, StrEnum, Table]] = [

@@ -9,6 +9,7 @@ from __future__ import annotations
 from enum import StrEnum
 
 from iserblk.errors import LocalProtocolError
+from iserblk.state_tables import step
 
 
 class State(StrEnum):
@@ -41,9 +42,7 @@ class Allocation:
         """Make the transition of ``event``. False: it is a repetition, which changes nothing.
         Raises LocalProtocolError where the table has no such transition; then nothing has
         changed."""
-        after = TABLE.get((self.state, event))
-        if after is None:
-            raise LocalProtocolError(f"a connection that is {self.state} cannot take {event}")
+        after = step(TABLE, "a connection", self.state, event)
         changed = after is not self.state
         self.state = after
         return changed

@@ -10,6 +10,7 @@ from enum import StrEnum
 
 from iserblk.errors import RemoteProtocolError
 from iserblk.iscsi import pdu
+from iserblk.state_tables import tell
 
 
 class State(StrEnum):
@@ -103,4 +104,5 @@ class Stages:
         after = self._table.get((self.state, event))
         if after is None:
             raise RemoteProtocolError("iSCSI", f"login stage {self.state}: {event}")
+        tell("a login", self.state, event, after)
         self.state = after

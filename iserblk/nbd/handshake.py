@@ -21,10 +21,11 @@ from collections.abc import Callable, Mapping
 from enum import Enum, StrEnum
 from typing import NamedTuple
 
-from iserblk.errors import LocalProtocolError, RemoteProtocolError
+from iserblk.errors import RemoteProtocolError
 from iserblk.nbd import messages as nbd
 from iserblk.nbd.exports import Export
 from iserblk.nbd.messages import Negotiated, Option
+from iserblk.state_tables import step
 
 MOST_OPTION = 32 << 10  # bytes of the data of an option; what is longer is refused, and passed over
 MOST_PASSED_OVER = 1 << 20  # bytes of that in a handshake
@@ -135,10 +136,7 @@ class Handshake:
 
     def enter(self, event: Event) -> None:
         """The one writer of ``state``. Raises LocalProtocolError, and has changed nothing then."""
-        after = TABLE.get((self.state, event))
-        if after is None:
-            raise LocalProtocolError(f"an NBD handshake that is {self.state} cannot take: {event}")
-        self.state = after
+        self.state = step(TABLE, "an NBD handshake", self.state, event)
 
     def data_to_send(self) -> bytes:
         """What has to be sent, in order; it is the caller's now."""

@@ -26,7 +26,7 @@ def test_what_the_table_does_not_have_changes_nothing(state: State, event: Event
         allocation.enter(event)
         assert allocation.state is TABLE[state, event]
     else:
-        with pytest.raises(LocalProtocolError, match=f"{state} cannot take {event}"):
+        with pytest.raises(LocalProtocolError, match=f"{state} cannot take: {event}"):
             allocation.enter(event)
         assert allocation.state is state
 

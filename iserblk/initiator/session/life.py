@@ -11,7 +11,8 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import Final
 
-from iserblk.errors import IserblkError, LocalProtocolError
+from iserblk.errors import IserblkError
+from iserblk.state_tables import step
 
 
 class State(StrEnum):
@@ -59,7 +60,8 @@ TABLE: dict[tuple[State, Event], State] = {
 
 
 class Life:
-    """The state of a session. Only the session changes ``state``, by ``enter``.
+    """The state of a session. Only the session changes ``state``, by ``enter``. ``portal``: where
+    its last connection went; for logs.
 
     ``connected``: there is a connection, in full feature phase. ``error``: why it has ENDED; None
     before. ``absence``: while there is no connection, the latest known reason; otherwise without
@@ -70,9 +72,10 @@ class Life:
     session, with all connections. Both last until CLEAN. ``spent``: only a fresh session will do.
     """
 
-    __slots__ = ("_absence", "connected", "error", "leaving", "over", "spent", "state")
+    __slots__ = ("_absence", "connected", "error", "leaving", "over", "portal", "spent", "state")
 
-    def __init__(self) -> None:
+    def __init__(self, portal: str) -> None:
+        self.portal = portal
         self.state = State.FREE
         self.connected = False
         self.leaving = False
@@ -101,9 +104,7 @@ class Life:
     def enter(self, event: Event, why: IserblkError | None = None) -> None:
         """Make the transition of ``event``. ``why``: the error, for LAST, LOSS and FAIL. Raises
         LocalProtocolError where the table has no such transition; then nothing has changed."""
-        after = TABLE.get((self.state, event))
-        if after is None:
-            raise LocalProtocolError(f"a session that is {self.state} cannot take: {event}")
+        after = step(TABLE, f"{self.portal}: a session", self.state, event)
         if event is Event.LOSS or event is Event.LAST:
             assert why is not None
             self.still_absent(why)

@@ -39,12 +39,13 @@ from enum import StrEnum
 from typing import Final
 
 from iserblk.commands.command import SENT
-from iserblk.errors import ConnectionLost, IserblkError, LocalProtocolError
+from iserblk.errors import ConnectionLost, IserblkError
 from iserblk.initiator.session.connection import Connection
 from iserblk.initiator.session.logout import ANSWER_S, LogoutWaiter, fill_connection_logout
 from iserblk.initiator.session.sending import NO_ANSWER, SendQueue
 from iserblk.initiator.session.slots import TaskSlot
 from iserblk.iscsi import bhs, pdu, reasons
+from iserblk.state_tables import step
 
 log = logging.getLogger(__name__)
 
@@ -183,10 +184,8 @@ class Recovery:
             self._give_up(f"Time2Wait is {wait} s")
 
     def _enter(self, event: Event) -> None:
-        after = TABLE.get((self.stage, event))
-        if after is None:
-            raise LocalProtocolError(f"a connection that is {self.stage} cannot take: {event}")
-        self.stage = after
+        what = f"{self.lost.portal}: connection {self.lost.cid}"
+        self.stage = step(TABLE, what, self.stage, event)
 
     def _give_up(self, why: str) -> None:
         self.problem = ConnectionLost(f"{self.lost.portal}: connection {self.lost.cid}: {why}")

@@ -244,7 +244,7 @@ class Session:
         io_timeout: float,
     ) -> None:
         """``slots``: see SendQueue."""
-        self.life = Life()
+        self.life = Life(portal)
         memory: list[PduSlot] = list(slots)
         # One connection after the other counts, too.
         several = parameters.max_connections > 1 or parameters.error_recovery_level == 2
@@ -830,6 +830,7 @@ class Session:
         again = queue.reopen(fresh.queue)
         self._offered = None
         self.respite.left_nothing = False
+        self.life.portal = self.portal
         self.life.enter(Event.ADOPT)
         self.counts.adopted(fresh.counts, again)
         silence = self.silence.end(now)

@@ -18,7 +18,7 @@ from pathlib import Path
 import trio
 
 from iserblk.disk.seam import LossCount
-from iserblk.errors import IserblkError, LocalProtocolError, RemoteProtocolError
+from iserblk.errors import IserblkError, RemoteProtocolError
 from iserblk.loop.tasks import sleep, until_readable
 from iserblk.nbd.client import PausedConnection
 from iserblk.nbd.kernel.channel import Channel, PacketSocket, check_peer, connected
@@ -43,6 +43,7 @@ from iserblk.nbd.kernel.handover import (
 )
 from iserblk.nbd.kernel.orders import NoHandOver
 from iserblk.nbd.server import NbdServer
+from iserblk.state_tables import step
 
 log = logging.getLogger(__name__)
 
@@ -99,10 +100,7 @@ class Giver:
     def enter(self, event: Event) -> None:
         """Make the transition of ``event``. Raises LocalProtocolError where the table has no such
         transition; then nothing has changed."""
-        after = TABLE.get((self.state, event))
-        if after is None:
-            raise LocalProtocolError(f"a hand-over that is {self.state} cannot take: {event}")
-        self.state = after
+        self.state = step(TABLE, "a hand-over", self.state, event)
 
     async def attend(
         self, channel: Channel, server: NbdServer, flush: Callable[[], Awaitable[None]]

@@ -9,7 +9,7 @@ from iserblk.initiator.session.life import TABLE, Event, Life, State
 
 
 def _at(*events: Event) -> Life:
-    life = Life()
+    life = Life("a portal")
     for event in events:
         life.enter(event, ConnectionLost(f"by {event}"))
     return life
@@ -81,7 +81,7 @@ def test_an_end_keeps_its_first_reason() -> None:
 @pytest.mark.parametrize("state", State)
 @pytest.mark.parametrize("event", Event)
 def test_what_the_table_does_not_have_changes_nothing(state: State, event: Event) -> None:
-    life = Life()
+    life = Life("a portal")
     life.state = state
     life.leaving = life.over = True
     before = _all_of(life)
