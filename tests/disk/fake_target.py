@@ -179,7 +179,7 @@ class FakeSession:
         slot.response = slot.residual = 0
         if self.residual_of_unmap and slot.cdb[0] == opcodes.UNMAP and not slot.status:
             slot.residual = slot.length
-        if sense:
+        if slot.status and error is None:
             self.listeners.hear(slot)
         if sense_data.tells_of_success(sense):  # as ``Session`` does
             slot.status = 0

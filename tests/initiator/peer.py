@@ -244,7 +244,9 @@ def answering_slowly(peer: Peer) -> threading.Thread:
     return answering(peer, act)
 
 
-def disk_of(session: Session, write_cache: bool = True, fua: bool = True) -> DiskCore:
+def disk_of(
+    session: Session, write_cache: bool = True, fua: bool = True, long_cdbs: bool = True
+) -> DiskCore:
     """LUN 0 of the session: 1 MiB in blocks of 512 bytes. It is the same LUN at each look, for
     which nothing is sent."""
     info = LunInfo(
@@ -271,7 +273,7 @@ def disk_of(session: Session, write_cache: bool = True, fua: bool = True) -> Dis
         max_transfer=SIZE // 4,
         optimal_transfer=0,
     )
-    core = DiskCore(session, encode(0), info, Geometry(block=BLOCK, long_cdbs=True))
+    core = DiskCore(session, encode(0), info, Geometry(block=BLOCK, long_cdbs=long_cdbs))
 
     def look(_session: CommandSession) -> Operation[tuple[LunInfo, Geometry]]:
         yield from ()

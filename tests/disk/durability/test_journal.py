@@ -960,6 +960,22 @@ def test_a_read_that_is_looked_at_after_the_replay_only_is_done_again(whole: boo
     assert buffer == b"\1" * BLOCK
 
 
+def test_a_read_that_was_answered_before_the_replay_is_done_again() -> None:
+    """It began behind the report of the loss, on the connection that is about to be ended; its task
+    looks when the replay is over."""
+    bench = Bench()
+    bench.write(0, 1, 1)
+    bench.target.cached.clear()
+    bench.report(POWER_ON)
+    buffer = bytearray(BLOCK)
+    slot = bench.core.begin_read(memoryview(buffer), 0, CountingWaiter())
+    assert slot is not None
+    bench.target.answer(bench.session, slot)
+    reconnect(bench.core, bench.target, lost=False)
+    assert not bench.core.durability.replay_needed
+    assert buffer == bytes(BLOCK) and bench.core.ended(slot) > 0
+
+
 @pytest.mark.parametrize("arrives", [True, False])
 def test_a_block_is_changed_in_part_when_no_report_of_a_loss_is_on_its_way(arrives: bool) -> None:
     """The report comes over another connection, behind the answer to the read of the block, which

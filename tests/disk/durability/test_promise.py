@@ -42,10 +42,10 @@ MEDIUM_ERROR = sense_data.encode_fixed(sense_data.MEDIUM_ERROR, 0x0C, 0x00)
 class Bench:
     """One LUN whose target the test plays; operations advance only when it says so."""
 
-    def __init__(self, write_cache: bool = True) -> None:
+    def __init__(self, write_cache: bool = True, long_cdbs: bool = True) -> None:
         self.session, self.peer = linked(depth=8)
         self.session.drive(FakeDriver(self.session))
-        self.disk = disk_of(self.session, write_cache)
+        self.disk = disk_of(self.session, write_cache, long_cdbs=long_cdbs)
         self._answered = 0
 
     def begin(self, operation: Operation[Any]) -> Operation[Any]:
@@ -269,6 +269,20 @@ def test_a_write_with_fua_may_bring_the_only_report(bench: Bench, sense: bytes, 
     assert not bench.flush_fails()
 
 
+def test_a_lun_with_short_commands_brings_its_only_report_with_them() -> None:
+    """SYNCHRONIZE CACHE(10), and WRITE(10) with FUA."""
+    bench = Bench(long_cdbs=False)
+    bench.write()
+    for count, operation in enumerate(
+        [bench.disk.flush(), bench.disk.write(BLOCK, 512, fua=True)], 1
+    ):
+        with contextlib.suppress(IserblkError):
+            bench.run(operation, MEDIUM_ERROR)
+        assert bench.disk.durability.losses.count == count
+    bench.session.fail(IserblkError("end of test"))
+    bench.peer.close()
+
+
 def test_a_write_with_fua_that_fails_alone_is_no_loss(bench: Bench) -> None:
     for _ in range(2):
         with pytest.raises(ScsiError):
@@ -281,7 +295,7 @@ def test_a_write_with_fua_that_fails_alone_is_no_loss(bench: Bench) -> None:
 
 @pytest.mark.parametrize("sense", [BECOMING_READY, POWER_ON, LUN_RESET])
 def test_flush_that_was_not_begun_loses_nothing(bench: Bench, sense: bytes) -> None:
-    bench.run(bench.disk.write(BLOCK, 0, fua=True))
+    bench.run(bench.disk.write(BLOCK, 0, fua=sense is POWER_ON))  # (which loses what is unflushed)
     bench.run(bench.disk.flush(), sense)
     assert bench.disk.durability.losses.count == 0
 
