@@ -14,6 +14,8 @@ that has succeeded, or when it was written with FUA. The rules:
 - Of those who flush (``Hearer``) each is told. One that begins later is told of what nobody was
   told of; one whose answer was lost is told again. One that may be another, which comes again
   before its end is noticed, is told of what that one was not told of.
+- What a target drops unnoticed, and tells of with the next flush, a client cannot know before: its
+  reads show what may be left, also those of which a part may have been read meanwhile.
 - Where a client has several connections, the report of a loss in place may come over one of them
   behind the answer to a read over another: until the client has heard of the loss, its reads show
   what may be left of what it has written.
@@ -67,15 +69,17 @@ class _Entry:
 
 
 class Read:
-    """``foreign``: by another host than the one whose history it is."""
+    """``foreign``: by another host than the one whose history it is. ``loose``: a part of it may
+    have been read when the target had lost what it had cached, and the client did not know."""
 
-    __slots__ = ("at", "begun", "epoch", "foreign")
+    __slots__ = ("at", "begun", "epoch", "foreign", "loose")
 
-    def __init__(self, at: int, begun: float, epoch: int, foreign: bool) -> None:
+    def __init__(self, at: int, begun: float, epoch: int, foreign: bool, loose: bool) -> None:
         self.at = at
         self.begun = begun
         self.epoch = epoch
         self.foreign = foreign
+        self.loose = loose
 
 
 class Hearer:
@@ -212,7 +216,7 @@ class History:
     # -- reads ------------------------------------------------------------------------------------
 
     def begin_read(self, at: int, now: float, foreign: bool = False) -> Read:
-        read = Read(at, now, self._epoch, foreign)
+        read = Read(at, now, self._epoch, foreign, self._is_behind)
         self._reads[read] = None
         return read
 
@@ -234,7 +238,7 @@ class History:
                 f" (version {version} of block {place}, in part)"
             )
         entries = self._blocks[block]
-        loose = read.foreign or self._is_behind
+        loose = read.foreign or read.loose or self._is_behind
         fitting = [
             each
             for each in entries
@@ -274,7 +278,9 @@ class History:
         """The disk has said that these blocks have no data. Raises Wrong."""
         for block in range(at, at + count):
             if not any(
-                each.change.version == 0 and each.hidden >= begun for each in self._blocks[block]
+                each.change.version == 0
+                and (each.hidden >= begun or (self._is_behind and not each.gone))
+                for each in self._blocks[block]
             ):
                 raise Wrong(f"block {block}: is said to be a hole, and has data")
 
@@ -420,12 +426,22 @@ class History:
         """The client has heard of all losses so far, or takes its cache for lost."""
         self._is_behind = False
 
-    def struck(self, now: float, medium: bytes | bytearray, in_place: bool = False) -> None:
+    def struck(
+        self,
+        now: float,
+        medium: bytes | bytearray,
+        in_place: bool = False,
+        unnoticed: bool = False,
+    ) -> None:
         """The target has lost its cache; what it has still is ``medium``. ``in_place``: without a
-        connection."""
+        connection. ``unnoticed``: it tells of that with the next flush."""
         self.disturbed(now)
         self._struck = now
-        self._is_behind = in_place and self._several
+        # (What was unnoticed before is so until the client has heard of it.)
+        self._is_behind = in_place and (self._several or unnoticed or self._is_behind)
+        if unnoticed:
+            for read in self._reads:
+                read.loose = True
         if self._keeps:
             return
         for change in self._unbound:

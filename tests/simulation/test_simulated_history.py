@@ -52,10 +52,10 @@ class Play:
         begun = self.step()
         self.history.end_flush_with_loss(begun, self.step())
 
-    def strike(self, kept: int = 0, in_place: bool = False) -> None:
+    def strike(self, kept: int = 0, in_place: bool = False, unnoticed: bool = False) -> None:
         """The medium has what was bound: ``kept``, else nothing."""
         medium = content(kept, 0, SIZE) + bytes((BLOCKS - 1) * SIZE)
-        self.history.struck(self.step(), medium, in_place)
+        self.history.struck(self.step(), medium, in_place, unnoticed)
 
     def lose_line(self) -> None:
         self.history.disturbed(self.step())
@@ -897,6 +897,58 @@ def test_a_report_on_its_way_needs_another_connection(
     play.write()
     play.strike(in_place=in_place)
     play.refuses(0)
+
+
+def _unnoticed() -> Play:
+    """The target has dropped what was not flushed, and tells of it with the next flush."""
+    play = Play()
+    play.write()
+    play.flush()
+    play.write()
+    play.strike(kept=1, in_place=True, unnoticed=True)
+    return play
+
+
+def test_what_is_dropped_unnoticed_shows_what_was_flushed() -> None:
+    """Also once the flush has failed, until the client has heard of that; and no less."""
+    play = _unnoticed()
+    play.read(1)
+    play.strike(kept=1, in_place=True)
+    play.read(1)
+    play.refuses(0)
+    play.history.heard()
+    play.read(2)
+    play.refuses(1)
+
+
+@pytest.mark.parametrize("begins", ["before the loss", "before it is heard", "behind that"])
+def test_a_read_during_which_something_is_dropped_unnoticed(begins: str) -> None:
+    """A part of it may have been read meanwhile."""
+    play = Play()
+    play.write()
+    play.flush()
+    play.write()
+    read = play.history.begin_read(0, play.step())
+    play.strike(kept=1, in_place=True, unnoticed=True)
+    if begins == "before it is heard":
+        read = play.history.begin_read(0, play.step())
+    play.history.heard()
+    if begins == "behind that":
+        read = play.history.begin_read(0, play.step())
+        with pytest.raises(Wrong, match="version 1"):
+            play.history.end_read(read, content(1, 0, SIZE), play.step())
+    else:
+        play.history.end_read(read, content(1, 0, SIZE), play.step())
+
+
+def test_what_is_dropped_unnoticed_may_be_a_hole_again() -> None:
+    play = Play()
+    play.write()
+    play.strike(in_place=True, unnoticed=True)
+    play.history.check_hole(0, 1, play.step())
+    play.history.heard()
+    with pytest.raises(Wrong, match="hole"):
+        play.history.check_hole(0, 1, play.step())
 
 
 def _hindered() -> Play:

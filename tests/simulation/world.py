@@ -193,7 +193,8 @@ REPLACED, OTHER_BLOCKS = "another LUN in its place", "its blocks have another si
 TOLD_OF_ANOTHER = "told of another LUN"
 REPLACING: Final = (REPLACED, OTHER_BLOCKS, TOLD_OF_ANOTHER)
 DROPPED, DEFERRED = "cache lost by what failed", "cache lost, told later"
-OF_BAD_MEDIUM: Final = (DROPPED, DEFERRED)
+UNNOTICED = "cache lost before a flush fails"
+OF_BAD_MEDIUM: Final = (DROPPED, DEFERRED, UNNOTICED)
 WORDLESS = "commands ended without a word"
 RESTARTED, RESTARTED_EMPTY = "target restarted", "target restarted without its cache"
 STATES: Final = (
@@ -684,11 +685,14 @@ class Target:
         if state == DROPPED:
             self.drop()
 
-    def drop(self) -> None:
-        """Lose the content of the cache, and tell nobody."""
+    def drop(self, unnoticed: bool = False) -> None:
+        """Lose the content of the cache, and tell nobody. ``unnoticed``: what fails then tells of
+        it later."""
         self._world.trace("the target could not write what was in its cache")
+        if unnoticed:
+            self._world.count(UNNOTICED)
         self._lose()
-        self._world.struck(in_place=True)
+        self._world.struck(in_place=True, unnoticed=unnoticed)
 
     def _new_cache(self) -> Hesitant:
         cache = VolatileStore(self._another or self.media, CACHE)
@@ -808,9 +812,9 @@ class World:
         for each in self._histories:
             each.trouble()
 
-    def struck(self, in_place: bool = False) -> None:
+    def struck(self, in_place: bool = False, unnoticed: bool = False) -> None:
         for each in self._histories:
-            each.struck(self.loop.now(), self._target.media.content, in_place)
+            each.struck(self.loop.now(), self._target.media.content, in_place, unnoticed)
 
     @property
     def _urls(self) -> list[str]:
@@ -1563,6 +1567,9 @@ class World:
         if kind == DROP:
             self._trouble_begins()
             troubles.drops = chance.randint(1, 2)
+            # (A flush under way would say that it has kept what is dropped in the midst of it.)
+            if chance.random() < 0.7 and not self._target.read().in_flight:
+                self._target.drop(unnoticed=True)
             return
         if kind == DEFER:
             self._trouble_begins()
