@@ -76,12 +76,16 @@ class Bench:
         self.calls += 1
 
     def add(self, cid: int) -> Polled:
+        datamover = self.offer(cid)
+        self.progress()
+        return datamover
+
+    def offer(self, cid: int) -> Polled:
         datamover = Polled()
         memory = self.memory_for(datamover)
         made = Connection(datamover, memory, self.session.parameters, "portal:3260", cid)
         made.exp_stat_sn = 100
         self.session.offer_connection(made)
-        self.progress()
         if cid < len(self.dms):
             self.dms[cid] = datamover
         else:

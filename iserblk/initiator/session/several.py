@@ -139,7 +139,7 @@ class Several:
     def offer(self, connection: Connection) -> None:
         """See ``Session.offer_connection``."""
         session = self.session
-        wanted = session.life.connected
+        wanted = session.life.connected and not session.life.spent
         if session.reinstating:
             # No other CID: a logout for recovery must not be asked for twice.
             wanted = connection.cid == self.recoveries[-1].lost.cid and not self.joined
@@ -177,7 +177,9 @@ class Several:
             return
         last = len(queue.connections) == 1
         closed = self._was_logged_out(connection)
-        if session.life.over or (last and (closed or not self._may_reinstate(connection, now))):
+        # (Where only a fresh session will do, one that joins meanwhile must not keep this one.)
+        over = session.life.over or session.life.spent
+        if over or (last and (closed or not self._may_reinstate(connection, now))):
             session.lose(error)
             return
         if session.life.leaving:

@@ -524,6 +524,25 @@ def test_a_session_that_is_suspended_takes_no_connection(two: Bench) -> None:
     assert late.terminated and two.session.missing == 0
 
 
+@pytest.mark.parametrize("before", [True, False])
+def test_a_connection_that_joins_keeps_no_session_whose_end_is_wanted(
+    two: Bench, before: bool
+) -> None:
+    """It is offered while a report of a lost cache comes in: the journal waits for a fresh
+    session."""
+    two.reconnectable()
+    if before:
+        two.offer(2)
+    two.session.disconnect()
+    if not before:
+        two.offer(2)
+    for dm in two.dms[:2]:
+        dm.inbox.append(ConnectionLost("gone"))
+    two.progress()
+    assert two.session.life.state is State.SUSPENDED
+    assert all(dm.terminated for dm in two.dms)
+
+
 def test_the_target_announces_that_another_connection_is_dropped(two: Bench) -> None:
     two.receive(0, announced(pdu.ASYNC_CONNECTION_DROP, parameter1=1))
     assert [dm.disconnected for dm in two.dms] == [False, True]
