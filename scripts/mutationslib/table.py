@@ -24,7 +24,7 @@ class Mutation:
     becomes ``new``. ``tests``: paths or node ids for pytest, of which one is to fail then.
     ``loses``: what a user would lose. ``world``: scripts/simulate finds it without any test, with
     these settings (KEY=VALUE, in words; "": whatever the seed draws). ``no_world``: why it does
-    not. Where both are None, it is not about what the simulation checks."""
+    not."""
 
     name: str
     file: str

@@ -40,13 +40,15 @@ def pytest_sessionfinish(session):
 
 @pytest.mark.parametrize("mutation", TABLE, ids=lambda each: each.name)
 def test_each_still_fits_its_source(mutation: Mutation) -> None:
-    """And names tests that there are, and says what a user loses."""
+    """And names tests that there are, and says what a user loses, and whether the simulation finds
+    it, or why it does not."""
     path = TOP / mutation.file
     assert mutation.file.split("/")[0] in ("iserblk", "fuse_mount", "nbd_plugin", "scripts")
     assert mutation.changed(path.read_text(encoding="utf-8"))
     for test in mutation.tests:
         assert test.startswith("tests/") and (TOP / test.partition("::")[0]).exists(), test
     assert len(mutation.loses.split()) > 8 and mutation.loses.endswith(".")
+    assert (mutation.world is None) != (mutation.no_world is None)
 
 
 def test_there_are_enough_of_them() -> None:
