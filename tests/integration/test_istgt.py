@@ -23,7 +23,12 @@ from tests.cli.commands import bad, good, good_json
 from tests.support import fenced, fio, greeting, istgt, logs, lost_cache
 from tests.support.blockwork import everything
 from tests.support.faces import one_disk
-from tests.support.failing_disk import BLOCK, FailingDisk, changes_a_block_in_part
+from tests.support.failing_disk import (
+    BLOCK,
+    FailingDisk,
+    changes_a_block_in_part,
+    changes_a_dropped_block_in_part,
+)
 from tests.support.faults.proxy import FaultProxy
 from tests.support.interop import Record, package
 from tests.support.istgt import OWN, THEIRS, Istgt
@@ -396,4 +401,27 @@ async def test_a_block_is_changed_in_part_while_the_report_of_a_loss_is_on_its_w
         transport=f"TCP, connections={connections}",
         ran="its disk does not keep a block, which is changed in part before a flush tells of "
         "that: it is written again, and then changed",
+    )
+
+
+@may_be_logged
+@pytest.mark.parametrize("hears", [True, False])
+async def test_a_block_that_was_dropped_is_changed_in_part(
+    program: Path, tmp_path: Path, failing: FailingDisk, record: Record, hears: bool
+) -> None:
+    """Before a flush has told of that; and it is told to no connection that lives."""
+    target = Istgt(program, tmp_path, SIZE, {"none": Path(failing.device)}, BLOCK)
+    try:
+        with FaultProxy(target.address) as proxy:
+            url = proxy.through(target.url)
+            await changes_a_dropped_block_in_part(url, proxy, failing, hears)
+    finally:
+        target.kill()
+    record(
+        ours="initiator",
+        peer="istgt",
+        version=target.version,
+        transport="TCP",
+        ran="its disk does not keep a block, which is changed in part before a flush tells of "
+        "that: a flush comes first, and nothing is lost, also where its status goes astray",
     )

@@ -91,6 +91,38 @@ class _Notes:
         return [item]
 
 
+async def changes_a_dropped_block_in_part(
+    url: str, proxy: FaultProxy, disk_below: FailingDisk, hears: bool
+) -> None:
+    """A block is written, lost when the kernel writes it back, and then changed in part: no flush
+    has told of the loss. ``hears``: of the flush that comes before the change; else its status is
+    lost with the connection. ``url``: leads through ``proxy``."""
+    async with disk_and_session("async", url, {"io-timeout": "120"}) as (disk, session):
+        assert disk.info.block_size == BLOCK and disk.info.write_cache
+        await in_thread(disk_below.fill)
+        await write(disk, b"w" * BLOCK, _AT)
+        await in_thread(disk_below.write_back)
+        assert await read(disk, _AT, BLOCK) == bytes(BLOCK)
+        await in_thread(disk_below.empty)
+        tags: set[int] = set()
+        hold = Hold(lambda unit: unit.opcode == bhs.SCSI_RESPONSE and unit.itt in tags)
+        if not hears:
+            assert proxy.stack(True, lambda _flow: _Notes(tags)) == 1
+            proxy.stack(False, lambda _flow: hold)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(write, disk, b"x" * 512, _AT + 512)
+            if not hears:
+                with trio.fail_after(_PATIENCE_S):
+                    await until(lambda: hold.holding)
+                proxy.cut()
+        await disk.flush()
+        whole = b"w" * 512 + b"x" * 512 + b"w" * (BLOCK - 1024)
+        assert await read(disk, _AT, BLOCK) == whole
+        await in_thread(disk_below.write_back)
+        assert await read(disk, _AT, BLOCK) == whole
+        assert session.counts.reconnects == 1
+
+
 async def changes_a_block_in_part(
     url: str, proxy: FaultProxy, disk_below: FailingDisk, connections: int
 ) -> None:
