@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 import trio
 
-from tests.support import greeting, logs, lost_cache
+from iserblk.scsi import luns
+from tests.support import fenced, greeting, logs, lost_cache
 from tests.support.interop import Record
 from tests.support.ports import free_port
 from tests.support.target import ROOT
@@ -78,3 +79,19 @@ async def test_a_restart_that_loses_nothing(tgtd: MortalTgtd, options: dict[str,
 
     medium = lost_cache.Medium(tgtd.disk)
     await lost_cache.loses_nothing(tgtd.url, medium, dies, options)
+
+
+async def test_another_host_reserves_the_lun_while_the_journal_is_sent_again(
+    tgtd: MortalTgtd, record: Record
+) -> None:
+    await fenced.reserves_while_the_journal_is_sent_again(
+        tgtd.url, tgtd.address, tgtd.disk, 3, luns.encode(1)
+    )
+    record(
+        ours="initiator",
+        peer="tgtd",
+        version=tgtd.version,
+        transport="TCP",
+        ran="another host reserves the LUN while the journal is sent again: nothing older goes "
+        "over something newer, and what was refused is told",
+    )

@@ -16,7 +16,7 @@ _ADMIN_S = 120.0  # a virtual machine may be emulated
 
 class MortalTgtd:
     """tgtd over Traditional iSCSI. ``programs``: the directory with tgtd and tgtadm. ``address``,
-    ``port``: where it listens; ``also``: further addresses. ``place``: a directory for its log and
+    ``port``: where it listens (afterwards ``address`` has both); ``also``: further addresses. ``place``: a directory for its log and
     its disk of ``size`` bytes. What it has answered is in that file, ``disk``, and outlives it.
     Its LUN has the identifiers that every tgtd gives."""
 
@@ -33,7 +33,7 @@ class MortalTgtd:
         self.url = f"iscsi://{address}:{port}/{iqn}/1"
         self._iqn = iqn
         self._programs = programs
-        self._portal = (address, port)
+        self.address = (address, port)
         self._also = also
         self._place = place
         # Its own control socket: the usual place may belong to another tgtd.
@@ -46,8 +46,8 @@ class MortalTgtd:
         self.start()
 
     def start(self) -> None:
-        port = self._portal[1]
-        portal = ",portal=".join(f"{each}:{port}" for each in (self._portal[0], *self._also))
+        port = self.address[1]
+        portal = ",portal=".join(f"{each}:{port}" for each in (self.address[0], *self._also))
         with open(self._place / "tgtd.log", "ab") as log:
             self._process = subprocess.Popen(
                 [self._programs / "tgtd", "-f", "--iscsi", f"portal={portal}"],
@@ -74,7 +74,7 @@ class MortalTgtd:
     def _listens(self) -> bool:
         assert self._process.poll() is None, "tgtd has ended"
         try:
-            socket.create_connection(self._portal, 1).close()
+            socket.create_connection(self.address, 1).close()
         except ConnectionRefusedError:
             return False
         return True
