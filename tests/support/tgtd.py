@@ -16,9 +16,9 @@ _ADMIN_S = 120.0  # a virtual machine may be emulated
 
 class MortalTgtd:
     """tgtd over Traditional iSCSI. ``programs``: the directory with tgtd and tgtadm. ``address``,
-    ``port``: where it listens (afterwards ``address`` has both); ``also``: further addresses. ``place``: a directory for its log and
-    its disk of ``size`` bytes. What it has answered is in that file, ``disk``, and outlives it.
-    Its LUN has the identifiers that every tgtd gives."""
+    ``port``: where it listens (afterwards ``address`` has both); ``also``: further addresses.
+    ``place``: a directory for its log and its disk of ``size`` bytes. What it has answered is in
+    that file, ``disk``, and outlives it. Its LUN has the identifiers that every tgtd gives."""
 
     def __init__(
         self,
