@@ -40,6 +40,7 @@ MODULES = (
     "iserblk.datamover.tcp_stream",
     "iserblk.datamover.tcp_target",
     "iserblk.disk.disk_thread",
+    "iserblk.disk.durability.block_sets",
     "iserblk.disk.durability.comparing",
     "iserblk.disk.durability.journal",
     "iserblk.disk.durability.promise",

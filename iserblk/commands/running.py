@@ -309,9 +309,9 @@ class Work(ABC, Generic[P]):
         again."""
         return False
 
-    def gives_up(self, problem: IserblkError) -> IserblkError | None:
-        """``problem`` allows no retry. Returns the error that ends the work; None: the work goes on
-        without that piece."""
+    def gives_up(self, piece: P, problem: IserblkError) -> IserblkError | None:
+        """``problem`` of ``piece`` allows no retry. Returns the error that ends the work; None: the
+        work goes on without that piece."""
         return problem
 
     def ended(self, slots: list[Command]) -> None:
@@ -399,7 +399,7 @@ def run(work: Work[P], pieces: Iterable[P]) -> Operation[None]:
                 if late and isinstance(problem, Unanswered):
                     problem = _too_late(session, name)
                 if delay is None or late:
-                    error = error or work.gives_up(problem)
+                    error = error or work.gives_up(piece, problem)
                 else:
                     log.info("%s; sending it again", problem)
                     session.listeners.retried(work.lun)

@@ -108,6 +108,9 @@ async def reserves_while_the_journal_is_sent_again(
                 await _is_shut_out(disk, clients)
                 assert there() == model
                 await _leave(host)
+            # What was refused is not sent again, either, now that it would be taken.
+            proxy.cut()
+            assert await read(disk, 0, SIZE) == model == there()
             assert [await _told(disk, each) for each in clients] == [True, True]
             assert [await _told(disk, each) for each in clients] == [False, False]
             assert there() == model
@@ -116,7 +119,7 @@ async def reserves_while_the_journal_is_sent_again(
             await _put(disk, model, SIZE - 512, b"z" * 512)
             assert not await _told(disk, clients[0])
             assert await read(disk, 0, SIZE) == model == there()
-            assert session.counts.reconnects == 2
+            assert session.counts.reconnects == 3
 
 
 async def _put(disk: TrioDisk, model: bytearray, at: int, data: bytes) -> None:

@@ -7,7 +7,6 @@ waits will change anyway, and blocks that were unmapped, whose content is undefi
 from __future__ import annotations
 
 import logging
-from bisect import bisect_left, bisect_right
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final, NamedTuple
@@ -24,6 +23,7 @@ from iserblk.commands.running import (
     run,
 )
 from iserblk.commands.session import CommandSession
+from iserblk.disk.durability.block_sets import Blocks
 from iserblk.disk.durability.seam import Entry
 from iserblk.disk.seam import LunInfo
 from iserblk.errors import IserblkError, ScsiError
@@ -46,44 +46,6 @@ def is_final(problem: IserblkError) -> bool:
         and retry_delay(problem, ONCE) is None
         and port_state(problem) is None
     )
-
-
-class Blocks:
-    """A set of blocks, as ranges (first, last) that are in order and do not touch."""
-
-    def __init__(self, ranges: Iterable[tuple[int, int]]) -> None:
-        self._firsts: list[int] = []
-        self._lasts: list[int] = []
-        for first, last in ranges:
-            self.add(first, last)
-
-    def add(self, first: int, last: int) -> list[tuple[int, int]]:
-        """Add a range; returns those parts of it that were not in the set."""
-        fresh = self.missing(first, last)
-        low, high = self._meeting(first, last)
-        if low < high:
-            first = min(first, self._firsts[low])
-            last = max(last, self._lasts[high - 1])
-        self._firsts[low:high] = [first]
-        self._lasts[low:high] = [last]
-        return fresh
-
-    def missing(self, first: int, last: int) -> list[tuple[int, int]]:
-        """The parts of a range that are not in the set, in order."""
-        low, high = self._meeting(first, last)
-        fresh: list[tuple[int, int]] = []
-        at = first
-        for there, until in zip(self._firsts[low:high], self._lasts[low:high], strict=True):
-            if at < there:
-                fresh.append((at, there - 1))
-            at = max(at, until + 1)
-        if at <= last:
-            fresh.append((at, last))
-        return fresh
-
-    def _meeting(self, first: int, last: int) -> tuple[int, int]:
-        """Which ranges have blocks of this one: from, and up to but not with."""
-        return bisect_left(self._lasts, first), bisect_right(self._firsts, last)
 
 
 class _Expected(NamedTuple):
@@ -185,7 +147,7 @@ class _Comparing(Work[_Expected]):
             return None
         return problem
 
-    def gives_up(self, problem: IserblkError) -> IserblkError | None:
+    def gives_up(self, piece: _Expected, problem: IserblkError) -> IserblkError | None:
         if is_final(problem):
             self.differs = True
             return None

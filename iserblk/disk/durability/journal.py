@@ -20,11 +20,13 @@ for it.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from itertools import count
 from typing import Final
 
 from iserblk.commands.command import NO_BYTES, QUEUED, Command
+from iserblk.disk.durability.block_sets import Blocks
 from iserblk.disk.durability.copies import CHUNK, Change, Chunk
 from iserblk.disk.durability.seam import Entry
 from iserblk.scsi import opcodes
@@ -43,11 +45,13 @@ class _Batch:
     commands, and pieces of an operation that still has its buffer. ``buffers``: those that were
     taken over, each with the change whose data is in it. ``size``: bytes that all of it counts as,
     once the batch is closed. ``flushes``: how many flushes that cover it are under way; a flush of
-    a younger batch covers all older ones as well."""
+    a younger batch covers all older ones as well. ``lost``: blocks (first, last) that were given
+    up, by the sequence of the change, which is in this batch or in an older one."""
 
-    __slots__ = ("buffers", "chunks", "flushes", "others", "size")
+    __slots__ = ("buffers", "chunks", "flushes", "lost", "others", "size")
 
     def __init__(self) -> None:
+        self.lost: dict[int, list[tuple[int, int]]] = {}
         self.others: dict[int, Entry] = {}
         self.buffers: list[tuple[Entry, bytearray]] = []
         self.chunks: list[Chunk] = []
@@ -119,7 +123,8 @@ class MemoryJournal:
             for entry in (*batch.others.values(), *(each for each, _ in batch.buffers)):
                 if entry.sequence > sequence and entry.first <= block <= entry.last:
                     sequence, data = entry.sequence, self._content(entry, block)
-        return data
+        lost = self._lost().get(sequence, ())
+        return None if any(first <= block <= last for first, last in lost) else data
 
     def _content(self, entry: Entry, block: int) -> memoryview | None:
         if entry.command_block:
@@ -271,6 +276,7 @@ class MemoryJournal:
             older.others.update(younger.others)
             older.buffers += younger.buffers
             older.size += younger.size
+            _add_lost(older.lost, younger.lost)
             for chunk in younger.chunks:
                 if older.chunks and older.chunks[-1].take_in(chunk):
                     self._spare_chunks([chunk])
@@ -333,11 +339,49 @@ class MemoryJournal:
                 for sequence, first, data in chunk.entries():
                     last = first + len(data) // self._block - 1
                     found.append(Entry(sequence, first, last, data))
+        lost = self._lost()
+        if lost:
+            found = [part for entry in found for part in self._left(entry, lost)]
         found.sort(key=lambda entry: entry[:2])
         return found
 
     def end_replay(self) -> None:
         self._replays -= 1
+
+    def give_up(self, entries: Iterable[Entry], blocks: Sequence[tuple[int, int]]) -> None:
+        lasts = [last for _, last in blocks]
+        for entry in entries:
+            at = bisect_left(lasts, entry.first)
+            while at < len(blocks) and blocks[at][0] <= entry.last:
+                self._batch.lost.setdefault(entry.sequence, []).append(blocks[at])
+                at += 1
+
+    def _lost(self) -> dict[int, list[tuple[int, int]]]:
+        """What was given up, by sequence."""
+        found: dict[int, list[tuple[int, int]]] = {}
+        for batch in (*self._closed, self._batch):
+            _add_lost(found, batch.lost)
+        return found
+
+    def _left(self, entry: Entry, lost: dict[int, list[tuple[int, int]]]) -> list[Entry]:
+        """What was not given up of a change."""
+        blocks = lost.get(entry.sequence)
+        if blocks is None:
+            return [entry]
+        parts: list[Entry] = []
+        for first, last in Blocks(blocks).missing(entry.first, entry.last):
+            data = entry.data
+            if data is not None and not entry.command_block:
+                data = data[
+                    (first - entry.first) * self._block : (last + 1 - entry.first) * self._block
+                ]
+            parts.append(entry._replace(first=first, last=last, data=data))
+        return parts
+
+
+def _add_lost(to: dict[int, list[tuple[int, int]]], more: dict[int, list[tuple[int, int]]]) -> None:
+    for sequence, blocks in more.items():
+        to.setdefault(sequence, []).extend(blocks)
 
 
 def _entry(change: Change) -> Entry:

@@ -32,7 +32,8 @@ from iserblk.commands.running import (
     run,
 )
 from iserblk.commands.session import CommandSession
-from iserblk.disk.durability.comparing import Blocks, PackRead, compare, is_final
+from iserblk.disk.durability.block_sets import Blocks
+from iserblk.disk.durability.comparing import PackRead, compare, is_final
 from iserblk.disk.durability.promise import Durability
 from iserblk.disk.durability.seam import Entry
 from iserblk.disk.seam import LunInfo
@@ -190,6 +191,7 @@ def replay(
     while durability.replay_needed and journal is not None:
         replays = durability.begin_replay()
         entries = journal.begin_replay()
+        lost = Blocks(())  # that the target refuses
         same = True
         try:
             if durability.shared:
@@ -197,8 +199,10 @@ def replay(
                 same = yield from compare(session, lun, info, pack_read, entries, settled)
             else:
                 taken = _Taken(info, geometry)
-                yield from _send(session, lun, info, taken, durability, pack_write, entries)
+                yield from _send(session, lun, info, taken, durability, pack_write, entries, lost)
         finally:
+            # It is told. Sent once more, later, it might go over what another host has written.
+            journal.give_up(entries, lost.ranges)
             journal.end_replay()
         if not same:
             # It is told. To compare it once more would tell it once more.
@@ -218,17 +222,19 @@ def _send(
     durability: Durability,
     pack_write: PackWrite,
     entries: list[Entry],
+    lost: Blocks,
 ) -> Operation[None]:
     todo = _newest(entries, info.block_size)
     log.info("%s: sending %d unflushed changes again", info.name, len(todo))
     while batch := taken.next_batch(todo):
         # Each batch has the time for one request.
         deadline = monotonic() + session.patience
-        work = _Sending(session, lun, info, durability, pack_write, deadline)
+        work = _Sending(session, lun, info, durability, pack_write, deadline, lost)
         yield from run(work, batch)
         for change, problem in work.refused:
             other = taken.other_form(change, problem)
             if other is None:
+                lost.add(change.first, change.last)
                 durability.gave_up(_refused(problem))
             else:
                 todo.extendleft(other)
@@ -240,7 +246,8 @@ def _refused(problem: IserblkError) -> str:
 
 class _Sending(Work[_Change]):
     """Sends changes that have no block in common, with the retries that are legal. ``refused``:
-    those that the LUN does not take in this form, and why."""
+    those that the LUN does not take in this form, and why. Blocks that it does not take at all
+    are added to ``lost``."""
 
     def __init__(
         self,
@@ -250,8 +257,10 @@ class _Sending(Work[_Change]):
         durability: Durability,
         pack_write: PackWrite,
         deadline: float,
+        lost: Blocks,
     ) -> None:
         super().__init__(session, lun, info.name, deadline)
+        self._lost = lost
         self._block = info.block_size
         self._durability = durability
         self._pack_write = pack_write
@@ -285,10 +294,11 @@ class _Sending(Work[_Change]):
             return None
         return problem
 
-    def gives_up(self, problem: IserblkError) -> IserblkError | None:
+    def gives_up(self, piece: _Change, problem: IserblkError) -> IserblkError | None:
         """The error, where the next connection may do better. None: the LUN refuses the change for
         good; it is lost, and the next flush reports it."""
         if not is_final(problem):
             return problem
+        self._lost.add(piece.first, piece.last)
         self._durability.gave_up(_refused(problem))
         return None

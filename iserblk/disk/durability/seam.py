@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple, Protocol
 
 from iserblk.commands.command import Command
@@ -128,3 +128,8 @@ class Journal(Protocol):
         ...
 
     def end_replay(self) -> None: ...
+
+    def give_up(self, entries: Iterable[Entry], blocks: Sequence[tuple[int, int]]) -> None:
+        """``blocks`` (first, last; in order) of ``entries``, which ``begin_replay`` has returned,
+        are lost, and that is told: they are neither sent again nor known any more."""
+        ...

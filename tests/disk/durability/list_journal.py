@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import count
 
 from iserblk.commands.command import QUEUED, Command
@@ -19,6 +19,7 @@ class ListJournal:
         self._numbers = count(1)
         self._running: dict[Command, Entry] = {}
         self._kept: dict[int, Entry] = {}
+        self._lost: set[tuple[int, int]] = set()  # sequence and block
 
     @property
     def size(self) -> int:
@@ -36,6 +37,8 @@ class ListJournal:
         if not over:
             return None
         entry = max(over, key=lambda each: each.sequence)
+        if (entry.sequence, block) in self._lost:
+            return None
         if entry.command_block:
             unmapped = entry.command_block[0] == opcodes.UNMAP
             return None if unmapped else memoryview(bytes(BLOCK))
@@ -88,10 +91,26 @@ class ListJournal:
             for slot, entry in self._running.items()
             if slot.state < QUEUED and _good(slot, entry)
         ]
-        return sorted([*self._kept.values(), *ended], key=lambda entry: entry.sequence)
+        found = sorted([*self._kept.values(), *ended], key=lambda entry: entry.sequence)
+        return [part for entry in found for part in self._left(entry)] if self._lost else found
 
     def end_replay(self) -> None:
         """Nothing was held for it."""
+
+    def give_up(self, entries: Iterable[Entry], blocks: Sequence[tuple[int, int]]) -> None:
+        for entry in entries:
+            for first, last in blocks:
+                self._lost |= {(entry.sequence, at) for at in range(first, last + 1)}
+
+    def _left(self, entry: Entry) -> Iterator[Entry]:
+        """Its blocks that are not given up, one by one."""
+        for at in range(entry.first, entry.last + 1):
+            if (entry.sequence, at) not in self._lost:
+                data = entry.data
+                if data is not None and not entry.command_block:
+                    start = (at - entry.first) * BLOCK
+                    data = data[start : start + BLOCK]
+                yield entry._replace(first=at, last=at, data=data)
 
 
 def _good(slot: Command, entry: Entry) -> bool:

@@ -10,36 +10,20 @@ from hypothesis import strategies as st
 
 from iserblk.commands.command import Command
 from iserblk.disk.durability import comparing
-from iserblk.disk.durability.comparing import Blocks, compare
+from iserblk.disk.durability.comparing import compare
 from iserblk.disk.durability.seam import Entry
 from iserblk.errors import ConnectionLost
 from iserblk.scsi import cdb
 from iserblk.scsi.sense import ILLEGAL_REQUEST, encode_fixed
 from tests.disk import fake_target
+from tests.disk.durability.test_block_sets import BLOCKS, RANGES
 from tests.disk.fake_target import BLOCK, LUN, MEDIUM_ERROR, NOT_READY, FakeSession, FakeTarget
 
-BLOCKS = 24
 INVALID_FIELD = encode_fixed(ILLEGAL_REQUEST, 0x24, 0x00)
-RANGES = st.tuples(st.integers(0, BLOCKS - 1), st.integers(1, 6)).map(
-    lambda pair: (pair[0], min(pair[0] + pair[1], BLOCKS) - 1)
-)
 
 
 def content(*numbers: int) -> memoryview:
     return memoryview(b"".join(bytes((number,)) * BLOCK for number in numbers))
-
-
-@given(st.lists(RANGES, max_size=12), RANGES)
-def test_a_set_of_blocks(ranges: list[tuple[int, int]], asked: tuple[int, int]) -> None:
-    """What is new of a range comes in order, and no part of it is empty."""
-    blocks, model = Blocks(()), set[int]()
-    for first, last in [*ranges, asked]:
-        missing = blocks.missing(first, last)
-        assert all(low <= high for low, high in missing)
-        found = [at for low, high in missing for at in range(low, high + 1)]
-        assert found == [at for at in range(first, last + 1) if at not in model]
-        assert blocks.add(first, last) == missing
-        model.update(range(first, last + 1))
 
 
 class Bench:

@@ -12,6 +12,7 @@ from iserblk.commands.command import NO_BYTES, SENT, TAKEN, Command, PlainComman
 from iserblk.disk.durability import copies, journal
 from iserblk.disk.durability.copies import CHUNK
 from iserblk.disk.durability.journal import SMALL, MemoryJournal
+from iserblk.scsi import opcodes
 
 BLOCK = 512
 
@@ -185,6 +186,41 @@ def assert_newest(
         assert (None if found is None else bytes(found)) == (
             None if value is None else bytes([value]) * BLOCK
         )
+
+
+@pytest.mark.parametrize("kind", ["copied", "view", "zeroes"])
+def test_what_is_given_up_is_kept_no_more(make: Make, kind: str) -> None:
+    """Until a flush succeeds; what is changed behind that is kept as ever."""
+    journal, slots = make(CHUNK)
+
+    def change(slot: PlainCommand, blocks: range, number: int) -> None:
+        command = bytes([opcodes.WRITE_SAME_16]) if kind == "zeroes" else b""
+        data = None if command else memoryview(bytes([number]) * BLOCK * len(blocks))
+        _add(journal, slot, blocks, data, command)
+        slot.state = TAKEN
+        journal.ended(slot, copy=kind != "view")
+
+    def kept() -> list[tuple[int, int, int]]:
+        found = journal.begin_replay()
+        journal.end_replay()
+        return [(each.first, each.last, (each.data or b"\0")[0]) for each in found]
+
+    change(slots[0], range(2, 8), 1)
+    change(slots[1], range(20, 22), 2)
+    journal.not_flushed(journal.begin_flush())  # another batch follows
+    entries = journal.begin_replay()
+    journal.give_up(entries, [(0, 2), (4, 5), (9, 30)])
+    journal.end_replay()
+    value = 0 if kind == "zeroes" else 1
+    assert kept() == [(3, 3, value), (6, 7, value)]
+    change(slots[2], range(4, 5), 3)
+    assert kept() == [(3, 3, value), (6, 7, value), (4, 4, 3 * value)]
+    known = [journal.newest(block) is not None for block in range(2, 9)]
+    assert known == [False, True, True, False, True, True, False]
+    covered = journal.begin_flush()
+    assert kept() == [(3, 3, value), (6, 7, value), (4, 4, 3 * value)]
+    journal.flushed(covered)
+    assert kept() == [] and journal.size == 0
 
 
 def test_changes_of_another_lun_of_the_session_are_not_its_own(make: Make) -> None:

@@ -14,6 +14,7 @@ from iserblk.disk.durability.replay import replay
 from iserblk.disk.lun.operations import DiskCore
 from iserblk.errors import CommandTimeout, ConnectionLost, IserblkError, ScsiError
 from iserblk.scsi import opcodes
+from iserblk.scsi import status as sam
 from iserblk.scsi.cdb import UNMAP
 from iserblk.scsi.sense import ILLEGAL_REQUEST, NOT_READY, encode_fixed
 from tests.disk import fake_target
@@ -449,3 +450,28 @@ def test_another_loss_during_the_replay_begins_it_again() -> None:
     assert not bench.core.durability.replay_needed
     assert (bench.target.block(0)[0], bench.target.block(2)[0]) == (9, 9)
     assert len(bench.rounds) > 2
+
+
+@pytest.mark.logs(logs.LOST_WRITES)
+def test_what_was_refused_is_not_sent_again() -> None:
+    """It was told. Another host may have written there since, and have gone."""
+    bench = Bench()
+    bench.write(0, 4, 1)
+    bench.write(1, 2, 2)
+    bench.write(8, 2, 3)
+
+    def reserved(slot: Command) -> None:
+        if blocks_of(slot)[0] == 8:
+            bench.answered(slot)
+        else:
+            bench.fresh.end(slot, status=sam.RESERVATION_CONFLICT)
+
+    bench.lose()
+    bench.replay(reserved)
+    assert bench.core.durability.losses.count > 0
+    bench.session.resume()
+    bench.write(3, 1, 9)
+    bench.lose()
+    bench.rounds.clear()
+    bench.replay()
+    assert sorted(blocks_of(slot) for each in bench.rounds for slot in each) == [(3, 1), (8, 2)]
