@@ -37,7 +37,7 @@ from iserblk.disk.durability.comparing import PackRead, compare, is_final
 from iserblk.disk.durability.promise import Durability
 from iserblk.disk.durability.seam import Entry
 from iserblk.disk.seam import LunInfo
-from iserblk.errors import IserblkError
+from iserblk.errors import IserblkError, ReservationConflict
 from iserblk.loop.clock import monotonic
 from iserblk.scsi import cdb, opcodes
 from iserblk.scsi import lba as lba_data
@@ -57,6 +57,7 @@ _WRITE: Final = 0
 _ZERO: Final = 1  # WRITEs of zeroes
 _SAME: Final = 2  # WRITE SAME of zeroes
 _UNMAP: Final = 3
+_LAST: Final = (1 << 64) - 1  # block
 
 PackWrite = Callable[[Slot, int, int, int], None]
 
@@ -231,6 +232,10 @@ def _send(
         deadline = monotonic() + session.patience
         work = _Sending(session, lun, info, durability, pack_write, deadline, lost)
         yield from run(work, batch)
+        if work.is_shut_out:
+            # Also what was taken before: that host may write anywhere by now.
+            lost.add(0, _LAST)
+            return
         for change, problem in work.refused:
             other = taken.other_form(change, problem)
             if other is None:
@@ -247,7 +252,7 @@ def _refused(problem: IserblkError) -> str:
 class _Sending(Work[_Change]):
     """Sends changes that have no block in common, with the retries that are legal. ``refused``:
     those that the LUN does not take in this form, and why. Blocks that it does not take at all
-    are added to ``lost``."""
+    are added to ``lost``. ``is_shut_out``: another host has reserved the LUN."""
 
     def __init__(
         self,
@@ -261,6 +266,7 @@ class _Sending(Work[_Change]):
     ) -> None:
         super().__init__(session, lun, info.name, deadline)
         self._lost = lost
+        self.is_shut_out = False
         self._block = info.block_size
         self._durability = durability
         self._pack_write = pack_write
@@ -300,5 +306,6 @@ class _Sending(Work[_Change]):
         if not is_final(problem):
             return problem
         self._lost.add(piece.first, piece.last)
+        self.is_shut_out = self.is_shut_out or isinstance(problem, ReservationConflict)
         self._durability.gave_up(_refused(problem))
         return None

@@ -453,25 +453,41 @@ def test_another_loss_during_the_replay_begins_it_again() -> None:
 
 
 @pytest.mark.logs(logs.LOST_WRITES)
-def test_what_was_refused_is_not_sent_again() -> None:
-    """It was told. Another host may have written there since, and have gone."""
+@pytest.mark.parametrize("reserved", [True, False])
+def test_what_was_refused_is_not_sent_again(reserved: bool) -> None:
+    """It was told. Where another host has reserved the LUN, nothing is: that host may have written
+    anywhere since, and have gone."""
     bench = Bench()
     bench.write(0, 4, 1)
     bench.write(1, 2, 2)
     bench.write(8, 2, 3)
 
-    def reserved(slot: Command) -> None:
+    def answer(slot: Command) -> None:
         if blocks_of(slot)[0] == 8:
             bench.answered(slot)
-        else:
+        elif reserved:
             bench.fresh.end(slot, status=sam.RESERVATION_CONFLICT)
+        else:
+            bench.fresh.end(slot, sense=MEDIUM_ERROR)
 
     bench.lose()
-    bench.replay(reserved)
+    bench.replay(answer)
     assert bench.core.durability.losses.count > 0
     bench.session.resume()
     bench.write(3, 1, 9)
     bench.lose()
     bench.rounds.clear()
     bench.replay()
-    assert sorted(blocks_of(slot) for each in bench.rounds for slot in each) == [(3, 1), (8, 2)]
+    sent = [(3, 1)] if reserved else [(3, 1), (8, 2)]
+    assert sorted(blocks_of(slot) for each in bench.rounds for slot in each) == sent
+
+
+@pytest.mark.logs(logs.LOST_WRITES)
+def test_nothing_more_is_sent_where_another_host_has_reserved_the_lun() -> None:
+    """It may have let go of it meanwhile."""
+    bench = Bench(max_transfer=BLOCK)
+    bench.write(0, 2 * PARALLEL, 1)
+    bench.lose()
+    bench.replay(lambda slot: bench.fresh.end(slot, status=sam.RESERVATION_CONFLICT))
+    assert bench.sizes == [PARALLEL]
+    assert not bench.core.durability.replay_needed
