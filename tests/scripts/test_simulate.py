@@ -29,7 +29,7 @@ PLANTED = {
     "a-connection-begins-without-a-look-at-the-others": "1",
     "patience-of-a-flush-that-was-not-heard": "3",
     "reservation-does-not-bind": "1",
-    "a-unit-attention-is-told-to-one-host": "3",
+    "a-unit-attention-is-told-to-one-host": "1",
     "what-the-target-does-not-know-is-taken-for-done": "2",
     "flush-that-failed-at-the-target": "1",
     "deferred-error-is-not-heard": "1",

@@ -58,14 +58,14 @@ class Change:
 
 class _Entry:
     """A change that a block may have. ``hidden``: reads that begin later do not show it.
-    ``gone``: it is not on the medium any more."""
+    ``gone``: it is not on the medium any more from then on."""
 
     __slots__ = ("change", "gone", "hidden")
 
     def __init__(self, change: Change) -> None:
         self.change = change
         self.hidden = math.inf
-        self.gone = False
+        self.gone = math.inf
 
 
 class Read:
@@ -186,7 +186,7 @@ class History:
         if self._keeps or change.begun > self._struck:
             self._hide(change, now)
         if fua:
-            self._bind(change)
+            self._bind(change, now)
             self._hide(change, now)
         else:
             self._unbound[change] = None
@@ -205,13 +205,13 @@ class History:
                 if entry.change.ended < change.begun and entry.hidden > now:
                     entry.hidden = now
             if len(entries) > 2:
-                entries[:] = [each for each in entries if not each.gone or each.hidden >= horizon]
+                entries[:] = [each for each in entries if max(each.gone, each.hidden) >= horizon]
 
-    def _bind(self, change: Change) -> None:
+    def _bind(self, change: Change, now: float) -> None:
         for block in range(change.at, change.at + change.count):
             for entry in self._blocks[block]:
                 if entry.change.ended < change.begun:
-                    entry.gone = True
+                    entry.gone = min(entry.gone, now)
 
     # -- reads ------------------------------------------------------------------------------------
 
@@ -243,13 +243,13 @@ class History:
             each
             for each in entries
             if each.change.version == version
-            and (each.hidden >= read.begun or (loose and not each.gone))
+            and (each.hidden >= read.begun or (loose and each.gone >= read.begun))
         ]
         if not fitting:
             legal = [
                 each.change.version
                 for each in entries
-                if each.hidden >= read.begun or (loose and not each.gone)
+                if each.hidden >= read.begun or (loose and each.gone >= read.begun)
             ]
             raise Wrong(
                 f"block {block}: version {version} in a read from {read.begun:.6f} to {now:.6f};"
@@ -279,7 +279,7 @@ class History:
         for block in range(at, at + count):
             if not any(
                 each.change.version == 0
-                and (each.hidden >= begun or (self._is_behind and not each.gone))
+                and (each.hidden >= begun or (self._is_behind and each.gone >= begun))
                 for each in self._blocks[block]
             ):
                 raise Wrong(f"block {block}: is said to be a hole, and has data")
@@ -362,7 +362,7 @@ class History:
                 each.owed.pop(change, None)
             self._untold.pop(change, None)
             self._debts.pop(change, None)
-            self._bind(change)
+            self._bind(change, now)
             self._hide(change, now)  # it was not lost, or is written again
 
     def end_flush_with_loss(
@@ -454,7 +454,7 @@ class History:
         for change in (*self._unbound, *self._unpromised, *self._under_way):
             for block in range(change.at, change.at + change.count):
                 for entry in self._blocks[block]:
-                    if not entry.gone:
+                    if entry.gone == math.inf:
                         entry.hidden = math.inf
         self._unpromised.clear()
 
@@ -486,6 +486,6 @@ class History:
         self._debts.clear()
         self._in_trouble = self._left = False
         for entries in self._blocks:
-            entries[:] = [each for each in entries if not each.gone]
+            entries[:] = [each for each in entries if each.gone == math.inf]
             for entry in entries:
                 entry.hidden = math.inf

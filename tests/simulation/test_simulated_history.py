@@ -835,6 +835,18 @@ def test_another_host_sees_what_was_written(play: Play) -> None:
             _read_from_outside(play, version)
 
 
+def test_a_slow_read_by_another_host_shows_what_was_there_when_it_began(play: Play) -> None:
+    """Before it was written again, and flushed."""
+    play.write()
+    play.write()
+    play.strike(kept=1)
+    read = play.history.begin_read(0, play.step(), foreign=True)
+    play.flush()
+    play.history.end_read(read, content(1, 0, SIZE), play.step())
+    with pytest.raises(Wrong, match="version 1"):
+        _read_from_outside(play, 1)
+
+
 def test_another_host_may_see_what_is_written_again_later(play: Play) -> None:
     """The client itself does not."""
     play.write()
