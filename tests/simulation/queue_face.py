@@ -144,7 +144,8 @@ class QueueFace:
     def strike(self, kind: str) -> None:
         self._around.trace("%s, with %d requests", kind, len(self._open))
         if kind == QUEUE_CLOSE:
-            self._queue, self._there = None, trio.Event()  # of this one nobody asks any more
+            if self._queue is not None:  # (else it is being closed, and clients wait for the next)
+                self._queue, self._there = None, trio.Event()  # of this one nobody asks any more
             self._life.cancel()
         else:
             assert kind == QUEUE_WAIT
