@@ -399,7 +399,8 @@ def run(work: Work[P], pieces: Iterable[P]) -> Operation[None]:
                 if late and isinstance(problem, Unanswered):
                     problem = _too_late(session, name)
                 if delay is None or late:
-                    error = error or work.gives_up(piece, problem)
+                    ends = work.gives_up(piece, problem)  # of each, also behind an error
+                    error = error or ends
                 else:
                     log.info("%s; sending it again", problem)
                     session.listeners.retried(work.lun)

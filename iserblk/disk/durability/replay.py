@@ -233,8 +233,6 @@ def _send(
         work = _Sending(session, lun, info, durability, pack_write, deadline, lost)
         yield from run(work, batch)
         if work.is_shut_out:
-            # Also what was taken before: that host may write anywhere by now.
-            lost.add(0, _LAST)
             return
         for change, problem in work.refused:
             other = taken.other_form(change, problem)
@@ -252,7 +250,7 @@ def _refused(problem: IserblkError) -> str:
 class _Sending(Work[_Change]):
     """Sends changes that have no block in common, with the retries that are legal. ``refused``:
     those that the LUN does not take in this form, and why. Blocks that it does not take at all
-    are added to ``lost``. ``is_shut_out``: another host has reserved the LUN."""
+    are added to ``lost``. ``is_shut_out``: another host has reserved the LUN; all are lost."""
 
     def __init__(
         self,
@@ -306,6 +304,9 @@ class _Sending(Work[_Change]):
         if not is_final(problem):
             return problem
         self._lost.add(piece.first, piece.last)
-        self.is_shut_out = self.is_shut_out or isinstance(problem, ReservationConflict)
+        if isinstance(problem, ReservationConflict):
+            # Also what was taken before: that host may write anywhere by now.
+            self._lost.add(0, _LAST)
+            self.is_shut_out = True
         self._durability.gave_up(_refused(problem))
         return None

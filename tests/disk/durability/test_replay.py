@@ -491,3 +491,24 @@ def test_nothing_more_is_sent_where_another_host_has_reserved_the_lun() -> None:
     bench.replay(lambda slot: bench.fresh.end(slot, status=sam.RESERVATION_CONFLICT))
     assert bench.sizes == [PARALLEL]
     assert not bench.core.durability.replay_needed
+
+
+@pytest.mark.logs(logs.LOST_WRITES)
+def test_a_connection_that_is_lost_behind_a_refusal() -> None:
+    """What had been taken before is not sent on the next one, either."""
+    bench = Bench(max_transfer=BLOCK)
+    bench.write(0, 4, 1)
+    bench.lose()
+
+    def answer(slot: Command) -> None:
+        first = len(bench.fresh.flight) == 4
+        if first:
+            bench.fresh.end(slot, status=sam.RESERVATION_CONFLICT)
+        else:
+            bench.fresh.end(slot, error=ConnectionLost("gone"))
+
+    with pytest.raises(ConnectionLost):
+        bench.replay(answer)
+    bench.rounds.clear()
+    bench.replay()
+    assert not bench.rounds and bench.core.durability.losses.count == 1
