@@ -139,7 +139,7 @@ class Several:
     def offer(self, connection: Connection) -> None:
         """See ``Session.offer_connection``."""
         session = self.session
-        wanted = session.life.connected and not session.life.spent
+        wanted = session.life.connected
         if session.reinstating:
             # No other CID: a logout for recovery must not be asked for twice.
             wanted = connection.cid == self.recoveries[-1].lost.cid and not self.joined
