@@ -44,6 +44,9 @@ DIGESTS = {"none": "", "crc32c": "?header_digest=crc32c&data_digest=crc32c"}
 in_thread = trio.to_thread.run_sync
 
 
+OverFailing = tuple[Istgt, FaultProxy]
+
+
 @pytest.fixture(scope="module")
 def program() -> Path:
     return istgt.program()
@@ -381,19 +384,24 @@ def failing(tmp_path: Path) -> Iterator[FailingDisk]:
     made.remove()
 
 
-@may_be_logged
-@pytest.mark.parametrize("connections", [1, 2])
-async def test_a_block_is_changed_in_part_while_the_report_of_a_loss_is_on_its_way(
-    program: Path, tmp_path: Path, failing: FailingDisk, record: Record, connections: int
-) -> None:
-    """fsync fails below it: its SYNCHRONIZE CACHE ends with CHECK CONDITION, and no sense data."""
+@pytest.fixture
+def over_failing(program: Path, tmp_path: Path, failing: FailingDisk) -> Iterator[OverFailing]:
     target = Istgt(program, tmp_path, SIZE, {"none": Path(failing.device)}, BLOCK)
     try:
         with FaultProxy(target.address) as proxy:
-            url = proxy.through(target.url)
-            await changes_a_block_in_part(url, proxy, failing, connections)
+            yield target, proxy
     finally:
         target.kill()
+
+
+@may_be_logged
+@pytest.mark.parametrize("connections", [1, 2])
+async def test_a_block_is_changed_in_part_while_the_report_of_a_loss_is_on_its_way(
+    over_failing: OverFailing, failing: FailingDisk, record: Record, connections: int
+) -> None:
+    """fsync fails below it: its SYNCHRONIZE CACHE ends with CHECK CONDITION, and no sense data."""
+    target, proxy = over_failing
+    await changes_a_block_in_part(proxy.through(target.url), proxy, failing, connections)
     record(
         ours="initiator",
         peer="istgt",
@@ -407,16 +415,11 @@ async def test_a_block_is_changed_in_part_while_the_report_of_a_loss_is_on_its_w
 @may_be_logged
 @pytest.mark.parametrize("hears", [True, False])
 async def test_a_block_that_was_dropped_is_changed_in_part(
-    program: Path, tmp_path: Path, failing: FailingDisk, record: Record, hears: bool
+    over_failing: OverFailing, failing: FailingDisk, record: Record, hears: bool
 ) -> None:
     """Before a flush has told of that; and it is told to no connection that lives."""
-    target = Istgt(program, tmp_path, SIZE, {"none": Path(failing.device)}, BLOCK)
-    try:
-        with FaultProxy(target.address) as proxy:
-            url = proxy.through(target.url)
-            await changes_a_dropped_block_in_part(url, proxy, failing, hears)
-    finally:
-        target.kill()
+    target, proxy = over_failing
+    await changes_a_dropped_block_in_part(proxy.through(target.url), proxy, failing, hears)
     record(
         ours="initiator",
         peer="istgt",

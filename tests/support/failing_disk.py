@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import trio
 
+from iserblk.disk.seam import AsyncDisk
 from iserblk.errors import IserblkError
 from iserblk.iscsi import bhs
 from iserblk.scsi import opcodes
@@ -91,6 +92,23 @@ class _Notes:
         return [item]
 
 
+async def _lose_a_block(disk: AsyncDisk, disk_below: FailingDisk) -> None:
+    """Write it; the kernel does not keep it. Nothing tells of the loss yet."""
+    await in_thread(disk_below.fill)
+    await write(disk, b"w" * BLOCK, _AT)
+    await in_thread(disk_below.write_back)
+    assert await read(disk, _AT, BLOCK) == bytes(BLOCK)
+    await in_thread(disk_below.empty)
+
+
+async def _is_whole(disk: AsyncDisk, disk_below: FailingDisk) -> None:
+    """With the part that was changed; also on the disk."""
+    whole = b"w" * 512 + b"x" * 512 + b"w" * (BLOCK - 1024)
+    assert await read(disk, _AT, BLOCK) == whole
+    await in_thread(disk_below.write_back)
+    assert await read(disk, _AT, BLOCK) == whole
+
+
 async def changes_a_dropped_block_in_part(
     url: str, proxy: FaultProxy, disk_below: FailingDisk, hears: bool
 ) -> None:
@@ -99,11 +117,7 @@ async def changes_a_dropped_block_in_part(
     lost with the connection. ``url``: leads through ``proxy``."""
     async with disk_and_session("async", url, {"io-timeout": "120"}) as (disk, session):
         assert disk.info.block_size == BLOCK and disk.info.write_cache
-        await in_thread(disk_below.fill)
-        await write(disk, b"w" * BLOCK, _AT)
-        await in_thread(disk_below.write_back)
-        assert await read(disk, _AT, BLOCK) == bytes(BLOCK)
-        await in_thread(disk_below.empty)
+        await _lose_a_block(disk, disk_below)
         tags: set[int] = set()
         hold = Hold(lambda unit: unit.opcode == bhs.SCSI_RESPONSE and unit.itt in tags)
         if not hears:
@@ -116,10 +130,7 @@ async def changes_a_dropped_block_in_part(
                     await until(lambda: hold.holding)
                 proxy.cut()
         await disk.flush()
-        whole = b"w" * 512 + b"x" * 512 + b"w" * (BLOCK - 1024)
-        assert await read(disk, _AT, BLOCK) == whole
-        await in_thread(disk_below.write_back)
-        assert await read(disk, _AT, BLOCK) == whole
+        await _is_whole(disk, disk_below)
         assert session.counts.reconnects == 1
 
 
@@ -134,11 +145,7 @@ async def changes_a_block_in_part(
         with trio.fail_after(_PATIENCE_S):
             await until(lambda: session.count == connections)
         assert disk.info.block_size == BLOCK and disk.info.write_cache
-        await in_thread(disk_below.fill)
-        await write(disk, b"w" * BLOCK, _AT)
-        await in_thread(disk_below.write_back)
-        assert await read(disk, _AT, BLOCK) == bytes(BLOCK)  # nothing tells of the loss yet
-        await in_thread(disk_below.empty)
+        await _lose_a_block(disk, disk_below)
 
         tags: set[int] = set()
         holds: list[Hold] = []
@@ -172,8 +179,5 @@ async def changes_a_block_in_part(
                 if each.holding:
                     proxy.release(each)
         await disk.flush()
-        whole = b"w" * 512 + b"x" * 512 + b"w" * (BLOCK - 1024)
-        assert await read(disk, _AT, BLOCK) == whole
-        await in_thread(disk_below.write_back)
-        assert await read(disk, _AT, BLOCK) == whole
+        await _is_whole(disk, disk_below)
         assert session.counts.reconnects == 1
