@@ -231,9 +231,10 @@ def _send(
         # Each batch has the time for one request.
         deadline = monotonic() + session.patience
         work = _Sending(session, lun, info, durability, pack_write, deadline, lost)
-        yield from run(work, batch)
-        if work.is_shut_out:
-            return
+        try:
+            yield from run(work, batch)
+        except ReservationConflict:
+            return  # nothing is left to be sent
         for change, problem in work.refused:
             other = taken.other_form(change, problem)
             if other is None:
@@ -250,7 +251,8 @@ def _refused(problem: IserblkError) -> str:
 class _Sending(Work[_Change]):
     """Sends changes that have no block in common, with the retries that are legal. ``refused``:
     those that the LUN does not take in this form, and why. Blocks that it does not take at all
-    are added to ``lost``. ``is_shut_out``: another host has reserved the LUN; all are lost."""
+    are added to ``lost``. Ends with ReservationConflict where another host has reserved the LUN:
+    all are lost then."""
 
     def __init__(
         self,
@@ -264,7 +266,6 @@ class _Sending(Work[_Change]):
     ) -> None:
         super().__init__(session, lun, info.name, deadline)
         self._lost = lost
-        self.is_shut_out = False
         self._block = info.block_size
         self._durability = durability
         self._pack_write = pack_write
@@ -299,14 +300,15 @@ class _Sending(Work[_Change]):
         return problem
 
     def gives_up(self, piece: _Change, problem: IserblkError) -> IserblkError | None:
-        """The error, where the next connection may do better. None: the LUN refuses the change for
-        good; it is lost, and the next flush reports it."""
+        """The error, where the next connection may do better, or nothing more may be sent. None:
+        the LUN refuses the change for good; it is lost, and the next flush reports it."""
         if not is_final(problem):
             return problem
-        self._lost.add(piece.first, piece.last)
-        if isinstance(problem, ReservationConflict):
-            # Also what was taken before: that host may write anywhere by now.
-            self._lost.add(0, _LAST)
-            self.is_shut_out = True
         self._durability.gave_up(_refused(problem))
+        if isinstance(problem, ReservationConflict):
+            # Also what was taken before: that host may write anywhere by now. Nor is what waits
+            # for the target sent: that host may have let go of the LUN then.
+            self._lost.add(0, _LAST)
+            return problem
+        self._lost.add(piece.first, piece.last)
         return None

@@ -512,3 +512,33 @@ def test_a_connection_that_is_lost_behind_a_refusal() -> None:
     bench.rounds.clear()
     bench.replay()
     assert not bench.rounds and bench.core.durability.losses.count == 1
+
+
+@pytest.mark.logs(logs.LOST_WRITES)
+@pytest.mark.parametrize("status", [sam.BUSY, sam.TASK_ABORTED])
+def test_nothing_is_tried_again_behind_a_reservation(status: int) -> None:
+    """That host may have written, and have let go of the LUN, while the target was waited for."""
+    bench = Bench(max_transfer=BLOCK)
+    bench.write(0, 4, 1)
+    bench.lose()
+
+    def answer(slot: Command) -> None:
+        refused = blocks_of(slot)[0] % 2
+        bench.fresh.end(slot, status=sam.RESERVATION_CONFLICT if refused else status)
+
+    pauses = bench.replay(answer)
+    assert bench.sizes == [4] and not pauses
+    assert not bench.core.durability.replay_needed
+    bench.lose()
+    bench.replay()
+    assert bench.sizes == [4] and bench.core.durability.losses.count > 0
+
+
+@pytest.mark.logs(logs.LOST_WRITES)
+def test_nothing_that_waits_for_a_slot_is_sent_behind_a_reservation() -> None:
+    bench = Bench(max_transfer=BLOCK)
+    bench.fresh = FakeSession(depth=2)
+    bench.write(0, 4, 1)
+    bench.lose()
+    bench.replay(lambda slot: bench.fresh.end(slot, status=sam.RESERVATION_CONFLICT))
+    assert bench.sizes == [2]
