@@ -251,6 +251,10 @@ class MemoryJournal:
             if batch in self._closed:
                 self._closed.remove(batch)
                 self.copies.size -= batch.size
+                if batch.lost:  # of what is to be kept yet, the flush covers nothing
+                    running = {change.sequence for change in self._running()}
+                    left = {each: batch.lost[each] for each in running & batch.lost.keys()}
+                    _add_lost(self._batch.lost, left)
                 self._spare_chunks(batch.chunks)
                 for _, buffer in batch.buffers:
                     self._keep_buffer(buffer)

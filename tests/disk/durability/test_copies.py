@@ -223,6 +223,29 @@ def test_what_is_given_up_is_kept_no_more(make: Make, kind: str) -> None:
     assert kept() == [] and journal.size == 0
 
 
+@pytest.mark.parametrize("merged", [False, True])
+def test_what_is_given_up_before_its_caller_has_looked_stays_so(make: Make, merged: bool) -> None:
+    """A flush that ends meanwhile does not cover it."""
+    journal, slots = make(CHUNK)
+    for slot, number in zip(slots, (1, 2), strict=False):
+        _add(journal, slot, range(4 * number, 4 * number + 2), memoryview(b"\1" * BLOCK * 2))
+        slot.state = TAKEN
+    journal.ended(slots[0])
+    entries = journal.begin_replay()
+    assert [each.first for each in entries] == [4, 8]
+    journal.give_up(entries, [(9, 9)])
+    journal.end_replay()
+    if merged:
+        journal.not_flushed(journal.begin_flush())
+    journal.flushed(journal.begin_flush())
+    journal.ended(slots[1])
+    assert [(each.first, each.last) for each in journal.begin_replay()] == [(8, 8)]
+    journal.end_replay()
+    assert journal.newest(8) is not None and journal.newest(9) is None
+    journal.flushed(journal.begin_flush())
+    assert not journal.size and not journal.begin_replay()
+
+
 def test_changes_of_another_lun_of_the_session_are_not_its_own(make: Make) -> None:
     """The LUNs of a session have one journal each, over the same task slots."""
     journal, slots = make(CHUNK)
