@@ -374,6 +374,24 @@ async def test_another_host_reserves_the_lun_while_the_journal_is_sent_again(
     )
 
 
+@pytest.mark.logs(logs.RECONNECTED, logs.LOST_WRITES)
+@pytest.mark.parametrize("writes", [True, False])
+async def test_another_host_reserves_the_lun_before_the_connection_is_lost(
+    mortal: Istgt, record: Record, writes: bool
+) -> None:
+    await fenced.reserves_before_the_connection_is_lost(
+        mortal.url, mortal.address, mortal.disk(), writes, luns.encode(0)
+    )
+    record(
+        ours="initiator",
+        peer="istgt",
+        version=mortal.version,
+        transport="TCP",
+        ran="another host has reserved the LUN, and written, before the connection is lost: what "
+        "it has written stays",
+    )
+
+
 @pytest.fixture
 def failing(tmp_path: Path) -> Iterator[FailingDisk]:
     try:

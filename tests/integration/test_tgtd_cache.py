@@ -95,3 +95,20 @@ async def test_another_host_reserves_the_lun_while_the_journal_is_sent_again(
         ran="another host reserves the LUN while the journal is sent again: nothing older goes "
         "over something newer, and what was refused is told",
     )
+
+
+@pytest.mark.parametrize("writes", [True, False])
+async def test_another_host_reserves_the_lun_before_the_connection_is_lost(
+    tgtd: MortalTgtd, record: Record, writes: bool
+) -> None:
+    await fenced.reserves_before_the_connection_is_lost(
+        tgtd.url, tgtd.address, tgtd.disk, writes, luns.encode(1)
+    )
+    record(
+        ours="initiator",
+        peer="tgtd",
+        version=tgtd.version,
+        transport="TCP",
+        ran="another host has reserved the LUN, and written, before the connection is lost: what "
+        "it has written stays",
+    )

@@ -1,4 +1,4 @@
-"""Another host reserves the LUN while our initiator sends its journal again."""
+"""Another host reserves the LUN: while our initiator sends its journal again, or before that."""
 
 from __future__ import annotations
 
@@ -50,6 +50,11 @@ class Held:
         return [self.hold], ()
 
 
+def _start_of(medium: Path) -> bytes:
+    with medium.open("rb") as file:
+        return file.read(SIZE)
+
+
 async def _told(disk: TrioDisk, client: FlushClient) -> bool:
     """Whether the next flush of ``client`` tells of a loss."""
     try:
@@ -89,8 +94,7 @@ async def reserves_while_the_journal_is_sent_again(
                 await _put(disk, model, at * AREA + 8 * KIB, bytes([97 + at]) * 4 * KIB)
 
             def there() -> bytes:
-                with medium.open("rb") as file:
-                    return file.read(SIZE)
+                return _start_of(medium)
 
             assert there() == model
             proxy.cut()
@@ -120,6 +124,46 @@ async def reserves_while_the_journal_is_sent_again(
             assert not await _told(disk, clients[0])
             assert await read(disk, 0, SIZE) == model == there()
             assert session.counts.reconnects == 3
+
+
+async def reserves_before_the_connection_is_lost(
+    url: str, address: tuple[str, int], medium: Path, writes: bool, lun: bytes
+) -> None:
+    """Another host reserves the LUN, while something of ours is unflushed, and a write of ours is
+    refused; it ``writes``, or not, and lets go of the LUN. Then our connection is lost, and nothing
+    at the target.
+
+    What the other host has written stays, and each client is told of a loss then, once. What was
+    written behind that is kept as ever."""
+    with FaultProxy(address, lambda _link: ((), ())) as proxy:
+        async with disk_and_session("async", proxy.through(url), {"io-timeout": "60"}) as (
+            disk,
+            session,
+        ):
+            assert isinstance(disk, TrioDisk)
+            clients = [disk.new_client() for _ in range(2)]
+            model = bytearray(SIZE)
+            await write(disk, bytes(model), 0)
+            for client in clients:
+                assert not await _told(disk, client)
+            await _put(disk, model, 0, b"a" * 32 * KIB)
+            async with host_of(url, "iqn.2026-11.example:other") as host:
+                host.lun = lun
+                await host.out(pr.REGISTER, 0, _KEY)
+                await host.out(pr.RESERVE, _KEY, kind=pr.WRITE_EXCLUSIVE)
+                with pytest.raises(ReservationConflict):
+                    await write(disk, b"z" * 512, 4 * KIB)
+                if writes:
+                    await host.write(b"o" * 512)
+                    model[:512] = b"o" * 512
+                await _leave(host)
+            await _put(disk, model, 8 * KIB, b"b" * 4 * KIB)
+            proxy.cut()
+            assert await read(disk, 0, SIZE) == model == _start_of(medium)
+            assert [await _told(disk, each) for each in clients] == [writes, writes]
+            assert [await _told(disk, each) for each in clients] == [False, False]
+            assert await read(disk, 0, SIZE) == model == _start_of(medium)
+            assert session.counts.reconnects == 1
 
 
 async def _put(disk: TrioDisk, model: bytearray, at: int, data: bytes) -> None:

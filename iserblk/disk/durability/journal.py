@@ -326,6 +326,9 @@ class MemoryJournal:
 
     # -- replay -----------------------------------------------------------------------------------
 
+    def mark(self) -> int:
+        return next(self._numbers)
+
     def begin_replay(self) -> list[Entry]:
         self._replays += 1
         self.copies.close()

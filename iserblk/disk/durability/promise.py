@@ -22,7 +22,8 @@ After a loss: with a journal, everything in it is sent again on a new connection
 not have everything, the loss is counted (``losses``): the next flush of each client fails, and so
 does every flush of a client that is under way. Where another host writes to the LUN, too
 (``shared``), the journal is not sent again, as it might undo what that host has written since: it
-is read back and compared, and what differs is lost.
+is read back and compared, and what differs is lost. So is what was written before the target
+refused a command because another host has reserved the LUN (``foreign``).
 
 The journal has everything (``_complete``) when it holds each change that no flush covers. This ends
 where the cache turns volatile while changes are under way that were submitted without the journal,
@@ -59,6 +60,12 @@ log = logging.getLogger(__name__)
 
 _MODE_PARAMETERS_CHANGED: Final = 0x2A01
 _COMMUNICATION: Final = 0x08  # ASC: logical unit communication failure
+_OF_RESERVATIONS: Final = (  # refused where the key is another; this says nothing of the medium
+    opcodes.PERSISTENT_RESERVE_IN,
+    opcodes.PERSISTENT_RESERVE_OUT,
+    opcodes.RESERVE_6,
+    opcodes.RELEASE_6,
+)
 _SYNCHRONIZE: Final = (opcodes.SYNCHRONIZE_CACHE_10, opcodes.SYNCHRONIZE_CACHE_16)
 _WRITE: Final = (opcodes.WRITE_10, opcodes.WRITE_16)
 _SAY_NOTHING_OF_DATA: Final = (sense_data.ILLEGAL_REQUEST, sense_data.UNIT_ATTENTION)
@@ -176,6 +183,10 @@ class Durability:
     journal is compared with it, and never written. ``replay_needed``: the target has, or may have,
     lost its cache, and what the journal has was not sent again (or compared) yet. ``epoch`` changes
     with each such loss, and with each replay.
+
+    ``foreign``: up to this number changes of the journal may be older than what another host has
+    written, as it was heard to have reserved the LUN then: they are compared, and never sent again.
+    ``unproved``: at the next replay it proves nothing of them that the LUN shows them.
     """
 
     def __init__(self, name: str, volatile: bool, ranges: RangeLock) -> None:
@@ -187,6 +198,8 @@ class Durability:
         self.shared = False
         self.replay_needed = False
         self.epoch = 0
+        self.foreign = 0
+        self.unproved = False
         self._assigned: Journal | None = None  # whether in use or not
         self._complete = True  # all that is not flushed is in the journal, if there is one
         self._gaps = 0  # how often that has ended
@@ -334,7 +347,8 @@ class Durability:
         that."""
         if not self._doubted or self.replay_needed:
             return False
-        return self._lose_cache("may have lost what an earlier flush was to make durable")
+        what = "may have lost what an earlier flush was to make durable"
+        return self._lose_cache(what, compare=False)
 
     def end_flush(self, token: FlushToken, done: bool) -> Flushed:
         """End a flush; returns how it ended. ``done``: the target says that it succeeded."""
@@ -373,6 +387,10 @@ class Durability:
         self._hear(slot, resuming=True)
 
     def _hear(self, slot: Command, resuming: bool) -> bool:
+        if slot.status == sam.RESERVATION_CONFLICT:
+            if self.journal is not None and slot.cdb[0] not in _OF_RESERVATIONS:
+                self.foreign = self.journal.mark()
+            return False
         sense = sense_data.decode(slot.sense)
         if sense.is_deferred:
             # The write that it belongs to has long been acknowledged (SPC-4, deferred errors).
@@ -455,6 +473,7 @@ class Durability:
         replay = self._replays_all() and (compare or not self.shared)
         self._doubted = False
         if replay:
+            self.unproved = self.unproved or not compare
             self._replays += 1
             self.epoch += 1
             self.replay_needed = True
@@ -494,6 +513,7 @@ class Durability:
         """Note that all that was in the journal after ``replays`` losses has been sent again."""
         self.epoch += 1
         self.replay_needed = self._replays != replays
+        self.unproved = self.unproved and self.replay_needed
 
     def gave_up(self, what: str) -> None:
         """Note that the target refused to take a change again: it is lost. ``what`` completes "the

@@ -10,7 +10,8 @@ and another host may shut this one out in the middle: nothing older may be put o
 a moment.
 
 Where another host writes to the LUN, too, nothing is sent again: the LUN is compared with the
-journal (``disk.durability.comparing``).
+journal (``disk.durability.comparing``). So it is with what was written before another host was
+heard to have reserved it.
 """
 
 from __future__ import annotations
@@ -195,12 +196,25 @@ def replay(
         lost = Blocks(())  # that the target refuses
         same = True
         try:
+            settled = durability.waiting_changes()
             if durability.shared:
-                settled = durability.waiting_changes()
                 same = yield from compare(session, lun, info, pack_read, entries, settled)
             else:
+                newer = [each for each in entries if each.sequence > durability.foreign]
+                older = entries[: len(entries) - len(newer)]
+                settled += [(each.first, each.last) for each in newer]
+                shown = not (older and durability.unproved)
+                if older and shown:
+                    shown = yield from compare(session, lun, info, pack_read, older, settled)
+                if not shown:
+                    journal.give_up(older, [(0, _LAST)])
+                    durability.gave_up(
+                        "does not have what was written before another host reserved the LUN: it "
+                        "has lost its cache, or that host has written there"
+                    )
+                    entries = newer
                 taken = _Taken(info, geometry)
-                yield from _send(session, lun, info, taken, durability, pack_write, entries, lost)
+                yield from _send(session, lun, info, taken, durability, pack_write, newer, lost)
         finally:
             # It is told. Sent once more, later, it might go over what another host has written.
             journal.give_up(entries, lost.ranges)

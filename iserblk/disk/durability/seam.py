@@ -119,6 +119,11 @@ class Journal(Protocol):
 
     # -- replay -----------------------------------------------------------------------------------
 
+    def mark(self) -> int:
+        """A number that is higher than those of the changes that were added so far, and lower than
+        those of later ones."""
+        ...
+
     def begin_replay(self) -> list[Entry]:
         """All that has to be sent again, in order. Its data stays as it is until ``end_replay``.
 

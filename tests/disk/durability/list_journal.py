@@ -85,6 +85,9 @@ class ListJournal:
     def not_flushed(self, covered: object) -> None:
         """They stay."""
 
+    def mark(self) -> int:
+        return next(self._numbers)
+
     def begin_replay(self) -> list[Entry]:
         ended = [
             _copied(entry)

@@ -14,6 +14,7 @@ from iserblk.disk.ranges import RangeLock
 from iserblk.errors import IserblkError, ScsiError
 from iserblk.scsi import cdb, opcodes
 from iserblk.scsi import lba as lba_data
+from iserblk.scsi.sense import ILLEGAL_REQUEST, encode_fixed
 from iserblk.scsi.status import RESERVATION_CONFLICT
 from tests.disk.fake_target import (
     BLOCK,
@@ -27,6 +28,9 @@ from tests.disk.fake_target import (
 )
 from tests.initiator.fake import CountingWaiter
 from tests.support import logs
+
+# How a flush fails that was refused: nothing was done.
+INVALID = encode_fixed(ILLEGAL_REQUEST, 0x24, 0x00)
 
 pytestmark = pytest.mark.logs(logs.LOST_POWER, logs.LOST_WRITES)
 
@@ -198,7 +202,7 @@ def test_a_flush_from_before_a_callers_write_does_not_cover_it() -> None:
 def failing_flush(play: Play) -> None:
     flush = play.core.flush()
     next(flush)
-    play.session.end(play.session.flight[-1], status=RESERVATION_CONFLICT)
+    play.session.end(play.session.flight[-1], sense=INVALID)
     with pytest.raises(ScsiError):
         next(flush)
 
@@ -231,7 +235,7 @@ def test_flushes_that_overlap_and_fail_share_chunks() -> None:
         flush = play.core.flush()
         next(flush)
         if before is not None:
-            play.session.end(play.session.flight[0], status=RESERVATION_CONFLICT)
+            play.session.end(play.session.flight[0], sense=INVALID)
             with pytest.raises(ScsiError):
                 next(before)
         before = flush

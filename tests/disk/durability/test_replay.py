@@ -19,6 +19,7 @@ from iserblk.scsi.cdb import UNMAP
 from iserblk.scsi.sense import ILLEGAL_REQUEST, NOT_READY, encode_fixed
 from tests.disk import fake_target
 from tests.disk.fake_target import BLOCK, LUN, MEDIUM_ERROR, POWER_ON, FakeSession, FakeTarget
+from tests.initiator.fake import CountingWaiter
 from tests.support import logs
 
 BLOCKS = 256
@@ -36,7 +37,7 @@ def blocks_of(slot: Command) -> tuple[int, int]:
 
 class Bench:
     """A disk whose journal holds what was written, and a fresh session to send it on. ``rounds``:
-    the commands that were in flight at once."""
+    the commands that were in flight at once. ``sent``: (operation, first block, blocks)."""
 
     def __init__(self, max_transfer: int = 8 * BLOCK) -> None:
         self.session = FakeSession()
@@ -45,12 +46,23 @@ class Bench:
         self.core.keep_journal(1 << 20)
         self.fresh = FakeSession()
         self.rounds: list[list[Command]] = []
+        self.sent: list[tuple[int, int, int]] = []
 
     def write(self, first: int, blocks: int, byte: int) -> None:
         """Each block begins with ``byte`` and its own number."""
         data = b"".join(bytes((byte, at)) * (BLOCK // 2) for at in range(first, first + blocks))
         operation = self.core.write(memoryview(data), first * BLOCK)
         fake_target.run(operation, self.session, self.target)
+
+    def is_refused(self, operation: int = opcodes.WRITE_16) -> None:
+        """A command of ours hears that another host has reserved the LUN."""
+        slot = self.session.take_now()
+        assert slot is not None
+        slot.lun, slot.waiter = LUN, CountingWaiter()
+        slot.cdb[0] = operation
+        self.session.submit(slot)
+        self.session.end(slot, status=sam.RESERVATION_CONFLICT)
+        self.session.release(slot)
 
     def lose(self) -> None:
         self.session.suspend()
@@ -80,6 +92,7 @@ class Bench:
                     pauses.append(step)
                     continue
                 self.rounds.append(list(self.fresh.flight))
+                self.sent += [(slot.cdb[0], *blocks_of(slot)) for slot in self.fresh.flight]
                 while step.pending:
                     (answer or self.answered)(self.fresh.flight[-1])
         finally:
@@ -542,3 +555,97 @@ def test_nothing_that_waits_for_a_slot_is_sent_behind_a_reservation() -> None:
     bench.lose()
     bench.replay(lambda slot: bench.fresh.end(slot, status=sam.RESERVATION_CONFLICT))
     assert bench.sizes == [2]
+
+
+def test_what_is_older_than_a_reservation_is_compared() -> None:
+    """Another host may have written since. What was written behind that is sent again."""
+    bench = Bench()
+    bench.write(0, 4, 1)
+    bench.is_refused()
+    bench.write(2, 1, 2)
+    bench.session.suspend()
+    bench.core.durability.replay_needed = True
+    bench.replay()
+    read, write = opcodes.READ_16, opcodes.WRITE_16
+    assert bench.sent == [(read, 0, 2), (read, 3, 1), (write, 2, 1)]
+    assert not bench.core.durability.replay_needed and not bench.core.durability.losses.count
+    # It is kept until a flush.
+    bench.session.resume()
+    fake_target.run(bench.core.flush(), bench.session, bench.target)
+    bench.rounds.clear()
+    bench.core.durability.replay_needed = True
+    bench.replay()
+    assert not bench.rounds
+
+
+@pytest.mark.logs(logs.LOST_WRITES)
+@pytest.mark.parametrize("wrote", [True, False])
+def test_what_another_host_has_written_stays(wrote: bool) -> None:
+    """A reservation was heard of before the connection was lost. The loss is told, once."""
+    bench = Bench()
+    bench.write(0, 4, 1)
+    bench.is_refused()
+    if wrote:
+        bench.target.cached[1] = bytes((7, 1)) * (BLOCK // 2)
+        bench.session.suspend()
+        bench.core.durability.replay_needed = True
+    else:
+        bench.lose()
+    before = [bytes(bench.target.block(at)) for at in range(8)]
+    bench.replay()
+    assert [bytes(bench.target.block(at)) for at in range(8)] == before
+    assert bench.core.durability.losses.count == 1
+    bench.lose()
+    bench.rounds.clear()
+    bench.replay()
+    assert not bench.rounds and bench.core.durability.losses.count == 1
+    bench.session.resume()
+    with pytest.raises(IserblkError, match="lost"):
+        fake_target.run(bench.core.flush(), bench.session, bench.target)
+    fake_target.run(bench.core.flush(), bench.session, bench.target)
+
+
+@pytest.mark.parametrize("operation", [opcodes.PERSISTENT_RESERVE_OUT, opcodes.RESERVE_6])
+def test_a_key_that_is_refused_tells_of_no_other_host(operation: int) -> None:
+    bench = Bench()
+    bench.write(0, 4, 1)
+    bench.is_refused(operation)
+    bench.lose()
+    bench.replay()
+    assert bench.sent == [(opcodes.WRITE_16, 0, 4)]
+
+
+@pytest.mark.logs(logs.LOST_POWER, logs.LOST_WRITES)
+@pytest.mark.parametrize("how", ["failed", "aborted"])
+def test_what_a_flush_has_lost_is_not_proved_by_what_is_older_than_a_reservation(how: str) -> None:
+    """A target may show what it could not write: what may not be sent again is lost. The rest is
+    sent again."""
+    bench = Bench()
+    bench.write(0, 2, 1)
+    bench.is_refused()
+    bench.write(4, 2, 2)
+    durability = bench.core.durability
+    if how == "failed":
+        bench.target.refusal = lambda slot: (
+            MEDIUM_ERROR if slot.cdb[0] == opcodes.SYNCHRONIZE_CACHE_16 else b""
+        )
+        with pytest.raises(ScsiError):
+            fake_target.run(bench.core.flush(), bench.session, bench.target)
+    else:
+        token = durability.begin_flush()
+        durability.doubt(token, "may have failed a flush", True)
+        durability.end_flush(token, False)
+        assert durability.renew()
+    assert durability.replay_needed and not durability.losses.untold
+    bench.session.suspend()
+    bench.replay()
+    assert bench.sent == [(opcodes.WRITE_16, 4, 2)]
+    assert not durability.replay_needed and durability.losses.count == 1
+    # The next one is compared again.
+    bench.write(8, 1, 3)
+    bench.is_refused()
+    durability.replay_needed = True
+    bench.sent.clear()
+    bench.replay()
+    assert bench.sent == [(opcodes.READ_16, 8, 1), (opcodes.READ_16, 4, 2)]
+    assert durability.losses.count == 1
