@@ -1148,8 +1148,7 @@ class DiskCore:
         durability = self.durability
         failed = False
         while True:
-            if durability.renew():
-                self.session.disconnect()
+            self._renew()
             work = _ReadingBack(self, deadline)
             epoch = durability.epoch
             yield from self._transfer(work, [(lba, content)])
@@ -1165,6 +1164,12 @@ class DiskCore:
                 if failed or not (durability.replay_needed or durability.doubted):
                     raise
                 failed = True
+
+    def _renew(self) -> None:
+        """Have what is in doubt sent again. (Not while there is no connection: the next one may
+        have been prepared already, and nothing would cut it.)"""
+        if not self.session.suspended and self.durability.renew():
+            self.session.disconnect()
 
     def flush(self, deadline: float = 0.0, client: FlushClient | None = None) -> Operation[None]:
         """Send SYNCHRONIZE CACHE for the whole LUN, where it has a write cache. Raises WritesLost
@@ -1186,8 +1191,7 @@ class DiskCore:
         losses = durability.losses
         tried = ONCE
         while True:
-            if durability.renew():
-                self.session.disconnect()
+            self._renew()
             token = durability.begin_flush()
             error = yield from self._flush_once(token, deadline)
             if error is not None:

@@ -7,6 +7,7 @@ import mmap
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from itertools import groupby
 from typing import Any
 
 import pytest
@@ -296,6 +297,33 @@ def test_flush_that_was_given_up_has_the_journal_sent_again_before_the_next() ->
     assert bench.target.executed == [WRITE, SYNC]
     bench.run(bench.core.flush())
     assert bench.target.executed == [WRITE, SYNC, SYNC]
+
+
+@pytest.mark.parametrize("part", [True, False])
+def test_a_doubt_behind_a_replay_is_heard_on_the_next_connection(part: bool) -> None:
+    """A flush is given up when the journal has been sent again, on a connection that is not in use
+    yet: that connection is cut once it is, and the journal sent again on another."""
+    bench = Bench()
+    bench.write(0, 1, 1)
+    flush = bench.core.flush()
+    next(flush)
+    resume, bench.session.resume = bench.session.resume, lambda: None  # type: ignore[method-assign]
+    reconnect(bench.core, bench.target, lost=False)
+    bench.session.end(bench.session.flight[0], error=CommandTimeout("late"))
+    with pytest.raises(CommandTimeout):
+        next(flush)
+    work = bench.core.write(memoryview(b"x" * 10), 7) if part else bench.core.flush()
+    next(work)
+    bench.session.resume = resume  # type: ignore[method-assign]
+    resume()
+    bench.target.cached.clear()
+    bench.target.executed.clear()
+    bench.run(work)
+    read = opcodes.READ_16
+    executed = [operation for operation, _ in groupby(bench.target.executed)]
+    assert executed == ([read, WRITE, read, WRITE] if part else [SYNC, WRITE, SYNC])
+    assert bench.target.block(0)[-10:] == b"\1" * 10
+    assert not bench.core.durability.losses.count
 
 
 def test_flush_that_was_left_unanswered_is_sent_again_behind_what_it_was_to_cover() -> None:
