@@ -68,6 +68,7 @@ def check_reservation(core: DiskCore, fresh: CommandSession) -> Operation[None]:
     has the LUN now, or may have had it meanwhile."""
     if core.reservation is not None:
         yield from core.reservation.resume(fresh, core.lun)
+        core.reserved()
         # The rest, which the LUN hides from a nexus that is not registered.
         core.renew(*(yield from same_lun(core, fresh)))
 

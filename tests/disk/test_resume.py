@@ -20,11 +20,12 @@ from iserblk.errors import (
 )
 from iserblk.initiator.session.session import Session
 from iserblk.scsi import inquiry, mode, opcodes
-from iserblk.scsi.sense import ILLEGAL_REQUEST, encode_fixed
+from iserblk.scsi.sense import ILLEGAL_REQUEST, UNIT_ATTENTION, Sense, encode_fixed
 from tests.disk.fake_lun import FakeLun, FakeLuns, finish, known
 from tests.disk.fake_target import DEFERRED
 from tests.support import logs
 
+PREEMPTED = 0x2A05  # additional sense code and qualifier
 NAMES = {"INQUIRY", "TEST UNIT READY", "VPD 00", "VPD 80", "VPD 83"}
 
 
@@ -42,6 +43,9 @@ class Reservation:
     def __init__(self, error: Exception | None = None) -> None:
         self.error = error
         self.asked_before: list[str] = []
+
+    def is_doubted_by(self, sense: Sense) -> bool:
+        return sense.code == PREEMPTED
 
     def resume(self, fresh: Session, lun: bytes) -> Operation[None]:
         assert isinstance(fresh, FakeLuns)
@@ -204,6 +208,30 @@ def test_behind_its_reservation_the_whole_lun_is_looked_at(core: DiskCore) -> No
     finish(resume.check_reservation(core, session_of(fresh)))
     assert not reservation.asked_before
     assert core.size == 4096 * 512
+
+
+@pytest.mark.parametrize(
+    ("command", "code", "cut"),
+    [
+        ("TEST UNIT READY", PREEMPTED, False),  # before its turn: it is looked at in any case
+        ("READ CAPACITY(16)", PREEMPTED, True),
+        ("READ CAPACITY(16)", 0x2A06, False),
+    ],
+)
+def test_a_reservation_that_is_taken_behind_its_turn_ends_the_attempt(
+    core: DiskCore, replays: list[list[str]], command: str, code: int, cut: bool
+) -> None:
+    """The journal must not go over what its new holder writes; and the next attempt finds out
+    whether that host has let go of the LUN again."""
+    report = encode_fixed(UNIT_ATTENTION, code >> 8, code & 0xFF)
+    core.reservation = Reservation()  # type: ignore[assignment]
+    fresh = FakeLuns(FakeLun(errors={command: [report]}))
+    finish(resume.resume(core, session_of(fresh)))
+    assert fresh.disconnected is cut
+    # The next attempt begins anew.
+    fresh = FakeLuns(FakeLun(errors={"TEST UNIT READY": [report]}))
+    finish(resume.resume(core, session_of(fresh)))
+    assert not fresh.disconnected
 
 
 def test_a_lost_reservation_leaves_the_disk_as_it_was(core: DiskCore) -> None:

@@ -467,20 +467,29 @@ def _under_way(commands: list[tuple[Command, int]]) -> bool:
 
 class _Resuming:
     """Implements LunListener: follows the LUN of ``core`` on a fresh connection that is not in use
-    yet. ``fresh``: its session. ``certain``: it was found there, and compared."""
+    yet. ``fresh``: its session. ``certain``: it was found there, and compared. ``reserved``: the
+    reservation was found to be ours there."""
 
     def __init__(self, core: DiskCore) -> None:
         self._core = core
         self.fresh: CommandSession | None = None
         self.certain = False
+        self.reserved = False
 
     def hear(self, slot: Command) -> None:
         self._core.sizing.hear(slot)
         self._core.durability.hear_resuming(slot)
-        if self.certain and decode(slot.sense).is_perhaps_another and self.fresh is not None:
-            # The next attempt compares it anew. (A first report comes before that, and is usual.)
-            self.certain = False
+        sense = decode(slot.sense)
+        # The next attempt looks anew. (A first report comes before that, and is usual.)
+        if self.fresh is not None and (
+            (self.certain and sense.is_perhaps_another) or (self.reserved and self._is_taken(sense))
+        ):
+            self.certain = self.reserved = False
             self.fresh.disconnect()
+
+    def _is_taken(self, sense: Sense) -> bool:
+        reservation = self._core.reservation
+        return reservation is not None and reservation.is_doubted_by(sense)
 
     def doubt(self) -> None:
         """All LUNs are compared."""
@@ -636,7 +645,11 @@ class DiskCore:
 
     def begin_check(self) -> None:
         """The LUN is about to be compared on the fresh session of ``listen_resuming``."""
-        self._resuming.certain = False
+        self._resuming.certain = self._resuming.reserved = False
+
+    def reserved(self) -> None:
+        """The reservation is ours, as that session has found."""
+        self._resuming.reserved = True
 
     def checked(self) -> None:
         """It is the LUN in use. The session has no connection; commands go out on the next."""
@@ -666,7 +679,7 @@ class DiskCore:
         """Follow the LUN on ``fresh``, whose connection is to take the place of the session's. Call
         it before the first command on ``fresh``."""
         self._resuming.fresh = fresh
-        self._resuming.certain = False
+        self._resuming.certain = self._resuming.reserved = False
         fresh.listeners.add(self.lun, self._resuming)
         if self.inventory is not None:
             fresh.listeners.add(self.lun, self.inventory)

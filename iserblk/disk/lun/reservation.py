@@ -30,6 +30,7 @@ from iserblk.names import machine_id
 from iserblk.scsi import reservations as pr
 from iserblk.scsi import sense as sense_data
 from iserblk.scsi.reservations import OutParameters
+from iserblk.scsi.sense import Sense
 
 log = logging.getLogger(__name__)
 
@@ -258,13 +259,19 @@ class Reservation(LunListener):
         """Implements LunListener."""
         session = self._watched
         sense = sense_data.decode(slot.sense)
-        if session is None or not sense.is_unit_attention or session.suspended is not None:
+        if session is None or session.suspended is not None:
             return  # on the next connection ``resume`` checks in any case
-        if sense.code in _TAKEN or (sense.code in sense_data.POWER_LOST and not self._persists):
+        if self.is_doubted_by(sense):
             log.error(
                 "%s: the reservation may be lost (%s): the connection is cut", self.name, sense
             )
             session.disconnect()
+
+    def is_doubted_by(self, sense: Sense) -> bool:
+        """Whether another initiator may have the reservation since a report."""
+        return sense.is_unit_attention and (
+            sense.code in _TAKEN or (sense.code in sense_data.POWER_LOST and not self._persists)
+        )
 
     def before_logout(self) -> Operation[None]:
         """Implements LunListener: gives the LUN back."""
