@@ -1181,7 +1181,8 @@ class DiskCore:
     def _renew(self) -> None:
         """Have what is in doubt sent again. (Not while there is no connection: the next one may
         have been prepared already, and nothing would cut it.)"""
-        if not self.session.suspended and self.durability.renew():
+        durability = self.durability
+        if durability.doubted and not self.session.suspended and durability.renew():
             self.session.disconnect()
 
     def flush(self, deadline: float = 0.0, client: FlushClient | None = None) -> Operation[None]:
