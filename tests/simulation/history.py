@@ -119,6 +119,7 @@ class History:
         self._may_keep = keeps and hindered
         self._several = several
         self._is_behind = False  # a report of a loss may be on its way
+        self._is_unnoticed = False  # the target has a loss of which it tells with the next flush
         first = Change(0, 0, blocks, -math.inf, False)
         first.ended = -math.inf
         self._blocks = [[_Entry(first)] for _ in range(blocks)]
@@ -351,7 +352,8 @@ class History:
             )
         self._flushed = max(self._flushed, begun)
         if begun > self._struck:
-            self._is_behind = False  # a flush waits for what is on its way
+            # A flush waits for what is on its way.
+            self._is_behind = self._is_unnoticed = False
         if begun > self._disturbed:
             hearer.perhaps = False
         if covered:
@@ -423,8 +425,9 @@ class History:
             self._suspect()
 
     def heard(self) -> None:
-        """The client has heard of all losses so far, or takes its cache for lost."""
-        self._is_behind = False
+        """The client has heard of all losses so far, or takes its cache for lost; but of what the
+        target has dropped unnoticed, while the client wrote again what it keeps, it cannot know."""
+        self._is_behind = self._is_unnoticed
 
     def struck(
         self,
@@ -439,6 +442,7 @@ class History:
         self._struck = now
         # (What was unnoticed before is so until the client has heard of it.)
         self._is_behind = in_place and (self._several or unnoticed or self._is_behind)
+        self._is_unnoticed = unnoticed
         if unnoticed:
             for read in self._reads:
                 read.loose = True
@@ -473,7 +477,7 @@ class History:
         """The client is gone, with all that it has kept; and the target has lost its cache."""
         self._epoch += 1
         self._died = self._struck = now
-        self._is_behind = False
+        self._is_behind = self._is_unnoticed = False
         self._reads.clear()
         for change in self._under_way:
             change.ended = now

@@ -944,6 +944,7 @@ def test_a_read_during_which_something_is_dropped_unnoticed(begins: str) -> None
     play.strike(kept=1, in_place=True, unnoticed=True)
     if begins == "before it is heard":
         read = play.history.begin_read(0, play.step())
+    play.strike(kept=1, in_place=True)  # a flush has failed
     play.history.heard()
     if begins == "behind that":
         read = play.history.begin_read(0, play.step())
@@ -958,9 +959,20 @@ def test_what_is_dropped_unnoticed_may_be_a_hole_again() -> None:
     play.write()
     play.strike(in_place=True, unnoticed=True)
     play.history.check_hole(0, 1, play.step())
+    play.strike(in_place=True)  # a flush has failed
     play.history.heard()
     with pytest.raises(Wrong, match="hole"):
         play.history.check_hole(0, 1, play.step())
+
+
+def test_what_is_dropped_while_the_journal_is_sent_again_is_not_heard_with_it() -> None:
+    play = _unnoticed()
+    play.strike(kept=1, in_place=True)  # a flush has failed
+    play.strike(kept=1, in_place=True, unnoticed=True)
+    play.history.heard()
+    play.read(1)
+    play.flush()
+    play.refuses(1)
 
 
 def _hindered() -> Play:

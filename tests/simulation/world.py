@@ -1019,11 +1019,12 @@ class World:
 
     def _forget_troubles(self, told: bool = True) -> None:
         """``told``: the client is a new one, or knows all: else the target tells it still that its
-        cache is lost."""
+        cache is lost, or will be."""
         troubles = self._target.troubles
-        deferred = troubles.is_deferred and not told
+        drops, deferred = troubles.drops, troubles.is_deferred
         troubles.forget()
-        troubles.is_deferred = deferred
+        if not told:
+            troubles.drops, troubles.is_deferred = drops, deferred
         self.loop.work_s = WORK_S
         if self.settings.profile == LATE:
             troubles.refuse(LATE_REFUSALS)
