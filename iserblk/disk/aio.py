@@ -18,7 +18,15 @@ from iserblk.disk.multipath.discovering import discover_ways
 from iserblk.disk.multipath.failback import PathsReconnector
 from iserblk.disk.multipath.recognising import join_same_luns
 from iserblk.disk.opening import find_disks, log_out, name_disks, open_session, reconnector
-from iserblk.disk.seam import AsyncLun, CommandResult, Extent, FlushClient, LossCount, LunInfo
+from iserblk.disk.seam import (
+    AsyncLun,
+    CommandResult,
+    Extent,
+    FlushClient,
+    LossCount,
+    LunInfo,
+    Rest,
+)
 from iserblk.initiator.drivers.tasks import TrioDriver
 from iserblk.initiator.reconnecting import Reconnector
 
@@ -69,27 +77,28 @@ class TrioDisk:
         return await self.driver.run_operation(self.core.refresh())
 
     @trio.lowlevel.enable_ki_protection
-    async def read_into(self, buffer: memoryview, offset: int, deadline: float = 0.0) -> None:
+    async def read_into(self, buffer: memoryview, offset: int, rest: Rest | None = None) -> None:
         core = self.core
         waiter = self.driver.new_waiter()
-        slot = core.begin_read(buffer, offset, waiter) if not deadline else None
+        slot = core.begin_read(buffer, offset, waiter) if rest is None else None
         if slot is not None:
             try:
                 await self.driver.wait(waiter)
             except BaseException:
                 core.dropped(slot)
                 raise
-            deadline = core.ended(slot)
-            if not deadline:
+            rest = core.ended(slot)
+            if rest is None:
                 return
+        deadline = 0.0 if rest is None else rest.deadline
         await self.driver.run_operation(core.read(buffer, offset, deadline))
 
     @trio.lowlevel.enable_ki_protection
     async def write(
-        self, buffer: memoryview, offset: int, fua: bool = False, deadline: float = 0.0
+        self, buffer: memoryview, offset: int, fua: bool = False, rest: Rest | None = None
     ) -> None:
         core = self.core
-        if not fua and not deadline:
+        if not fua and rest is None:
             waiter = self.driver.new_waiter()
             slot = core.begin_write(buffer, offset, waiter)
             if slot is not None:
@@ -98,9 +107,10 @@ class TrioDisk:
                 except BaseException:
                     core.dropped(slot)
                     raise
-                deadline = core.ended_write(slot)
-                if not deadline:
+                rest = core.ended_write(slot)
+                if rest is None:
                     return
+        deadline = 0.0 if rest is None else rest.deadline
         await self.driver.run_operation(core.write(buffer, offset, fua, deadline))
 
     async def flush(self, client: FlushClient | None = None) -> None:

@@ -21,7 +21,7 @@ import trio
 from iserblk.commands.command import Command, Waiter
 from iserblk.disk.aio import TrioDiskSet
 from iserblk.disk.ending import EndOfUse
-from iserblk.disk.seam import AsyncLun
+from iserblk.disk.seam import AsyncLun, Rest
 from iserblk.errors import ConnectionLost, IserblkError
 from iserblk.loop import guest
 from iserblk.loop.busy_polling import FEW, Pace, pace_of
@@ -308,7 +308,7 @@ class DiskThread:
             return
         request.slot = slot
         if slot is None:
-            self._carry_on(request, 0.0)
+            self._carry_on(request, None)
         else:
             self._commands += 1
 
@@ -320,9 +320,9 @@ class DiskThread:
             assert slot is not None
             try:
                 if request.kind == READ:
-                    deadline = request.disk.end_read(slot)
+                    rest = request.disk.end_read(slot)
                 else:
-                    deadline = request.disk.end_write(slot)
+                    rest = request.disk.end_write(slot)
             except IserblkError as error:
                 request.error = self._aborted() if self._closing else error
             except BaseException:  # a bug
@@ -330,32 +330,31 @@ class DiskThread:
                 self._ended(request)
                 raise
             else:
-                if deadline and not (self._closing or request.followers):
-                    self._carry_on(request, deadline)
+                if rest is not None and not (self._closing or request.followers):
+                    self._carry_on(request, rest)
                     continue
-                if deadline:
+                if rest is not None:
                     request.error = self._aborted()
             self._ended(request)
 
     def _aborted(self) -> ConnectionLost:
         return ConnectionLost("the disks were closed while a request was under way")
 
-    def _carry_on(self, request: HandedRequest, deadline: float) -> None:
+    def _carry_on(self, request: HandedRequest, rest: Rest | None) -> None:
         """Give ``request``, which takes more than one command, a strand."""
         assert self._group is not None
         self._carried.add(request)
         request.strand = self._group.start_soon(
-            self._carry_out, request, deadline, name="a request of a thread"
+            self._carry_out, request, rest, name="a request of a thread"
         )
 
-    async def _carry_out(self, request: HandedRequest, deadline: float) -> None:
-        """Body of a strand. ``deadline``: when the request has to be done, where it has begun
-        already."""
+    async def _carry_out(self, request: HandedRequest, rest: Rest | None) -> None:
+        """Body of a strand. ``rest``: of a request that has begun already."""
         try:
             if request.kind == READ:
-                await request.disk.read_into(request.buffer, request.offset, deadline)
+                await request.disk.read_into(request.buffer, request.offset, rest)
             elif request.kind == WRITE:
-                await request.disk.write(request.buffer, request.offset, request.fua, deadline)
+                await request.disk.write(request.buffer, request.offset, request.fua, rest)
             else:
                 assert request.operation is not None
                 request.result = await request.operation()

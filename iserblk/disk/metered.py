@@ -17,6 +17,7 @@ from iserblk.disk.seam import (
     FlushClient,
     LossCount,
     LunInfo,
+    Rest,
 )
 from iserblk.loop.clock import monotonic, nanoseconds
 from iserblk.metrics.counting import (
@@ -121,10 +122,10 @@ class MeteredAsync:
     async def refresh(self) -> int:
         return await self.disk.refresh()
 
-    async def read_into(self, buffer: memoryview, offset: int, deadline: float = 0.0) -> None:
-        start = nanoseconds()
+    async def read_into(self, buffer: memoryview, offset: int, rest: Rest | None = None) -> None:
+        start = nanoseconds() if rest is None else rest.begun
         try:
-            await self._read(buffer, offset, deadline)
+            await self._read(buffer, offset, rest)
         except BaseException:
             count(self._metrics, READ, nanoseconds() - start, 0, True)
             raise
@@ -132,11 +133,11 @@ class MeteredAsync:
         _succeeded(self._rows[READ], took, len(buffer))
 
     async def write(
-        self, buffer: memoryview, offset: int, fua: bool = False, deadline: float = 0.0
+        self, buffer: memoryview, offset: int, fua: bool = False, rest: Rest | None = None
     ) -> None:
-        start = nanoseconds()
+        start = nanoseconds() if rest is None else rest.begun
         try:
-            await self._write(buffer, offset, fua, deadline)
+            await self._write(buffer, offset, fua, rest)
         except BaseException:
             count(self._metrics, WRITE, nanoseconds() - start, 0, True)
             raise
@@ -184,33 +185,33 @@ class MeteredAsync:
     ) -> CommandResult:
         return await self.disk.command(cdb, data_in, data_out, timeout_s=timeout_s)
 
-    def end_read(self, slot: Command) -> float:
-        """One that goes on counts as a request of its own, from there."""
+    def end_read(self, slot: Command) -> Rest | None:
+        """One that goes on is counted when all of it has ended."""
         begun, length = slot.begun, slot.length
         try:
-            deadline = self._end_read(slot)
+            rest = self._end_read(slot)
         except BaseException:
             count(self._metrics, READ, int(monotonic() * 1e9) - begun, 0, True)
             raise
-        if not deadline:
+        if rest is None:
             took = int(monotonic() * 1e9) - begun
             row = self._rows[READ]  # as ``_succeeded``, without its call
             index = ((took - 1) // 1000).bit_length()
             row[index] = row[index] + 1
             row[BYTES] = row[BYTES] + length
             row[NANOSECONDS] = row[NANOSECONDS] + took
-        return deadline
+        return rest
 
-    def end_write(self, slot: Command) -> float:
+    def end_write(self, slot: Command) -> Rest | None:
         begun, length = slot.begun, slot.length
         try:
-            deadline = self._end_write(slot)
+            rest = self._end_write(slot)
         except BaseException:
             count(self._metrics, WRITE, int(monotonic() * 1e9) - begun, 0, True)
             raise
-        if not deadline:
+        if rest is None:
             _succeeded(self._rows[WRITE], int(monotonic() * 1e9) - begun, length)
-        return deadline
+        return rest
 
 
 def metered_async(disk: AsyncLun, core: DiskCore) -> AsyncLun:

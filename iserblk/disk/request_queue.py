@@ -16,7 +16,7 @@ from threading import get_ident
 import trio
 
 from iserblk.commands.command import Command, Waiter
-from iserblk.disk.seam import DirectDisk
+from iserblk.disk.seam import DirectDisk, Rest
 from iserblk.errors import IserblkError, LocalProtocolError
 from iserblk.loop.nap import Nap
 
@@ -81,7 +81,7 @@ class RequestQueue:
         slot = request.slot = self._disk.begin_read(buffer, offset, request)
         self.open += 1
         if slot is None:
-            self._nursery.start_soon(self._carry_out, request, False, 0.0)
+            self._nursery.start_soon(self._carry_out, request, False, None)
         else:
             self._under_way += 1
         return request
@@ -98,7 +98,7 @@ class RequestQueue:
         request.slot = slot
         self.open += 1
         if slot is None:
-            self._nursery.start_soon(self._carry_out, request, fua, 0.0)
+            self._nursery.start_soon(self._carry_out, request, fua, None)
         else:
             self._under_way += 1
         return request
@@ -163,7 +163,7 @@ class RequestQueue:
         assert slot is not None  # ``read`` or ``write`` set it
         disk = self._disk
         try:
-            deadline = disk.end_write(slot) if request.writes else disk.end_read(slot)
+            rest = disk.end_write(slot) if request.writes else disk.end_read(slot)
         except IserblkError as error:
             request.error = error
         except BaseException:  # a bug
@@ -171,23 +171,23 @@ class RequestQueue:
             self._over.append(request)
             raise
         else:
-            if deadline and not self._closed:
-                self._nursery.start_soon(self._carry_out, request, False, deadline)
+            if rest is not None and not self._closed:
+                self._nursery.start_soon(self._carry_out, request, False, rest)
                 return
-            if deadline:
+            if rest is not None:
                 request.error = _closed()
         self._over.append(request)
 
     @trio.lowlevel.enable_ki_protection
-    async def _carry_out(self, request: Request, fua: bool, deadline: float) -> None:
+    async def _carry_out(self, request: Request, fua: bool, rest: Rest | None) -> None:
         """Body of a task: a request that takes more than one command, or waits for room.
-        ``deadline``: when it has to be done, where it has begun already."""
+        ``rest``: of one that has begun already."""
         disk = self._disk
         try:
             if request.writes:
-                await disk.write(request.buffer, request.offset, fua, deadline)
+                await disk.write(request.buffer, request.offset, fua, rest)
             else:
-                await disk.read_into(request.buffer, request.offset, deadline)
+                await disk.read_into(request.buffer, request.offset, rest)
         except IserblkError as error:
             request.error = error
         except BaseException:  # the queue is being closed, or a bug

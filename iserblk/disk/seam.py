@@ -361,6 +361,15 @@ class AsyncDisk(Protocol):
     async def cache(self, offset: int, length: int) -> None: ...
 
 
+class Rest(NamedTuple):
+    """What is left of a request whose command has ended, and was not enough. ``begun``: when the
+    request began, in nanoseconds; ``deadline``: until when it is to be done, in seconds; both of
+    the clock of the loop."""
+
+    begun: int
+    deadline: float
+
+
 class DirectDisk(AsyncDisk, Protocol):
     """An AsyncDisk for event-driven front-ends, which submit commands without a coroutine that
     waits for them.
@@ -368,8 +377,8 @@ class DirectDisk(AsyncDisk, Protocol):
     ``begin_read`` and ``begin_write`` send the one command of a request, if one is enough and a
     slot is free, and return its slot; None: nothing was done, call ``read_into`` or ``write``.
     ``waiter.task_done`` is called when the command has ended. The caller then calls ``end_read`` or
-    ``end_write`` once. It returns 0.0 when the request is done, or else a deadline: go on with
-    ``read_into`` or ``write`` and this deadline. It raises the error of the request.
+    ``end_write`` once. It returns None when the request is done; else ``read_into`` or ``write``
+    goes on with what it returns. It raises the error of the request.
 
     ``take_over``, called before ``end_write``, may save a copy of the data: a disk that keeps what
     is not flushed keeps ``buffer``, in which the data is, and returns another one of the same size,
@@ -377,19 +386,21 @@ class DirectDisk(AsyncDisk, Protocol):
     any of ``buffer``, whatever is in it beside the data.
     """
 
-    async def read_into(self, buffer: memoryview, offset: int, deadline: float = 0.0) -> None: ...
+    async def read_into(
+        self, buffer: memoryview, offset: int, rest: Rest | None = None
+    ) -> None: ...
 
     async def write(
-        self, buffer: memoryview, offset: int, fua: bool = False, deadline: float = 0.0
+        self, buffer: memoryview, offset: int, fua: bool = False, rest: Rest | None = None
     ) -> None: ...
 
     def begin_read(self, buffer: memoryview, offset: int, waiter: Waiter, /) -> Command | None: ...
 
     def begin_write(self, buffer: memoryview, offset: int, waiter: Waiter, /) -> Command | None: ...
 
-    def end_read(self, slot: Command, /) -> float: ...
+    def end_read(self, slot: Command, /) -> Rest | None: ...
 
-    def end_write(self, slot: Command, /) -> float: ...
+    def end_write(self, slot: Command, /) -> Rest | None: ...
 
     def take_over(self, slot: Command, buffer: bytearray, /) -> bytearray | None: ...
 

@@ -22,7 +22,7 @@ import trio
 from outcome import Error, Outcome, Value
 
 from iserblk.commands.command import Command, Waiter
-from iserblk.disk.seam import EXTENT_HOLE, DirectDisk
+from iserblk.disk.seam import EXTENT_HOLE, DirectDisk, Rest
 from iserblk.errors import CommandError, CommandTimeout, IserblkError, NotSupported
 from iserblk.gateway.statuses import internal_error, status_error
 from iserblk.loop.nap import Nap
@@ -117,7 +117,7 @@ class DiskStore:
         operation = _Operation(self, _READ, owner, ended, buffer, offset)
         operation.slot = self.disk.begin_read(buffer, offset, operation)
         if operation.slot is None:
-            self._carry_out_soon(operation, 0.0, "gateway: read")
+            self._carry_out_soon(operation, None, "gateway: read")
         return operation
 
     def begin_write(
@@ -127,12 +127,12 @@ class DiskStore:
         if not durable:
             operation.slot = self.disk.begin_write(data, offset, operation)
         if operation.slot is None:
-            self._carry_out_soon(operation, 0.0, "gateway: write")
+            self._carry_out_soon(operation, None, "gateway: write")
         return operation
 
     def begin_flush(self, owner: object, ended: Ended) -> object:
         operation = _Operation(self, _FLUSH, owner, ended)
-        self._carry_out_soon(operation, 0.0, "gateway: flush")
+        self._carry_out_soon(operation, None, "gateway: flush")
         return operation
 
     def give_up(self, operation: object) -> None:
@@ -175,7 +175,7 @@ class DiskStore:
         try:
             assert slot is not None  # ``begin_…`` set it
             end = self.disk.end_read if operation.kind == _READ else self.disk.end_write
-            deadline = end(slot)
+            rest = end(slot)
         except IserblkError as error:
             _tell(operation, status_error(error))
             return
@@ -183,25 +183,23 @@ class DiskStore:
             log.exception("internal error of the gateway")
             _tell(operation, internal_error())
             return
-        if deadline and not self._group.closing:
-            self._carry_out_soon(operation, deadline, "gateway: again")
+        if rest is not None and not self._group.closing:
+            self._carry_out_soon(operation, rest, "gateway: again")
         else:
-            _tell(operation, internal_error() if deadline else None)
+            _tell(operation, None if rest is None else internal_error())
 
-    def _carry_out_soon(self, operation: _Operation, deadline: float, name: str) -> None:
-        self._group.start_soon(
-            self._carry_out, operation, deadline, name=name, owner=operation.owner
-        )
+    def _carry_out_soon(self, operation: _Operation, rest: Rest | None, name: str) -> None:
+        self._group.start_soon(self._carry_out, operation, rest, name=name, owner=operation.owner)
 
-    async def _carry_out(self, operation: _Operation, deadline: float) -> None:
-        """Body of a strand. ``deadline``: when it has to be done, where it has begun already."""
+    async def _carry_out(self, operation: _Operation, rest: Rest | None) -> None:
+        """Body of a strand. ``rest``: of one that has begun already."""
         disk = self.disk
         problem: OSError | None = None
         try:
             if operation.kind == _READ:
-                await disk.read_into(operation.buffer, operation.offset, deadline)
+                await disk.read_into(operation.buffer, operation.offset, rest)
             elif operation.kind == _WRITE:
-                await disk.write(operation.buffer, operation.offset, operation.durable, deadline)
+                await disk.write(operation.buffer, operation.offset, operation.durable, rest)
             else:
                 await disk.flush()
         except IserblkError as error:

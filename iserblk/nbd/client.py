@@ -26,7 +26,7 @@ from typing import Final, NamedTuple, Protocol
 
 import trio
 
-from iserblk.disk.seam import DirectDisk, Extent, FlushClient
+from iserblk.disk.seam import DirectDisk, Extent, FlushClient, Rest
 from iserblk.errors import BadArgument, IserblkError, OutOfRange, RemoteProtocolError
 from iserblk.loop.blocking import hung_up
 from iserblk.loop.busy_polling import pace_of
@@ -603,7 +603,7 @@ class Client:
                 elif command == nbd.WRITE and not request.flags and free:
                     slot = disk.begin_write(request.data, request.offset, request)
                 if slot is None:
-                    self._carry_out_soon(request, 0.0)
+                    self._carry_out_soon(request, None)
                 else:
                     request.slot = slot
                 begun += 1
@@ -621,26 +621,26 @@ class Client:
         try:
             assert slot is not None  # ``_begin`` set it
             if request.command == nbd.READ:
-                deadline = self._disk.end_read(slot)
+                rest = self._disk.end_read(slot)
             else:
                 buffer = request.buffer
                 if buffer is not None:  # of a large write
                     other = self._disk.take_over(slot, buffer)
                     if other is not None:
                         request.buffer = other
-                deadline = self._disk.end_write(slot)
+                rest = self._disk.end_write(slot)
         except IserblkError as error:
             self._refuse(request, error)
             return
         except Exception:
             self._refuse_for_bug(request)
             return
-        if not deadline:
+        if rest is None:
             self._transmission.reply(request)
         elif self._closing:
             self._transmission.refuse(request, nbd.ESHUTDOWN, "the server is ending")
         else:
-            self._carry_out_soon(request, deadline)
+            self._carry_out_soon(request, rest)
 
     def _refuse_for_bug(self, request: Request) -> None:
         """While the exception is being handled, which is logged."""
@@ -665,15 +665,15 @@ class Client:
             request.losses = error.losses
         self._transmission.refuse(request, number, str(error))
 
-    def _carry_out_soon(self, request: Request, deadline: float) -> None:
-        self._group.start_soon(self._carry_out, request, deadline, name=self.name, owner=self)
+    def _carry_out_soon(self, request: Request, rest: Rest | None) -> None:
+        self._group.start_soon(self._carry_out, request, rest, name=self.name, owner=self)
 
-    async def _carry_out(self, request: Request, deadline: float) -> None:
-        """Body of a strand: a request that takes more than one command. ``deadline``: when it has
-        to be done, where it has begun already."""
+    async def _carry_out(self, request: Request, rest: Rest | None) -> None:
+        """Body of a strand: a request that takes more than one command. ``rest``: of one that has
+        begun already."""
         extents: list[Extent] | None = None
         try:
-            extents = await self._obey(request, deadline)
+            extents = await self._obey(request, rest)
         except IserblkError as error:
             self._refuse(request, error)
         except Exception:
@@ -686,7 +686,7 @@ class Client:
         self._answers += 1
         self._wake()
 
-    async def _obey(self, request: Request, deadline: float) -> list[Extent] | None:
+    async def _obey(self, request: Request, rest: Rest | None) -> list[Extent] | None:
         disk, offset, length, flags = self._disk, request.offset, request.length, request.flags
         fua = flags & nbd.FLAG_FUA != 0
         if offset + length > disk.size and request.command != nbd.FLUSH:
@@ -704,9 +704,9 @@ class Client:
             return None
         match request.command:
             case nbd.READ:
-                await disk.read_into(request.data, offset, deadline)
+                await disk.read_into(request.data, offset, rest)
             case nbd.WRITE:
-                await disk.write(request.data, offset, fua, deadline)
+                await disk.write(request.data, offset, fua, rest)
             case nbd.FLUSH:
                 self._hearing.look()
                 await disk.flush(self._hearing.client)

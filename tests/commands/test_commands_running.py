@@ -119,5 +119,5 @@ def test_the_fast_way_tells_of_it_too() -> None:
     slot = core.begin_read(memoryview(bytearray(512)), 0, waiter)
     assert slot is not None
     session.end(slot, status=status.TASK_SET_FULL)
-    assert core.ended(slot) > 0.0  # a pause: the general path sends it again
+    assert core.ended(slot) is not None  # a pause: the general path sends it again
     assert session.shrunk == 1

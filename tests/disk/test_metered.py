@@ -15,7 +15,7 @@ from iserblk.disk.metered import (
     count,
     metered_async,
 )
-from iserblk.disk.seam import NO_CLIENT
+from iserblk.disk.seam import NO_CLIENT, Rest
 from iserblk.errors import OutOfRange
 from iserblk.loop import clock
 from iserblk.metrics.counting import (
@@ -140,7 +140,7 @@ async def test_a_request_is_counted_and_handed_on(
     flags = {each[0]: each[1] for each in rest if isinstance(each, tuple)}
     handed_on = [name, *(each for each in rest if not isinstance(each, tuple))]
     if name in ("read_into", "write"):
-        assert handed_on.pop() == 0.0  # no deadline of its own
+        assert handed_on.pop() is None  # nothing of it had begun
     assert handed_on == list(call)
     assert flags == options or flags == {name: False for name in flags} | options
 
@@ -201,12 +201,12 @@ def test_a_command_counts_from_its_begin_to_its_end(kind: str, operation: int) -
     bench = Bench()
     slots = [slot_of(index, 512 << index) for index in range(SLOTS)]
     free = iter(slots)
-    bench.disk = MeteredAsync(direct(lambda: next(free, None), 0.0), bench.metrics)
+    bench.disk = MeteredAsync(direct(lambda: next(free, None), None), bench.metrics)
     begin, end = getattr(bench.disk, f"begin_{kind}"), getattr(bench.disk, f"end_{kind}")
     begun = [begin(BUFFER, 0, None) for _ in range(SLOTS + 1)]
     assert begun == [*slots, None]  # the last one was not begun, and does not count
     assert not bench.row(operation)
-    assert [end(slot) for slot in slots] == [0.0, 0.0, 0.0]
+    assert [end(slot) for slot in slots] == [None] * SLOTS
     row = bench.row(operation)
     # Begun at 0, 1 and 2, and ended at 3, 4 and 5.
     assert row["ns"] == SLOTS * 3 * TOOK_NS and row["bytes"] == 512 + 1024 + 2048
@@ -214,19 +214,42 @@ def test_a_command_counts_from_its_begin_to_its_end(kind: str, operation: int) -
 
 
 @pytest.mark.parametrize(("kind", "operation"), [("read", READ), ("write", WRITE)])
-def test_a_command_that_fails_or_goes_on(kind: str, operation: int) -> None:
+def test_a_command_that_fails(kind: str, operation: int) -> None:
     bench = Bench()
     slot = slot_of(1, 512)
-    for outcome in (7.5, OutOfRange("past the end")):
-        bench.disk = MeteredAsync(direct(lambda: slot, outcome), bench.metrics)
-        getattr(bench.disk, f"begin_{kind}")(BUFFER, 0, None)
-        if isinstance(outcome, float):  # it counts when it has gone on, by another call
-            assert getattr(bench.disk, f"end_{kind}")(slot) == outcome
-            assert not bench.row(operation)
+    bench.disk = MeteredAsync(direct(lambda: slot, OutOfRange("past the end")), bench.metrics)
+    getattr(bench.disk, f"begin_{kind}")(BUFFER, 0, None)
+    with pytest.raises(OutOfRange):
+        getattr(bench.disk, f"end_{kind}")(slot)
+    assert bench.row(operation)["errors"] == 1
+
+
+@pytest.mark.parametrize("fails", [False, True])
+@pytest.mark.parametrize(("kind", "operation"), [("read", READ), ("write", WRITE)])
+async def test_a_request_that_goes_on_counts_once_from_its_begin(
+    kind: str, operation: int, fails: bool
+) -> None:
+    """Its command was not enough: the rest of it takes more."""
+    bench = Bench()
+    slot, rest = slot_of(1, 512), Rest(-2 * TOOK_NS, 7.5)
+    plain = direct(lambda: slot, rest)
+    bench.disk = disk = MeteredAsync(plain, bench.metrics)
+    getattr(disk, f"begin_{kind}")(BUFFER, 0, None)
+    assert getattr(disk, f"end_{kind}")(slot) is rest
+    assert not bench.row(operation)
+    plain.error = OutOfRange("past the end") if fails else None
+    try:
+        if kind == "read":
+            await disk.read_into(BUFFER, 0, rest)
         else:
-            with pytest.raises(OutOfRange):
-                getattr(bench.disk, f"end_{kind}")(slot)
-            assert bench.row(operation)["errors"] == 1
+            await disk.write(BUFFER, 0, False, rest)
+    except OutOfRange:
+        assert fails
+    assert plain.calls[-1][-1] is rest  # with its deadline
+    row = bench.row(operation)
+    assert row.pop("ns") == 3 * TOOK_NS
+    assert row.pop("errors", 0) == fails and row.pop("bytes", 0) == (0 if fails else 512)
+    assert list(row.values()) == [1]
 
 
 def slot_of(index: int, length: int) -> Command:
@@ -258,5 +281,12 @@ class Direct(Plain):
             raise self._outcome
         return self._outcome
 
+    async def _go_on(self, *arguments: object) -> None:
+        await trio.lowlevel.checkpoint()
+        self.calls.append(arguments)
+        if self.error is not None:
+            raise self.error
+
     begin_read = begin_write = _begin
     end_read = end_write = _end
+    read_into = write = _go_on

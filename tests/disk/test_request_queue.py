@@ -12,6 +12,7 @@ import trio
 from trio.testing import wait_all_tasks_blocked
 
 from iserblk.disk.request_queue import Request, RequestQueue, open_queue
+from iserblk.disk.seam import Rest
 from iserblk.errors import IserblkError
 
 BLOCK = memoryview(bytearray(512))
@@ -33,11 +34,11 @@ class _Disk:
         self.begun.append(request)
         return SimpleNamespace(request=request)
 
-    def end_read(self, _slot: object) -> float:
+    def end_read(self, _slot: object) -> Rest | None:
         if not self._begin and not self.ended:
             signal.raise_signal(signal.SIGINT)
         self.ended += 1
-        return 0.0
+        return None
 
     def check_here(self) -> None:
         pass
@@ -104,8 +105,8 @@ async def _begin_ended(queue: Any) -> None:
 class _Again(_Disk):
     """Each command has to be sent again."""
 
-    def end_read(self, _slot: object) -> float:
-        return 1.0
+    def end_read(self, _slot: object) -> Rest:
+        return Rest(0, 1.0)
 
 
 async def test_what_would_have_to_be_sent_again_has_failed_when_the_queue_is_closed() -> None:
@@ -138,7 +139,7 @@ async def test_a_write_with_fua_is_not_begun_as_any_other() -> None:
             written.append((offset, False))
 
         async def write(
-            self, _buffer: memoryview, offset: int, fua: bool = False, deadline: float = 0.0
+            self, _buffer: memoryview, offset: int, fua: bool = False, rest: Rest | None = None
         ) -> None:
             await trio.lowlevel.checkpoint()
             written.append((offset, fua))

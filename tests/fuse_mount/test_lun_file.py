@@ -14,6 +14,7 @@ import trio
 import trio.testing
 
 from fuse_mount.lun_file import NO_END, LunFile
+from iserblk.disk.seam import Rest
 from iserblk.errors import ScsiError
 from iserblk.loop.strands import elsewhere, open_strands
 from tests.support.fake_disk import AsyncFake, FakeDisk, lun_info
@@ -33,7 +34,7 @@ class SlowDisk(AsyncFake):
         self.failing: set[str] = set()
 
     async def write(
-        self, buffer: memoryview, offset: int, fua: bool = False, deadline: float = 0.0
+        self, buffer: memoryview, offset: int, fua: bool = False, rest: Rest | None = None
     ) -> None:
         half = len(buffer) // 2
         await super().write(buffer[:half], offset)
@@ -330,7 +331,7 @@ class Held(SlowDisk):
         self.let = trio.Event()
 
     async def write(
-        self, buffer: memoryview, offset: int, fua: bool = False, deadline: float = 0.0
+        self, buffer: memoryview, offset: int, fua: bool = False, rest: Rest | None = None
     ) -> None:
         await elsewhere(self.let.wait)
         await super().write(buffer, offset)

@@ -16,7 +16,7 @@ pyfuse3 = pytest.importorskip("pyfuse3", reason="pyfuse3 is missing: run scripts
 
 from fuse_mount.operations import LunFiles  # noqa: E402 - after the look for pyfuse3
 from fuse_mount.options import MountOptions  # noqa: E402
-from iserblk.disk.seam import FlushClient  # noqa: E402
+from iserblk.disk.seam import FlushClient, Rest  # noqa: E402
 from iserblk.errors import CommandTimeout, ScsiError  # noqa: E402
 from tests.support.fake_disk import MIB, AsyncFake, FakeDisk, lun_info  # noqa: E402
 
@@ -124,9 +124,11 @@ async def test_a_cancelled_read_gives_its_buffer_back() -> None:
     buffers: list[object] = []
 
     class Recording(AsyncFake):
-        async def read_into(self, buffer: memoryview, offset: int, deadline: float = 0.0) -> None:
+        async def read_into(
+            self, buffer: memoryview, offset: int, rest: Rest | None = None
+        ) -> None:
             buffers.append(buffer.obj)
-            await super().read_into(buffer, offset, deadline)
+            await super().read_into(buffer, offset, rest)
 
     fs = LunFiles({"lun0": Recording(FakeDisk(lun_info(0)))}, MountOptions())
     fh = await opened(fs)

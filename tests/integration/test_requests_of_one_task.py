@@ -17,7 +17,7 @@ from trio.testing import wait_all_tasks_blocked
 
 from iserblk import aio
 from iserblk.disk.request_queue import RequestQueue
-from iserblk.disk.seam import AsyncLun
+from iserblk.disk.seam import AsyncLun, Rest
 from iserblk.errors import (
     CommandTimeout,
     IserblkError,
@@ -340,12 +340,12 @@ class _Broken:
     def __getattr__(self, name: str) -> object:
         return getattr(self._disk, name)
 
-    def end_read(self, slot: TaskSlot) -> float:
-        deadline = self._disk.end_read(slot)
+    def end_read(self, slot: TaskSlot) -> Rest | None:
+        rest = self._disk.end_read(slot)
         self._ends += 1
         if self._ends == 1:
             raise _Left
-        return deadline
+        return rest
 
 
 async def test_a_bug_is_no_result(start_target: StartTarget) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 import trio
 
 from iserblk.commands.command import Command, PlainCommand, Waiter
+from iserblk.disk.seam import Rest
 from iserblk.loop.strands import elsewhere
 from iserblk.nbd.exports import Export
 from iserblk.nbd.handshake import Tls
@@ -42,12 +43,12 @@ class HeldDisk(AsyncFake):
             await self._wait()
         return await super().refresh()
 
-    async def read_into(self, buffer: memoryview, offset: int, deadline: float = 0.0) -> None:
+    async def read_into(self, buffer: memoryview, offset: int, rest: Rest | None = None) -> None:
         await self._wait()
         await super().read_into(buffer, offset)
 
     async def write(
-        self, buffer: memoryview, offset: int, fua: bool = False, deadline: float = 0.0
+        self, buffer: memoryview, offset: int, fua: bool = False, rest: Rest | None = None
     ) -> None:
         await self._wait()
         await super().write(buffer, offset, fua)
@@ -79,11 +80,11 @@ class DirectFake(AsyncFake):
         for waiter in ended:
             waiter.task_done()
 
-    def end_read(self, slot: Command) -> float:
-        return 0.0
+    def end_read(self, slot: Command) -> Rest | None:
+        return None
 
-    def end_write(self, slot: Command) -> float:
-        return 0.0
+    def end_write(self, slot: Command) -> Rest | None:
+        return None
 
     def abandon(self, mine: Callable[[Waiter], bool]) -> int:
         count = len(self.begun)

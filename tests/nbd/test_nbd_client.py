@@ -13,7 +13,7 @@ import trio.lowlevel
 import trio.testing
 
 from iserblk.commands.command import Command, Waiter
-from iserblk.disk.seam import FlushClient, LossCount
+from iserblk.disk.seam import FlushClient, LossCount, Rest
 from iserblk.errors import CommandTimeout, IserblkError, NotSupported
 from iserblk.loop import strands
 from iserblk.loop.here import loop_here
@@ -196,7 +196,7 @@ class Noting(AsyncFake):
         self.fuas: list[tuple[str, bool]] = []
 
     async def write(
-        self, buffer: memoryview, offset: int, fua: bool = False, deadline: float = 0.0
+        self, buffer: memoryview, offset: int, fua: bool = False, rest: Rest | None = None
     ) -> None:
         self.fuas.append(("write", fua))
         await super().write(buffer, offset, fua)
@@ -707,11 +707,11 @@ async def test_a_bug_at_the_end_of_a_command(caplog: pytest.LogCaptureFixture) -
     class Broken(DirectFake):
         ended = 0
 
-        def end_write(self, slot: Command) -> float:
+        def end_write(self, slot: Command) -> Rest | None:
             self.ended += 1
             if self.ended == 2:
                 raise ZeroDivisionError
-            return 0.0
+            return None
 
     disk = Broken()
     async with served(disk) as (one,):
@@ -751,7 +751,9 @@ async def test_an_error_of_the_target_is_logged_with_the_client(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     class Failing(AsyncFake):
-        async def read_into(self, buffer: memoryview, offset: int, deadline: float = 0.0) -> None:
+        async def read_into(
+            self, buffer: memoryview, offset: int, rest: Rest | None = None
+        ) -> None:
             raise CommandTimeout("no answer in 30 s")
 
     async with served(Failing(fake().fake)) as (one,):
@@ -793,7 +795,7 @@ async def test_cancelled_it_does_not_say_that_the_target_is_slow() -> None:
     """Commands that the server itself aborts are no news."""
 
     class Slow(DirectFake):
-        def end_read(self, slot: Command) -> float:
+        def end_read(self, slot: Command) -> Rest | None:
             raise CommandTimeout("no answer in 30 s")
 
     disk = Slow()
@@ -890,7 +892,7 @@ class Slow(AsyncFake):
         self._go: list[trio.Event] = []
 
     async def write(
-        self, _buffer: memoryview, offset: int, _fua: bool = False, _deadline: float = 0.0
+        self, _buffer: memoryview, offset: int, _fua: bool = False, _rest: Rest | None = None
     ) -> None:
         await elsewhere(trio.lowlevel.checkpoint)
         self.written.append(offset)

@@ -45,6 +45,7 @@ from iserblk.disk.seam import (
     FlushClient,
     LossCount,
     LunInfo,
+    Rest,
 )
 from iserblk.loop.strands import elsewhere
 
@@ -349,12 +350,12 @@ class AsyncFake:
         self.info = self.fake.info
         return self.size
 
-    async def read_into(self, buffer: memoryview, offset: int, deadline: float = 0.0) -> None:
+    async def read_into(self, buffer: memoryview, offset: int, rest: Rest | None = None) -> None:
         await elsewhere(trio.lowlevel.checkpoint)
         self.fake.read_into(buffer, offset)
 
     async def write(
-        self, buffer: memoryview, offset: int, fua: bool = False, deadline: float = 0.0
+        self, buffer: memoryview, offset: int, fua: bool = False, rest: Rest | None = None
     ) -> None:
         await elsewhere(trio.lowlevel.checkpoint)
         self.fake.write(buffer, offset, fua)
@@ -396,10 +397,10 @@ class AsyncFake:
     def begin_write(self, buffer: memoryview, offset: int, waiter: Waiter) -> Command | None:
         return None
 
-    def end_read(self, slot: Command) -> float:
+    def end_read(self, slot: Command) -> Rest | None:
         raise AssertionError("no command was begun")
 
-    def end_write(self, slot: Command) -> float:
+    def end_write(self, slot: Command) -> Rest | None:
         raise AssertionError("no command was begun")
 
     def take_over(self, slot: Command, buffer: bytearray) -> bytearray | None:

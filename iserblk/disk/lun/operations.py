@@ -49,7 +49,7 @@ from iserblk.disk.lun.reservation import Reservation
 from iserblk.disk.lun.sizing import Sizing
 from iserblk.disk.lun.watching import LunWatch
 from iserblk.disk.ranges import RangeLock
-from iserblk.disk.seam import EXTENT_DATA, NO_CLIENT, Extent, FlushClient, LunInfo
+from iserblk.disk.seam import EXTENT_DATA, NO_CLIENT, Extent, FlushClient, LunInfo, Rest
 from iserblk.errors import (
     IserblkError,
     LocalProtocolError,
@@ -852,9 +852,9 @@ class DiskCore:
         self.queue.submit(slot)
         return slot
 
-    def ended(self, slot: Command) -> float:
-        """Give the slot of a read back. Returns 0: done; else the deadline until which ``read`` may
-        try again. Raises the command's error where another try would be of no use."""
+    def ended(self, slot: Command) -> Rest | None:
+        """Give the slot of a read back. Returns None: done; else ``read`` may try again, until the
+        deadline. Raises the command's error where another try would be of no use."""
         durability = self.durability
         if (
             slot.error is None
@@ -865,10 +865,10 @@ class DiskCore:
             and self._epochs[slot.index] == durability.epoch
         ):
             self.queue.release(slot)
-            return 0.0
+            return None
         return self._failed(slot, durability.stale(self._epochs[slot.index]))
 
-    def ended_write(self, slot: Command) -> float:
+    def ended_write(self, slot: Command) -> Rest | None:
         """As ``ended``, for a write. A write that succeeded is not durable yet. It is done again
         where a loss was heard of meanwhile (see ``_wholly``). Also raises IserblkError where the
         journal has no memory for it."""
@@ -888,9 +888,9 @@ class DiskCore:
                     except (MemoryError, OSError):
                         self.queue.release(slot)
                         raise self._not_kept() from None
-                deadline = slot.deadline if self._may_be_lost(slot) else 0.0
+                rest = Rest(slot.begun, slot.deadline) if self._may_be_lost(slot) else None
                 self.queue.release(slot)
-                return deadline
+                return rest
             if durability.journal is not None:
                 durability.journal.ended(slot)
             return self._failed(slot, False)
@@ -918,19 +918,19 @@ class DiskCore:
             " journal= flushes earlier"
         )
 
-    def _failed(self, slot: Command, again: bool) -> float:
+    def _failed(self, slot: Command, again: bool) -> Rest | None:
         problem = failure(slot, self.info.name)
-        deadline = slot.deadline
+        rest = Rest(slot.begun, slot.deadline)
         self.queue.release(slot)
         if problem is not None:
             if no_room(problem):
                 self.queue.shrink()
             # What was refused, shorter commands may do.
             refused = is_refusal(problem)
-            if (retry_delay(problem, ONCE) is None and not refused) or monotonic() >= deadline:
+            if (retry_delay(problem, ONCE) is None and not refused) or monotonic() >= rest.deadline:
                 raise problem
             self.metrics.retried()
-        return deadline if again or problem is not None else 0.0
+        return rest if again or problem is not None else None
 
     def dropped(self, slot: Command) -> None:
         """Give back the slot of a command whose outcome no caller waits for any more."""

@@ -203,7 +203,7 @@ def taken_over(bench: Bench, lba: int, byte: int, buffer: bytearray | None = Non
     bench.session.end(slot)
     other = bench.core.take_over(slot, buffer)
     assert other is not None and other is not buffer and len(other) == len(buffer)
-    assert bench.core.ended_write(slot) == 0.0
+    assert bench.core.ended_write(slot) is None
     other[:] = b"\xee" * len(other)  # it is the caller's
     return other
 
@@ -467,7 +467,7 @@ def test_buffer_that_no_write_uses_becomes_a_chunk(size: int, becomes: bool) -> 
     bench.target.execute(slot)
     bench.session.end(slot)
     assert bench.core.take_over(slot, mine) is not None
-    assert bench.core.ended_write(slot) == 0.0
+    assert bench.core.ended_write(slot) is None
     bench.run(bench.core.flush())
     bench.write(1, 1, 2)
     journal = bench.core.durability.journal
@@ -506,7 +506,7 @@ def test_what_is_not_kept_is_not_taken_over(bench: Bench) -> None:
         with pytest.raises(ScsiError):
             bench.core.ended_write(slot)
     else:
-        assert bench.core.ended_write(slot) == 0.0
+        assert bench.core.ended_write(slot) is None
     assert bench.kept == 0
 
 
@@ -663,7 +663,7 @@ def test_flush_drops_what_had_ended_before_it_began(fails: bool) -> None:
     slot = bench.core.begin_write(memoryview(b"\2" * BLOCK), BLOCK, waiter)
     assert slot is not None
     bench.session.end(slot)
-    assert bench.core.ended_write(slot) == 0.0
+    assert bench.core.ended_write(slot) is None
     assert bench.kept == 2 * BLOCK
     bench.session.end(bench.session.flight[0], sense=MEDIUM_ERROR if fails else b"")
     with pytest.raises(ScsiError if fails else StopIteration):
@@ -746,12 +746,12 @@ def test_read_that_may_have_seen_the_past_is_done_again() -> None:
         bench.target.execute(each)
         bench.session.end(each)
     assert slot is not None
-    deadline = bench.core.ended(slot)
-    assert deadline > 0
+    rest = bench.core.ended(slot)
+    assert rest is not None
     assert isinstance(next(read), float)
     reconnect(bench.core, bench.target, lost=False)
     bench.run(read)
-    bench.run(bench.core.read(memoryview(short), 0, deadline))
+    bench.run(bench.core.read(memoryview(short), 0, rest.deadline))
     assert bytes(short) == bytes(long) == b"\1" * BLOCK
 
 
@@ -772,9 +772,9 @@ def test_a_read_that_begins_before_the_replay_is_done_again(whole: bool) -> None
     bench.session.end(flying)
     assert buffer == bytes(BLOCK)
     if slot is not None:
-        deadline = bench.core.ended(slot)
-        assert deadline
-        operation = bench.core.read(memoryview(buffer), 0, deadline)
+        rest = bench.core.ended(slot)
+        assert rest is not None
+        operation = bench.core.read(memoryview(buffer), 0, rest.deadline)
     else:
         assert isinstance(next(operation), float)
     reconnect(bench.core, bench.target, lost=False)
@@ -920,7 +920,8 @@ def test_short_way_hands_its_deadline_on(monkeypatch: pytest.MonkeyPatch) -> Non
     slot.deadline = 5.0
     bench.session.end(slot, status=8)
     clocks.give(monkeypatch, lambda: 4.0)
-    assert bench.core.ended(slot) == 5.0
+    rest = bench.core.ended(slot)
+    assert rest is not None and rest.deadline == 5.0
     slot = bench.core.begin_write(memoryview(bytes(BLOCK)), 0, CountingWaiter())
     assert slot is not None
     slot.deadline = 3.0
@@ -981,9 +982,9 @@ def test_a_read_that_is_looked_at_after_the_replay_only_is_done_again(whole: boo
     reconnect(bench.core, bench.target, lost=False)
     assert not bench.core.durability.replay_needed and bench.holds(0, 1, 1)
     if whole:
-        deadline = bench.core.ended(slot)
-        assert deadline
-        operation = bench.core.read(memoryview(buffer), 0, deadline)
+        rest = bench.core.ended(slot)
+        assert rest is not None
+        operation = bench.core.read(memoryview(buffer), 0, rest.deadline)
     bench.run(operation)
     assert buffer == b"\1" * BLOCK
 
@@ -1001,7 +1002,7 @@ def test_a_read_that_was_answered_before_the_replay_is_done_again() -> None:
     bench.target.answer(bench.session, slot)
     reconnect(bench.core, bench.target, lost=False)
     assert not bench.core.durability.replay_needed
-    assert buffer == bytes(BLOCK) and bench.core.ended(slot) > 0
+    assert buffer == bytes(BLOCK) and bench.core.ended(slot) is not None
 
 
 @pytest.mark.parametrize("arrives", [True, False])

@@ -149,11 +149,12 @@ class Machine:
                     assert len(other) == len(change.buffer)
                     change.buffer = other
                     self.buffers.append(other)
-            again = self.core.ended_write(change.slot)
+            rest = self.core.ended_write(change.slot)
             change.slot = None
-            if again:
+            if rest is not None:
                 view = memoryview(change.buffer)[HEAD:]
-                change.operation = self.core.write(view, change.first * BLOCK, deadline=again)
+                at = change.first * BLOCK
+                change.operation = self.core.write(view, at, deadline=rest.deadline)
                 self.step(change)
                 return
             change.good = True

@@ -84,7 +84,7 @@ def test_a_write_from_before_is_not_taken_for_kept() -> None:
     play.turn_volatile()
     play.flush()
     play.execute(slot)
-    assert play.core.ended_write(slot) == 0.0
+    assert play.core.ended_write(slot) is None
     play.target.cached.clear()
     reconnect(play.core, play.target)
     with pytest.raises(IserblkError, match="lost"):
@@ -117,7 +117,7 @@ def test_a_flush_from_before_the_cache_does_not_cover_the_write() -> None:
     play.turn_volatile()
     play.core.durability.end_flush(token, True)
     play.execute(slot)
-    assert play.core.ended_write(slot) == 0.0
+    assert play.core.ended_write(slot) is None
     play.target.cached.clear()
     reconnect(play.core, play.target)
     with pytest.raises(IserblkError, match="lost"):
@@ -142,7 +142,7 @@ def test_a_write_that_claims_after_it_has_looked_is_kept(monkeypatch: pytest.Mon
     journal = play.core.durability.journal
     assert slot is not None and journal is not None and journal.has(slot)
     play.execute(slot)
-    assert play.core.ended_write(slot) == 0.0
+    assert play.core.ended_write(slot) is None
     play.target.cached.clear()
     reconnect(play.core, play.target)
     run(play.core.flush(), play.session, play.target)

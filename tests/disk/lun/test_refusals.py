@@ -309,10 +309,10 @@ def test_one_command_that_is_refused_goes_on_in_shorter_ones(kind: str) -> None:
     slot = begin(buffer, 0, waiter)
     assert slot is not None
     lun.end_one()
-    deadline = end(slot)
-    assert deadline
+    rest = end(slot)
+    assert rest is not None
     again = core.read if kind == "read" else core.write
-    lun.run(again(buffer, 0, deadline=deadline))
+    lun.run(again(buffer, 0, deadline=rest.deadline))
     assert lun.has(bytes(buffer[:BLOCK]), 0, 256)
     assert begin(buffer, 0, waiter) is None and core.max_transfer == 64 * BLOCK
 

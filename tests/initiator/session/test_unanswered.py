@@ -441,9 +441,9 @@ def test_a_read_is_sent_again_into_the_same_buffer(wire: Wire) -> None:
     wire.peer.complete(asked)
     wire.settle()
     assert wire.waiter.woken == 1
-    deadline = wire.core.ended(slot)
-    assert deadline and wire.core.metrics.retries == 1
-    reading = wire.core.read(memoryview(buffer), 0, deadline)
+    rest = wire.core.ended(slot)
+    assert rest is not None and wire.core.metrics.retries == 1
+    reading = wire.core.read(memoryview(buffer), 0, rest.deadline)
     next(reading)
     second = wire.commands()[1]
     assert second.bhs[bhs.CDB_OFFSET :] == first.bhs[bhs.CDB_OFFSET :]
@@ -470,9 +470,9 @@ def test_a_write_is_sent_again_from_the_same_buffer(wire: Wire) -> None:
     assert wire.waiter.pending == 1
     wire.peer.complete(asked)
     wire.settle()
-    deadline = wire.core.ended_write(slot)
-    assert deadline
-    writing = wire.core.write(memoryview(buffer), 0, deadline=deadline)
+    rest = wire.core.ended_write(slot)
+    assert rest is not None
+    writing = wire.core.write(memoryview(buffer), 0, deadline=rest.deadline)
     next(writing)
     second = wire.commands()[1]
     assert second.bhs[bhs.CDB_OFFSET :] == first.bhs[bhs.CDB_OFFSET :]
