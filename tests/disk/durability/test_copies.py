@@ -223,6 +223,27 @@ def test_what_is_given_up_is_kept_no_more(make: Make, kind: str) -> None:
     assert kept() == [] and journal.size == 0
 
 
+def test_what_is_left_of_a_change_has_the_data_of_its_own_blocks(make: Make) -> None:
+    """Parts of it are given up one after another, in several batches."""
+    journal, slots = make(CHUNK)
+    data = b"".join(bytes([at]) * BLOCK for at in range(8))
+    _add(journal, slots[0], range(10, 18), memoryview(data))
+    slots[0].state = TAKEN
+    journal.ended(slots[0])
+    for lost in (11, 14, 17):
+        journal.give_up(journal.begin_replay(), [(lost, lost)])
+        journal.end_replay()
+        _add(journal, slots[1], range(30, 31), memoryview(data[:BLOCK]))
+        slots[1].state = TAKEN
+        journal.ended(slots[1])
+        journal.not_flushed(journal.begin_flush())
+    found = journal.begin_replay()[:3]
+    journal.end_replay()
+    assert [(each.first, each.last) for each in found] == [(10, 10), (12, 13), (15, 16)]
+    for each in found:
+        assert bytes(each.data or b"") == data[(each.first - 10) * BLOCK : (each.last - 9) * BLOCK]
+
+
 @pytest.mark.parametrize("merged", [False, True])
 def test_what_is_given_up_before_its_caller_has_looked_stays_so(make: Make, merged: bool) -> None:
     """A flush that ends meanwhile does not cover it."""

@@ -54,15 +54,16 @@ class Bench:
         operation = self.core.write(memoryview(data), first * BLOCK)
         fake_target.run(operation, self.session, self.target)
 
-    def is_refused(self, operation: int = opcodes.WRITE_16) -> None:
+    def is_refused(self, operation: int = opcodes.WRITE_16, on_fresh: bool = False) -> None:
         """A command of ours hears that another host has reserved the LUN."""
-        slot = self.session.take_now()
+        session = self.fresh if on_fresh else self.session
+        slot = session.take_now()
         assert slot is not None
         slot.lun, slot.waiter = LUN, CountingWaiter()
         slot.cdb[0] = operation
-        self.session.submit(slot)
-        self.session.end(slot, status=sam.RESERVATION_CONFLICT)
-        self.session.release(slot)
+        session.submit(slot)
+        session.end(slot, status=sam.RESERVATION_CONFLICT)
+        session.release(slot)
 
     def lose(self) -> None:
         self.session.suspend()
@@ -576,6 +577,18 @@ def test_what_is_older_than_a_reservation_is_compared() -> None:
     bench.core.durability.replay_needed = True
     bench.replay()
     assert not bench.rounds
+
+
+def test_a_reservation_that_is_heard_of_on_the_fresh_connection_counts() -> None:
+    """By a command that looks at the LUN; the host may be gone when the journal's turn comes."""
+    bench = Bench()
+    bench.write(0, 4, 1)
+    bench.session.suspend()
+    bench.core.durability.replay_needed = True
+    bench.core.listen_resuming(bench.fresh)  # type: ignore[arg-type]
+    bench.is_refused(opcodes.MODE_SENSE_6, on_fresh=True)
+    bench.replay()
+    assert bench.sent == [(opcodes.READ_16, 0, 4)]
 
 
 @pytest.mark.logs(logs.LOST_WRITES)
