@@ -48,7 +48,6 @@ from tests.support.nbd_disk import NbdError
 JUNK = b"\xee"
 OPENINGS = 5
 PATIENCE_S = 60.0  # of one step; only a failing test waits that long
-LOST = "were lost at the target"  # in words of WritesLost
 
 
 @dataclass
@@ -262,7 +261,7 @@ class Runner:
         assert not isinstance(error, NbdError) or error.errno == errno.EIO, repr(error)
         if self.model.may_tell and isinstance(error, NbdError) and not error.has_text:
             self.model.perhaps_told()
-        elif self.model.may_tell and LOST in str(error):
+        elif self.model.may_tell and "were lost at the target" in str(error):
             self.model.told()  # possible after any reconnection
         elif self.model.may_tell and self._is_aborted_flush(error):
             self.model.perhaps_told()  # a flush beside it has met a loss: it is not sent again
@@ -295,9 +294,6 @@ class Runner:
         """Whether the error is one that the "flush" fault causes."""
         if "flush" not in self.tally.faults:
             return False
-        machine = self._machine
-        if isinstance(machine, Machine) and machine.block > GRANULE and LOST in str(error):
-            return True  # a block was changed in part before that flush: all hear of it
         if isinstance(error, NbdError):
             return not error.has_text or ASCQ_WORDS[sense.WRITE_ERROR] in str(error)
         return (

@@ -1266,10 +1266,6 @@ class World:
             self._look(disk)
             self.trace("a flush tells of a loss: %s", str(error))
             failed = self._has_failed(error) or DEFER in self.result.faults
-            # What a target drops it shows no more, and a part of such a block may have been written
-            # before it told of that: then all hear of a loss.
-            in_part = self.settings.granule < self.settings.block
-            failed = failed or (in_part and self._flushes_fail)
             self.result.states[TOLD_OF_FAILURE if failed else TOLD] += 1
             hears = True
             if client is not None and error.losses:

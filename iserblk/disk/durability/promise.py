@@ -90,7 +90,6 @@ class FlushToken(NamedTuple):
     covered: Any  # of the journal, by the flush
     complete: bool  # what the flush does not cover is in the journal
     gaps: int
-    parts: int  # how often ``changed_in_part`` was called before
 
 
 def _fails_without_reason(slot: Command, sense: Sense) -> bool:
@@ -213,8 +212,6 @@ class Durability:
         self._doubted = False  # the journal is to be sent again before the next flush
         self._told_since = -1.0  # the loss of a connection that was told last
         self._replays = 0  # losses that a replay makes good
-        self._parts = 0  # see ``changed_in_part``
-        self._parts_flushed = 0  # of these, calls before a flush that has succeeded
 
     def assign(self, journal: Journal, shared: bool) -> None:
         """Keep changes in ``journal`` while the LUN is volatile. Call it before the first
@@ -265,12 +262,6 @@ class Durability:
         newest = None if self.journal is None else self.journal.newest(block)
         return newest is None or newest == content
 
-    def changed_in_part(self) -> None:
-        """Note that a block is about to be written whose other part is what the LUN has shown. Call
-        it again when that write has ended. Where a flush then fails, the LUN may have shown what
-        was there before a write that it had lost: no replay makes that good."""
-        self._parts += 1
-
     def begin_flush(self) -> FlushToken:
         """Begin a flush of what has been written so far. Returns what ``end_flush`` needs."""
         needed = self._dirty or self._flushing > 0
@@ -285,14 +276,7 @@ class Durability:
         if needed:
             self._unanswered.add(number)
         return FlushToken(
-            number,
-            needed,
-            self.losses.count,
-            self._replays,
-            covered,
-            complete,
-            self._gaps,
-            self._parts,
+            number, needed, self.losses.count, self._replays, covered, complete, self._gaps
         )
 
     def answered(self, token: FlushToken) -> frozenset[int]:
@@ -369,7 +353,6 @@ class Durability:
             self._dirty = True
             return Flushed.AGAIN
         if done:
-            self._parts_flushed = max(self._parts_flushed, token.parts)
             if token.complete and token.gaps == self._gaps:
                 self._complete = True
         elif token.needed:
@@ -413,10 +396,7 @@ class Durability:
             elif _loses_more(slot, sense):
                 what = "a write with FUA"
             if what and self._unflushed(slot, False):
-                # (A command that was aborted says nothing of what was written.)
-                wrote = sense.key != sense_data.ABORTED_COMMAND
-                text = f"did not end {what} well ({sense})"
-                return self._lose_cache(text, compare=False, in_part=wrote)
+                return self._lose_cache(f"did not end {what} well ({sense})", compare=False)
         return False
 
     def reinstated(self, since: float) -> None:
@@ -457,19 +437,11 @@ class Durability:
         changing = self._ranges.changing(but, ended_only=resuming)  # first: see ``_dirty``
         return changing or self._dirty or self._flushing > 0
 
-    def _lose_cache(
-        self,
-        what: str,
-        level: int = logging.WARNING,
-        *,
-        compare: bool = True,
-        in_part: bool = False,
-    ) -> bool:
+    def _lose_cache(self, what: str, level: int = logging.WARNING, *, compare: bool = True) -> bool:
         """The target has, or may have, lost all that was not flushed. Returns whether the journal
         is to be sent again, or compared. ``what`` completes "the target" in the log, which tells of
         a replay at ``level``. ``compare`` False: to read it back would prove nothing, as a target
-        may go on showing what it could not write. ``in_part``: it may have shown a block as it was
-        before, when a part of it was changed."""
+        may go on showing what it could not write."""
         replay = self._replays_all() and (compare or not self.shared)
         self._doubted = False
         if replay:
@@ -485,10 +457,6 @@ class Durability:
                 what,
                 "compared" if self.shared else "sent again",
             )
-            if in_part and self._parts != self._parts_flushed:
-                # The loss may be older than the report. (A unit attention comes before the LUN
-                # shows anything.)
-                self._lose("may have lost what a block was of which a part was written since")
         else:
             self._lose(f"{what} while writes were not flushed")
         return replay

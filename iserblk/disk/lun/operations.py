@@ -1142,11 +1142,7 @@ class DiskCore:
             content = memoryview(bytearray(self.block))
             yield from self._read_back(lba, content, work.deadline)
             content[start : start + len(part)] = part
-            self.durability.changed_in_part()
-            try:
-                yield from self._transfer(work, [(lba, content)])
-            finally:
-                self.durability.changed_in_part()
+            yield from self._transfer(work, [(lba, content)])
         finally:
             self.ranges.unlock(lba, lba)
 
