@@ -44,8 +44,10 @@ OPTIONS: Final = (
 )
 DISK, NBD, FUSE, QUEUE = "disk", "nbd", "fuse", "queue"
 FRONTS: Final = (DISK, NBD, FUSE, QUEUE)
-NONE, BESIDE, FENCES, TAKES, REPLACES = "none", "beside", "fences", "takes", "replaces"
-OTHERS: Final = (NONE, BESIDE, FENCES, TAKES, REPLACES)
+NONE, BESIDE, FENCES, INVADES = "none", "beside", "fences", "invades"
+TAKES, REPLACES = "takes", "replaces"
+OTHERS: Final = (NONE, BESIDE, FENCES, INVADES, TAKES, REPLACES)
+FENCING: Final = (FENCES, INVADES)  # it reserves the LUN now and then
 USUAL, HOARDS, DURABLE = "usual", "hoards", "durable"
 MIXES: Final = (USUAL, HOARDS, DURABLE)  # few flushes; many with FUA
 GOOD, BAD = "good", "bad"

@@ -2,7 +2,9 @@
 
 It reads, writes and flushes its part of the LUN, of which it alone writes (``History.foreign`` says
 what the other host may see there), and resets the LUN now and then. Where it ``fences``, it
-reserves the LUN, with a persistent reservation of any type, and lets it go again, in any way.
+reserves the LUN, with a persistent reservation of any type, and lets it go again, in any way. Where
+it ``invades``, it also writes to the part of the first host while that is shut out, and knows it:
+what the first host has written before must not come back then.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ import trio
 
 from iserblk.disk.aio import TrioDisk, open_disks
 from iserblk.disk.multipath.paths import reset_lun
-from iserblk.errors import ConnectionLost, IserblkError
+from iserblk.errors import ConnectionLost, IserblkError, WritesLost
 from iserblk.scsi import reservations as pr
 from iserblk.scsi import status as sam
 from iserblk.scsi.reservations import OutParameters
@@ -33,11 +35,13 @@ PATIENCE_S: Final = 3600.0  # as the world's
 AGAIN_S: Final = 0.01
 IDLE_S: Final = 1.0  # it waits so long for the first host to begin something
 MOST: Final = 24  # granules of one request
+HOT: Final = 24  # granules that both use much
 OPERATIONS: Final = {READ: 30, WRITE: 40, FLUSH: 8, FUA: 2, ZERO: 2, TRIM: 2}
 FOREIGN: Final = 0.3  # of its reads
 RESETS: Final = 0.05  # a LOGICAL UNIT RESET between two operations
 FENCES: Final = 0.05
 HELD: Final = (1, 10)  # operations during which it keeps a reservation
+INVASIONS: Final = 0.5  # a write to the part of the first host, at each operation of that time
 PAUSE: Final = 2.0  # operations of the first host between two of its, in the mean
 
 _EXCLUSIVE_ACCESS: Final = (
@@ -47,8 +51,9 @@ _EXCLUSIVE_ACCESS: Final = (
 RELEASED, UNREGISTERED, CLEARED = "released", "unregistered", "cleared"
 RESET, RESERVED, REFUSED = "reset by the other host", "reserved by the other host", "refused"
 REFUSED_READ = "read refused"
+INVADED = "written to by the other host"
 BESIDE, FENCED = (RESET,), (RESERVED, REFUSED, REFUSED_READ)
-STATES: Final = (*BESIDE, *FENCED)
+STATES: Final = (*BESIDE, *FENCED, INVADED)
 
 
 class Around(Protocol):
@@ -120,6 +125,7 @@ class OtherHost:
         part: range,
         granule: int,
         fences: bool,
+        invades: bool,
         several: bool,
         seed: str,
     ) -> None:
@@ -129,6 +135,8 @@ class OtherHost:
         self._part = part
         self._granule = granule
         self._fences = fences
+        self._invades = invades
+        self._is_known = False  # the first host has heard of the reservation
         self._seed = seed
         # (A command of the caller's own, as each that reserves, ends the journal until the next
         # flush.)
@@ -138,6 +146,14 @@ class OtherHost:
         self._goes = trio.Event()
         self._is_over = False
         self._reconnects = 0
+
+    def heard(self) -> None:
+        """A command of the first host was refused."""
+        self._is_known = True
+
+    def forgotten(self) -> None:
+        """The first host has died."""
+        self._is_known = False
 
     def go_on(self) -> None:
         """The first host begins an operation."""
@@ -258,7 +274,9 @@ class OtherHost:
             self.history.end_flush(begun, now())
 
     def _may_fail(self, error: IserblkError) -> bool:
-        return self._around.may_have_failed(error) or (self._fences and bool(error.losses))
+        return self._around.may_have_failed(error) or (
+            self._fences and (bool(error.losses) or isinstance(error, WritesLost))
+        )
 
     # -- the whole LUN ----------------------------------------------------------------------------
 
@@ -284,8 +302,11 @@ class OtherHost:
             each.begin(now())
         self._around.trace("the other host has reserved the LUN, type %d", kind)
         self._around.count(RESERVED)
+        self._is_known = False
         for _ in range(chance.randint(*HELD)):
             await self._pause(chance)
+            if self._invades and self._is_known and chance.random() < INVASIONS:
+                await self._invade(disk, chance)
         how = chance.choice((RELEASED, UNREGISTERED, CLEARED))
         for each in shuts:
             each.let_go(now())
@@ -298,6 +319,24 @@ class OtherHost:
         for each in shuts:
             each.end(now())
         self._around.trace("the other host's reservation is over: %s", how)
+
+    async def _invade(self, disk: TrioDisk, chance: Random) -> None:
+        """Write to the part of the first host, so that it is durable."""
+        now, history = self._around.loop.now, self._around.history
+        count = chance.randint(1, MOST)
+        at = chance.randrange(chance.choice((HOT, self._part.start)) - count + 1)
+        change = history.begin_change(at, count, now())
+        self._around.trace("the other host writes version %d, %d at %d", change.version, count, at)
+        done = True
+        try:
+            await disk.write(memoryview(history.data(change)), self._around.place(at), True)
+        except IserblkError as error:
+            if not self._may_fail(error):
+                raise
+            done = False
+        history.end_change(change, now(), done, fua=True)
+        self._around.trace("the other host has written version %d", change.version)
+        self._around.count(INVADED)
 
     async def _out(self, disk: TrioDisk, action: int, kind: int, parameters: OutParameters) -> None:
         """Until it is done: each of these may be done twice, but for CLEAR, which ends the

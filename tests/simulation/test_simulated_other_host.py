@@ -7,8 +7,8 @@ from collections import Counter
 
 import pytest
 
-from tests.simulation.cases import BESIDE, FENCES, NONE, REPLACES, TAKE, TAKES, Case
-from tests.simulation.other_host import RESET, STATES, Shut
+from tests.simulation.cases import BESIDE, FENCES, INVADES, NONE, REPLACES, TAKE, TAKES, Case
+from tests.simulation.other_host import INVADED, RESET, STATES, Shut
 from tests.simulation.playing import played
 from tests.simulation.world import REPLACING, REPLAYED, TAKING, TIMED_OUT, WORDLESS, play
 
@@ -21,7 +21,7 @@ def _case(seed: int, other: str, *settings: tuple[str, str]) -> Case:
     return Case(seed, OPERATIONS, settings=(*others, *settings))
 
 
-@pytest.mark.parametrize("other", [BESIDE, FENCES, TAKES, REPLACES])
+@pytest.mark.parametrize("other", [BESIDE, FENCES, INVADES, TAKES, REPLACES])
 def test_a_case_does_the_same_again(other: str) -> None:
     lines: list[list[str]] = [[], []]
     first, second = (play(_case(2, other), each.append) for each in lines)
@@ -41,10 +41,11 @@ def test_a_world_without_it() -> None:
 def test_all_of_it_is_reached() -> None:
     states = {*STATES, WORDLESS}
     for seed in range(20):
-        for other, tas in ((BESIDE, "yes"), (BESIDE, "no"), (FENCES, "no")):
+        for other, tas in ((BESIDE, "yes"), (BESIDE, "no"), (FENCES, "no"), (INVADES, "no")):
             result = played(_case(seed, other, ("clients", "4"), ("tas", tas)))
             found = {state for state, times in result.states.items() if times}
-            assert other == FENCES or found.isdisjoint(set(STATES) - {RESET})
+            assert other in (FENCES, INVADES) or found.isdisjoint(set(STATES) - {RESET})
+            assert other == INVADES or INVADED not in found
             assert tas == "no" or WORDLESS not in found
             states -= found
         if not states:
@@ -87,10 +88,16 @@ def test_all_of_another_lun_is_reached() -> None:
     pytest.fail(f"never reached: {states}")
 
 
-@pytest.mark.parametrize("other", [FENCES, TAKES, REPLACES])
+@pytest.mark.parametrize("other", [FENCES, INVADES, TAKES, REPLACES])
 def test_through_nbd_it_reserves_nothing(other: str) -> None:
     case = _case(1, other)
     assert play(case.having("front", "nbd")).settings.other == BESIDE
+
+
+def test_where_it_writes_to_the_same_part_no_block_is_changed_in_part() -> None:
+    """What one host writes beside that is not the other's to keep."""
+    settings = play(_case(1, INVADES, ("block", "4096"), ("granule", "512"))).settings
+    assert (settings.block, settings.granule) == (4096, 4096)
 
 
 def test_since_when_a_host_is_shut_out() -> None:

@@ -72,12 +72,14 @@ from tests.simulation.cases import (
     DURABLE,
     FAIL,
     FENCES,
+    FENCING,
     FUSE,
     GOOD,
     HALVE,
     HAND_OVER,
     HOARDS,
     HOLE,
+    INVADES,
     LAST,
     LAZY,
     LESS,
@@ -358,6 +360,7 @@ def draw(chance: Random, given: dict[str, str] | None = None) -> Settings:
     if words["front"] == DISK:
         words["front"] = instead
     words["succession"] = chance.choice(("no", "yes"))
+    invades = chance.random() < 0.5
     if words["front"] != NBD or needed or "front" in (given or {}):
         words["succession"] = "no"  # (a case that names its front asks for it)
     if are_of(words["fault-kinds"], SUCCESSION_FAULTS) or (given or {}).get("succession") == "yes":
@@ -374,8 +377,12 @@ def draw(chance: Random, given: dict[str, str] | None = None) -> Settings:
         words["medium"] = GOOD  # (which of two hosts hears of it is a matter of chance)
     if are_of(words["fault-kinds"], BAD_FAULTS) or (given or {}).get("medium") == BAD:
         words["medium"], words["other"] = BAD, NONE
+    if words["other"] == FENCES and invades and "other" not in (given or {}):
+        words["other"] = INVADES
     if words["front"] in (NBD, FUSE) and words["other"] != NONE:
         words["other"] = BESIDE  # (they have no error for what a reservation refuses)
+    if words["other"] == INVADES:  # (the rest of a block that one host changes is not the other's)
+        words["granule"] = words["block"]
     for key in (
         ("header-digest", "data-digest") if words["scheme"] == "iser" else ("style", "mpa-crc")
     ):
@@ -724,13 +731,13 @@ class World:
             SIZE // granule,
             granule,
             self.settings.keeps,
-            self.settings.other == FENCES,
+            self.settings.other in FENCING,
             self.settings.several,
         )
         self._histories = [self.history]
         self._granules = SIZE // granule  # of which the clients use each
         self._other: OtherHost | None = None
-        if self.settings.other in (BESIDE, FENCES):
+        if self.settings.other in (BESIDE, *FENCING):
             self._other = self._other_host()
             self._histories.append(self._other.history)
         self.network.on_line = self._is_connected
@@ -787,6 +794,8 @@ class World:
                     elif not self._taken:
                         await self._restart(self.chance, True)
                     self.history.died(self.loop.now())
+                    if self._other is not None:
+                        self._other.forgotten()
                 await self._life()  # reads all that is there
                 if self._other is not None:
                     self._other.end()
@@ -836,7 +845,8 @@ class World:
             options,
             range(self._granules, SIZE // granule),
             granule,
-            self.settings.other == FENCES,
+            self.settings.other in FENCING,
+            self.settings.other == INVADES,
             self.settings.several,
             f"{self.case.seed} {self.case.order}",
         )
@@ -1134,6 +1144,7 @@ class World:
             return False
         if not (other.reads if reads else other.writes).perhaps(begun):
             return False
+        other.heard()
         self.result.states[other_host.REFUSED_READ if reads else other_host.REFUSED] += 1
         self.trace("the reservation of the other host: %s", str(error))
         return True
@@ -1300,7 +1311,7 @@ class World:
         return self._has_failed(error) or (
             isinstance(error, WritesLost)
             and kind in DURABLE_AT_ONCE
-            and (not self.settings.keeps or self.settings.other == FENCES or self._flushes_fail)
+            and (not self.settings.keeps or self.settings.other in FENCING or self._flushes_fail)
             and not (self.settings.other == NONE and self.history.is_quiet(begun))
         )
 
