@@ -222,8 +222,8 @@ class Login:
         session.isid = self.isid
         session.tsih = login.tsih
         session.busy_poll_us = self._options.busy_poll_us
-        session.start(login.cmd_sn, login.exp_cmd_sn, login.max_cmd_sn, login.exp_stat_sn)
         try:
+            session.start(login.cmd_sn, login.exp_cmd_sn, login.max_cmd_sn, login.exp_stat_sn)
             await self._switch(login.parameters, session.queue.connection.datamover)
             if self._connection.streaming is not None:
                 # What came behind the login in the same segment makes no descriptor readable.

@@ -18,6 +18,7 @@ from iserblk.options import Options
 from iserblk.rcap import seam
 from iserblk.rcap.inprocess import MemoryQueuePair, memory_pair
 from iserblk.url import parse_url
+from tests.support.descriptors import descriptors, descriptors_to_begin_with
 from tests.support.golden import golden
 
 IQN = "iqn.2026-11.example:disk"
@@ -29,16 +30,20 @@ class Target:
     """``greeted`` is called for the Hello. ``heard``: messages behind the login, oldest first.
     ``stat_sn``: of the next answer."""
 
-    def __init__(self, greeted: Callable[[Target], None]) -> None:
+    def __init__(self, greeted: Callable[[Target], None], level: int = 0) -> None:
         self.ours, self.theirs = memory_pair(ird=9, ord=9)
         self._greeted = greeted
-        self._login = LoginTarget(LoginTargetConfig(IQN, 1))
+        self._login = LoginTarget(LoginTargetConfig(IQN, 1, error_recovery_level=level))
         self.heard: list[bytes] = []
         self.theirs.post_receive(100)
 
     @property
     def stat_sn(self) -> int:
         return self._login.stat_sn
+
+    @property
+    def is_logged_in(self) -> bool:
+        return self._login.done
 
     def say(self, message: bytes) -> None:
         request = seam.WorkRequest(seam.SEND_SE)
@@ -140,3 +145,23 @@ async def test_what_comes_instead_fails_the_login(
     with pytest.RaisesGroup(pytest.RaisesExc(kind, match=words)):
         await log_in(target, Options(hello=True))
     close(target.ours, target.theirs)
+
+
+async def test_a_connection_that_ends_with_its_login_leaves_nothing_open(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Also a session that may outlive it, and has a descriptor of its own."""
+    before = descriptors_to_begin_with()
+    target = Target(lambda _each: None, level=2)
+    alloc = target.ours.alloc_headers
+
+    def alloc_headers(count: int, size: int) -> list[seam.HeaderSlot]:
+        if target.is_logged_in:
+            raise ConnectionLost("reset by the peer")
+        return alloc(count, size)
+
+    monkeypatch.setattr(target.ours, "alloc_headers", alloc_headers)
+    with pytest.RaisesGroup(pytest.RaisesExc(ConnectionLost, match="reset by the peer")):
+        await log_in(target, Options(hello=True, error_recovery_level=2))
+    close(target.ours, target.theirs)
+    assert descriptors() == before
