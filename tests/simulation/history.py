@@ -336,6 +336,10 @@ class History:
         may be told again."""
         self._left = True
 
+    def given_up(self) -> None:
+        """A write with FUA, whose answer nobody has heard: it may have told of a loss."""
+        self._suspect()
+
     def _suspect(self) -> None:
         for hearer in self._hearers:
             hearer.perhaps = True

@@ -128,6 +128,9 @@ class QueueFace:
                     asked = each.tag
                     assert isinstance(asked, _Asked)
                     asked.error = each.error
+                    if each.error is not None and self._life.cancel_called:
+                        # (It was carried out by a task of the queue, which was cancelled first.)
+                        asked.error = Closed(str(each.error))
                     asked.ended.set()
                     del self._open[asked]  # (KeyError: it has ended twice)
             was_cancelled = was_cancelled or self._wait.cancelled_caught

@@ -965,6 +965,16 @@ def test_what_is_dropped_unnoticed_may_be_a_hole_again() -> None:
         play.history.check_hole(0, 1, play.step())
 
 
+def test_a_write_with_fua_that_was_given_up_may_have_told_of_a_loss() -> None:
+    play = Play()
+    play.history = History(BLOCKS, SIZE, keeps=False)
+    play.write()
+    with pytest.raises(Wrong, match="nothing was lost"):
+        play.tell()
+    play.history.given_up()
+    play.tell()
+
+
 def test_what_is_dropped_while_the_journal_is_sent_again_is_not_heard_with_it() -> None:
     play = _unnoticed()
     play.strike(kept=1, in_place=True)  # a flush has failed

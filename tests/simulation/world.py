@@ -1233,6 +1233,8 @@ class World:
         except IserblkError as error:
             if isinstance(error, Closed) or self._falls(disk):
                 self.history.end_change(change, self.loop.now(), False)
+                if kind in DURABLE_AT_ONCE:
+                    self.history.given_up()
                 return
             if self._is_refused(error, change.begun, False):
                 self.history.end_change(change, self.loop.now(), False)
@@ -1580,6 +1582,8 @@ class World:
                 self._target.drop(unnoticed=True)
             return
         if kind == DEFER:
+            if not self.settings.keeps and self._target.read().in_flight:
+                return  # (A flush under way: as above.)
             self._trouble_begins()
             troubles.is_deferred = True
             if not self.settings.keeps:  # (no journal is sent again then: it must not be true)
