@@ -12,6 +12,7 @@ from collections.abc import Iterator
 BLOCK = 4096
 _RECORD = struct.Struct(">IIQ")  # owner, block of the area, generation
 _ZEROES = bytes(BLOCK)
+COMES = "comes"  # a line of a ledger
 
 
 def content(owner: int, block: int, generation: int) -> bytes:
@@ -88,15 +89,19 @@ class Area:
 
 
 class Ledger:
-    """What a worker has done to an area, in lines that outlive it: of one that is killed, each line
-    before it is there, and perhaps a part of a last one."""
+    """What workers, one after the other, have done to an area, in lines that outlive them: of one
+    that is killed, each line before it is there, and perhaps a part of a last one. ``COMES`` begins
+    each: what the one before it had not flushed when it was killed, a flush of its own does not
+    cover, as the target may have lost it between the two."""
 
     def __init__(self, area: Area, lines: bytes) -> None:
         self.area = area
-        for line in lines.split(b"\n")[:-1]:
+        for line in filter(None, lines.split(b"\n")[:-1]):
             what, *numbers = line.split()
             first, count = (int(number) for number in numbers) if numbers else (0, 0)
-            if what == b"begin":
+            if what == COMES.encode():
+                area.may_have_lost()
+            elif what == b"begin":
                 area.begin(first, count)
             elif what == b"written":
                 area.written(first, count)

@@ -27,7 +27,7 @@ import trio
 from iserblk.disk import aio, blocking
 from iserblk.disk.seam import AsyncDisk
 from iserblk.errors import ConnectFailed, IserblkError, TransportError
-from soaklib.area import Area, Ledger
+from soaklib.area import COMES, Area, Ledger
 from soaklib.faces import BlockingFace, Face, FileFace, NbdFace, do_async
 from soaklib.latencies import Latencies
 from soaklib.work import Step, Worker
@@ -83,6 +83,7 @@ class Client:
         if path.exists():
             Ledger(area, path.read_bytes())
         self._ledger = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        self._note(f"\n{COMES}")  # perhaps behind a part of a line
 
     def _note(self, line: str) -> None:
         if self._ledger >= 0:

@@ -15,7 +15,7 @@ from xml.etree import ElementTree
 
 import pytest
 from soaklib import plan, report
-from soaklib.area import BLOCK, Area, Ledger, content
+from soaklib.area import BLOCK, COMES, Area, Ledger, content
 from soaklib.judging import judged
 from soaklib.latencies import Latencies
 from soaklib.picture import draw
@@ -184,6 +184,14 @@ def test_the_ledger_of_a_client_that_was_killed() -> None:
     area = Ledger(Area(3, 0, 8), f"{text}writ".encode()).area
     assert area.flushed == worker.area.flushed == area.floor
     assert area.newest == [worker.area.newest[0] + 1, *worker.area.newest[1:]]
+
+
+def test_a_flush_covers_nothing_of_a_client_that_was_killed_before() -> None:
+    """The target may have lost it between the two."""
+    text = b"begin 0 2\nwritten 0 2\nflushed\nbegin 1 2\nwritten 1 2\nwrit"
+    area = Ledger(Area(3, 0, 4), text + f"\n{COMES}\n".encode() + b"flushed\n").area
+    assert area.floor == area.flushed == [1, 1, 0, 0]
+    assert area.newest == [1, 2, 1, 0]
 
 
 # --- whether it is flat ---------------------------------------------------------------------------
