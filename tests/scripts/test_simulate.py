@@ -145,7 +145,7 @@ def test_what_is_planted_is_in_effect() -> None:
         (("--plant", "nothing"), "scripts/mutations --list"),
         (("--with", "clients=0"), "a number from 1"),
         (("--with", "front=file"), "front takes disk or nbd or fuse or queue"),
-        (("--with", "other=some"), "other takes none or beside or fences or takes or r"),
+        (("--with", "other=some"), "other takes none or beside or fences or invades or takes or r"),
         (("--with", "fault-kinds=cut+rain"), "fault-kinds: rain: there are cut, halve, "),
         (("--with", "fault-kinds=NBD-cut", "--with", "front=disk"), "fault-kinds: NBD-cut: there"),
         (("--with", "colour=red"), "write KEY=VALUE, with a KEY of portals, "),
