@@ -149,3 +149,22 @@ async def test_a_write_with_fua_is_not_begun_as_any_other() -> None:
         request = queue.write(BLOCK, 512, fua=True)
         assert await queue.ended() == [request]
     assert request.error is None and written == [(512, True)]
+
+
+async def test_what_takes_more_than_one_command_goes_on_with_the_rest() -> None:
+    """With its deadline: it has no other one."""
+    rests: list[Rest | None] = []
+
+    class Disk(_Again):
+        async def read_into(
+            self, _buffer: memoryview, _offset: int, rest: Rest | None = None
+        ) -> None:
+            await trio.lowlevel.checkpoint()
+            rests.append(rest)
+
+    disk: Any = Disk(begin=False)
+    async with open_queue(disk) as queue:
+        request = queue.read(BLOCK, 0)
+        request.task_done()
+        assert await queue.ended() == [request]
+    assert request.error is None and rests == [Rest(0, 1.0)]
