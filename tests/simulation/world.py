@@ -650,6 +650,7 @@ class Target:
 
     def _wordless(self) -> None:
         self._world.count(WORDLESS)
+        self._world.trouble_begins()  # a write with FUA, of which nobody hears, may have failed
 
     async def stop(self, loses: bool) -> None:
         """``loses``: its cache, but for what was written back before."""
@@ -817,7 +818,7 @@ class World:
         self._connected.set()
         self._connected = trio.Event()
 
-    def _trouble_begins(self) -> None:
+    def trouble_begins(self) -> None:
         for each in self._histories:
             each.trouble()
 
@@ -1571,11 +1572,11 @@ class World:
             self.struck(in_place=True)
             return
         if kind in _KINDS:
-            self._trouble_begins()
+            self.trouble_begins()
             troubles.add(_KINDS[kind], chance.randint(1, 6))
             return
         if kind == DROP:
-            self._trouble_begins()
+            self.trouble_begins()
             troubles.drops = chance.randint(1, 2)
             # (A flush under way would say that it has kept what is dropped in the midst of it.)
             if chance.random() < 0.7 and not self._target.read().in_flight:
@@ -1584,7 +1585,7 @@ class World:
         if kind == DEFER:
             if not self.settings.keeps and self._target.read().in_flight:
                 return  # (A flush under way: as above.)
-            self._trouble_begins()
+            self.trouble_begins()
             troubles.is_deferred = True
             if not self.settings.keeps:  # (no journal is sent again then: it must not be true)
                 self._target.drop()
@@ -1593,11 +1594,11 @@ class World:
             troubles.refuse(chance.randrange(32))
             return
         if kind == BUSY:
-            self._trouble_begins()
+            self.trouble_begins()
             troubles.busy_until = self.loop.now() + chance.uniform(0.1, 8.0)
             return
         if kind == LAZY:
-            self._trouble_begins()
+            self.trouble_begins()
             self.loop.work_s = LAZY_S
             await trio.sleep(chance.expovariate(0.05))
             self.loop.work_s = WORK_S
