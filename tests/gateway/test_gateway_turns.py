@@ -11,14 +11,12 @@ from typing import Any
 import pytest
 import trio
 
-from iserblk.commands.command import Command
-from iserblk.disk.seam import Rest
 from iserblk.errors import ConnectionLost
 from iserblk.gateway.store import DiskStore
 from iserblk.loop.strands import open_strands
 from iserblk.scsi.opcodes import READ_16, WRITE_16
 from iserblk.target.store.store import OWNER
-from tests.nbd.serving import DirectFake
+from tests.nbd.serving import Again
 from tests.support.turns import BLOCK, DEPTH, Answering
 from tests.support.until import until
 
@@ -168,24 +166,13 @@ async def test_those_of_one_initiator_keep_their_order() -> None:
 
 async def test_what_takes_more_than_one_command_goes_on_with_the_rest() -> None:
     """With its deadline: it has no other one."""
-    left, rests = Rest(1, 2.5), []
-
-    class Again(DirectFake):
-        def end_read(self, slot: Command) -> Rest | None:
-            return left
-
-        async def read_into(
-            self, buffer: memoryview, offset: int, rest: Rest | None = None
-        ) -> None:
-            rests.append(rest)
-            await super().read_into(buffer, offset)
-
     disk = Again()
     ended: list[OSError | None] = []
     async with trio.open_nursery() as nursery, open_strands() as group:
         store = DiskStore(disk, group, nursery)
         store.begin_read(memoryview(bytearray(BLOCK)), 0, OWNER, ended.append)
+        store.begin_write(memoryview(bytes(BLOCK)), 0, False, OWNER, ended.append)
         disk.end()
-        await until(lambda: ended)
+        await until(lambda: len(ended) == 2)
         nursery.cancel_scope.cancel()
-    assert ended == [None] and rests == [left]
+    assert ended == [None] * 2 and disk.rests == [disk.LEFT] * 2

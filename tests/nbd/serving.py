@@ -92,6 +92,33 @@ class DirectFake(AsyncFake):
         return count
 
 
+class Again(DirectFake):
+    """Its commands are not enough: each request goes on, with what was ``LEFT`` of it. ``rests``:
+    with what they have gone on."""
+
+    LEFT = Rest(1, 2.5)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rests: list[Rest | None] = []
+
+    def end_read(self, slot: Command) -> Rest | None:
+        return self.LEFT
+
+    def end_write(self, slot: Command) -> Rest | None:
+        return self.LEFT
+
+    async def read_into(self, buffer: memoryview, offset: int, rest: Rest | None = None) -> None:
+        self.rests.append(rest)
+        await super().read_into(buffer, offset)
+
+    async def write(
+        self, buffer: memoryview, offset: int, fua: bool = False, rest: Rest | None = None
+    ) -> None:
+        self.rests.append(rest)
+        await super().write(buffer, offset, fua)
+
+
 def fake(number: int = 0, **changes: object) -> AsyncFake:
     return AsyncFake(FakeDisk(lun_info(number, **changes)))
 

@@ -24,7 +24,7 @@ from iserblk.nbd.client import MANY, Client
 from iserblk.nbd.exports import Export
 from iserblk.nbd.handshake import Tls
 from iserblk.nbd.transmission import MOST_REFUSALS
-from tests.nbd.serving import DirectFake, HeldDisk, fake
+from tests.nbd.serving import Again, DirectFake, HeldDisk, fake
 from tests.support.fake_disk import AsyncFake, FakeDisk, lun_info
 from tests.support.nbd_client import RawClient, Reply, go, request, write
 from tests.support.until import until
@@ -725,27 +725,6 @@ async def test_a_bug_at_the_end_of_a_command(caplog: pytest.LogCaptureFixture) -
 
 async def test_what_takes_more_than_one_command_goes_on_with_the_rest() -> None:
     """With its deadline: it has no other one."""
-    left, rests = Rest(1, 2.5), []
-
-    class Again(DirectFake):
-        def end_read(self, slot: Command) -> Rest | None:
-            return left
-
-        def end_write(self, slot: Command) -> Rest | None:
-            return left
-
-        async def read_into(
-            self, buffer: memoryview, offset: int, rest: Rest | None = None
-        ) -> None:
-            rests.append(rest)
-            await super().read_into(buffer, offset)
-
-        async def write(
-            self, buffer: memoryview, offset: int, fua: bool = False, rest: Rest | None = None
-        ) -> None:
-            rests.append(rest)
-            await super().write(buffer, offset, fua)
-
     disk = Again()
     async with served(disk) as (one,):
         await one.raw.send(write(b"x", 0, 1) + request(nbd.READ, 0, 1, 2))
@@ -753,7 +732,7 @@ async def test_what_takes_more_than_one_command_goes_on_with_the_rest() -> None:
         disk.end()
         found = await one.raw.replies({1: 0, 2: 1})
     assert [found[number].error for number in (1, 2)] == [0, 0]
-    assert rests == [left, left]
+    assert disk.rests == [disk.LEFT] * 2
 
 
 @pytest.mark.parametrize(
