@@ -54,6 +54,14 @@ _pack16: Final[Callable[..., None]] = packer(_SLOT16)
 Slot = memoryview | bytearray
 
 
+def waits_for_medium(block: Slot | bytes) -> bool:
+    """Whether it is a SYNCHRONIZE CACHE, or a WRITE with FUA: targets wait for the medium then, and
+    are told what it could not keep of any write."""
+    if block[0] in (opcodes.SYNCHRONIZE_CACHE_10, opcodes.SYNCHRONIZE_CACHE_16):
+        return True
+    return block[0] in (opcodes.WRITE_10, opcodes.WRITE_16) and block[1] & FUA != 0
+
+
 def pack_read10(slot: Slot, lba: int, blocks: int, flags: int) -> None:
     _pack10(slot, 0, 0x28, flags, lba, blocks)
 

@@ -355,7 +355,7 @@ def test_a_doubt_that_has_become_a_loss_is_one_no_more() -> None:
     durability = core.durability
     durability.wrote()
     token = durability.begin_flush()
-    durability.doubt(token, "may have failed a flush", tell=True)
+    durability.doubt(None, "may have failed a flush", tell=True)
     durability.end_flush(token, False)
     durability.bypass()
     assert not durability.renew() and durability.losses.count == 1

@@ -50,6 +50,7 @@ from iserblk.disk.durability.seam import Journal
 from iserblk.disk.ranges import RangeLock
 from iserblk.disk.seam import FlushClient
 from iserblk.errors import CommandTimeout, IserblkError, ScsiError
+from iserblk.loop.clock import monotonic
 from iserblk.scsi import opcodes
 from iserblk.scsi import sense as sense_data
 from iserblk.scsi import status as sam
@@ -208,7 +209,8 @@ class Durability:
         self._dirty = False
         self._flushing = 0  # flushes under way that have something to flush
         self._numbers = count(1)  # of flushes
-        self._unanswered: set[int] = set()  # flushes whose outcome at the target is not known yet
+        # Flushes whose outcome at the target is not known yet, and when each began.
+        self._unanswered: dict[int, float] = {}
         self._doubted = False  # the journal is to be sent again before the next flush
         self._told_since = -1.0  # the loss of a connection that was told last
         self._replays = 0  # losses that a replay makes good
@@ -273,8 +275,7 @@ class Durability:
             journal is not None and not self._ranges.changing_outside(journal.has)
         )
         number = next(self._numbers)
-        if needed:
-            self._unanswered.add(number)
+        self._unanswered[number] = monotonic()
         return FlushToken(
             number, needed, self.losses.count, self._replays, covered, complete, self._gaps
         )
@@ -283,7 +284,7 @@ class Durability:
         """The target says that the flush succeeded. Returns the flushes that it has not answered
         yet: one of them may be the one to which it reports that it could not write what it had
         cached. So wait until they are no longer ``unanswered``."""
-        self._unanswered.discard(token.number)
+        self._unanswered.pop(token.number, None)
         return self.flushes_under_way()
 
     def flushes_under_way(self) -> frozenset[int]:
@@ -294,21 +295,15 @@ class Durability:
         """Whether the target has not answered one of these flushes yet."""
         return not flushes.isdisjoint(self._unanswered.copy())
 
-    def doubt(self, token: FlushToken, what: str, tell: bool) -> None:
-        """Note that the status of the flush was not learned: what it was to cover may be lost,
-        although a later flush succeeds. Call it before ``end_flush``. ``what`` completes "the
-        target" in the log. ``tell``: it is a loss where it cannot be sent again."""
-        if token.needed:
-            self._doubt(what, tell)
-
-    def doubt_write(self, slot: Command, what: str, tell: bool) -> None:
-        """The same of a WRITE with FUA, which may have been the command that was told what the
-        target could not write of others (see ``_loses_more``). Call it before the slot is given
-        back."""
-        if self.volatile and self._unflushed(slot, False):
-            self._doubt(what, tell)
-
-    def _doubt(self, what: str, tell: bool) -> None:
+    def doubt(self, but: Command | None, what: str, tell: bool) -> None:
+        """Note that the status of a flush was not learned, or that of a WRITE with FUA (see
+        ``_loses_more``): what is not flushed may be lost, although a later flush succeeds. So may a
+        change that was under way when the flush began: the target may have carried it out before
+        it. Call it before ``end_flush``. ``but``: the WRITE, whose slot is not given back yet.
+        ``what`` completes "the target" in the log. ``tell``: it is a loss where it cannot be sent
+        again."""
+        if not self.volatile or not self._unflushed(but, False):
+            return
         again = self._replays_all() and not self.shared
         self._doubted = self._doubted or again
         if again:
@@ -342,7 +337,7 @@ class Durability:
         return ended
 
     def _end_flush(self, token: FlushToken, done: bool) -> Flushed:
-        self._unanswered.discard(token.number)
+        self._unanswered.pop(token.number, None)
         again = self.replay_needed or token.replays != self._replays or (done and self._doubted)
         if self._assigned is not None:
             if done and not again:

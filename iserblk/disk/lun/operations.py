@@ -15,7 +15,7 @@ from dataclasses import replace
 from itertools import islice
 from typing import Final, TypeVar
 
-from iserblk.commands.command import QUEUED, SENT, Command, EndedByReset, Operation, Waiter
+from iserblk.commands.command import QUEUED, SENT, TAKEN, Command, EndedByReset, Operation, Waiter
 from iserblk.commands.running import (
     AGAIN_S,
     ONCE,
@@ -213,15 +213,8 @@ class _Writing(_Changing[Piece]):
 
     def _doubt_unheard(self, slots: list[Command]) -> None:
         for slot in slots:
-            if slot.tag == self._tags[slot.index]:
-                continue  # it was never sent
-            problem = failure(slot, self.name) if slot.state < QUEUED else None
-            if slot.state >= QUEUED or (problem is not None and is_unheard(problem)):
-                self._core.durability.doubt_write(
-                    slot,
-                    "may have failed a write with FUA that was not answered",
-                    problem is None or not _is_foreign(problem),
-                )
+            if slot.tag != self._tags[slot.index]:  # else it was never sent
+                self._core.doubt_unheard(slot, "a write with FUA that was not answered")
 
 
 class _Exclusive(_Changing[Range]):
@@ -462,7 +455,15 @@ class _Synchronizing(Work[bytes]):
 def _under_way(commands: list[tuple[Command, int]]) -> bool:
     """Whether one of the commands, each with the tag that it had, has no answer yet. (QUEUED: its
     connection was lost, and another is to come.)"""
-    return any(slot.state >= QUEUED and slot.tag == tag for slot, tag in commands)
+    return any(
+        slot.tag == tag and (slot.state >= QUEUED or _is_not_looked_at(slot))
+        for slot, tag in commands
+    )
+
+
+def _is_not_looked_at(slot: Command) -> bool:
+    """Whether a command has ended without an answer, and who sent it has yet to see why."""
+    return slot.state == TAKEN and slot.error is not None
 
 
 class _Resuming:
@@ -946,6 +947,15 @@ class DiskCore:
         if not durable:
             self.durability.wrote()
         journal = self.durability.journal
+    def doubt_unheard(self, slot: Command, what: str) -> None:
+        """Before the slot of a command that waits for the medium is given back, once it was sent:
+        where its status was not learned, it may have been the only report of a loss. ``what`` it
+        is, for the log."""
+        problem = failure(slot, self.info.name) if slot.state < QUEUED else None
+        if slot.state >= QUEUED or (problem is not None and is_unheard(problem)):
+            tell = problem is None or not _is_foreign(problem)
+            self.durability.doubt(slot, f"may have failed {what}", tell)
+
         if journal is None or slot.state >= QUEUED:
             return 0
         return journal.ended(slot, copy=copy)
@@ -1301,7 +1311,7 @@ class DiskCore:
             if work.unheard:
                 what = f"({error})" if isinstance(error, IserblkError) else "that was given up"
                 tell = not _is_foreign(error)
-                durability.doubt(token, f"may have failed a flush {what}", tell)
+                durability.doubt(None, f"may have failed a flush {what}", tell)
             raise
         yield from self._hear_out(durability.answered(token), work.place, deadline)
 
@@ -1322,7 +1332,7 @@ class DiskCore:
         return [
             (slot, slot.tag)
             for slot in self.queue.tasks
-            if slot.state >= SENT
+            if (slot.state >= SENT or _is_not_looked_at(slot))
             and slot.lun == self.lun
             and (place is None or place.may_overtake(slot))
         ]

@@ -13,6 +13,9 @@ relies on is kept:
 - A command that may change the LUN is not sent again on another connection, nor after it was left
   unanswered and aborted, because the target may have carried it out. A command that changes nothing
   is.
+- A SYNCHRONIZE CACHE, or a WRITE with FUA, of which no answer comes, may have been told what the
+  target could not keep of other writes: what is not flushed is in doubt then, as behind a flush of
+  the disk's own.
 - Data that was read from a target that had lost what was written before, and was not given it again
   yet, is read again.
 """
@@ -37,6 +40,7 @@ from iserblk.iscsi import reasons
 from iserblk.loop.clock import monotonic
 from iserblk.scsi import opcodes
 from iserblk.scsi import status as sam
+from iserblk.scsi.cdb import waits_for_medium
 
 # Bytes of a CDB by the group code of its operation code (SPC-4, Operation code). Groups 3, 6 and 7
 # have commands of several lengths.
@@ -185,6 +189,7 @@ def _once(
     waiter = session.new_waiter()
     changes = last >= first and cdb[0] != opcodes.REQUEST_SENSE
     slot = yield from take(session, waiter, deadline, core.info.name)
+    tag = slot.tag
     try:
         slot.waiter = waiter
         slot.deadline = deadline
@@ -211,6 +216,8 @@ def _once(
             session.listeners.hear(slot)
         return result
     finally:
+        if waits_for_medium(cdb) and slot.tag != tag:
+            core.doubt_unheard(slot, f"{opcodes.name(cdb)}, which was not answered")
         if changes:
             core.durability.wrote()
         release_ended(session, [slot])

@@ -12,7 +12,8 @@ commands that were in flight are sent again.
 
 A command that the target may have ended without a status (``Session.perhaps_ended``) is aborted,
 too, and then sent again: all of them together, in the order in which they were sent, when it is
-known of each that it is at the target no more.
+known of each that it is at the target no more. One that waits for the medium ends with TASK
+ABORTED: its caller may have to do more than to send it again.
 
 A target that is silent for a while gets a NOP-Out, which asks for a sign of life. So commands that
 are lost on a dead connection need not wait for their deadlines. Any PDU counts as a sign of life.
@@ -40,6 +41,7 @@ from iserblk.iscsi.serial import serial_lt
 from iserblk.loop.clock import monotonic
 from iserblk.scsi import opcodes
 from iserblk.scsi import status as sam
+from iserblk.scsi.cdb import waits_for_medium
 from iserblk.scsi.tasks import NO_DATA
 
 log = logging.getLogger(__name__)
@@ -481,7 +483,11 @@ class Ladder:
         tasks = [step.task for step in self._gone if step.wanted and not step.task.connection.lost]
         self._gone.clear()
         tasks.sort(key=lambda task: (task.cmd_sn - queue.cmd_sn) & 0xFFFFFFFF)  # oldest first
-        again = [task for task in tasks if task.complete and now < task.deadline]
+        again = [
+            task
+            for task in tasks
+            if task.complete and now < task.deadline and not waits_for_medium(task.cdb)
+        ]
         for task in tasks:
             if task in again:
                 queue.take_back(task)
@@ -489,6 +495,14 @@ class Ladder:
                 error = ScsiError(
                     f"{self.session.portal}: the target has ended command {task.cdb[0]:#04x} "
                     "without a status; it may have been carried out, and is not sent again"
+                )
+                queue.end_aborted(task, error)
+            elif now < task.deadline:
+                # It may have been told what the medium could not keep: that is for its caller.
+                error = ScsiError(
+                    f"{self.session.portal}: the target has ended command {task.cdb[0]:#04x} "
+                    "without a status",
+                    sam.TASK_ABORTED,
                 )
                 queue.end_aborted(task, error)
             else:

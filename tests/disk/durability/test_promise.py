@@ -16,6 +16,7 @@ from iserblk.errors import CommandTimeout, IserblkError, ScsiError, WritesLost
 from iserblk.initiator.session.slots import TaskSlot
 from iserblk.scsi import opcodes
 from iserblk.scsi import sense as sense_data
+from iserblk.scsi.cdb import FUA
 from iserblk.scsi.status import BUSY, CHECK_CONDITION, TASK_ABORTED
 from tests.initiator.fake import CountingWaiter, FakeDriver
 from tests.initiator.peer import Heard, disk_of, linked
@@ -346,6 +347,73 @@ def test_flush_that_was_aborted_may_have_brought_the_only_report(
     assert raised.value.losses == bench.disk.durability.losses.count == 1
 
 
+def _beside_a_write(bench: Bench) -> tuple[Operation[None], Operation[None]]:
+    """A write is under way, and a flush that has nothing to flush. The target has carried both out,
+    the write first: it could not keep it, and has told the flush, which is aborted."""
+    writing = bench.begin(bench.disk.write(BLOCK, 0))
+    flushing = bench.begin(bench.disk.flush())
+    assert [heard.operation for heard in bench.heard()] == [WRITE, SYNC]
+    slot = next(slot for slot in bench.session.queue.tasks if slot.cdb[0] == SYNC)
+    bench.session.queue.end_aborted(slot, CommandTimeout("late"))
+    return writing, flushing
+
+
+@pytest.mark.logs(logs.LOST_POWER)
+@pytest.mark.parametrize("journal", [True, False])
+def test_flush_that_was_aborted_beside_a_write_may_have_brought_the_only_report(
+    bench: Bench, journal: bool
+) -> None:
+    durability = bench.disk.durability
+    if journal:
+        bench.disk.keep_journal(1 << 20)
+    writing, flushing = _beside_a_write(bench)
+    with pytest.raises(CommandTimeout) as raised:
+        next(flushing)
+    assert raised.value.losses == durability.losses.count == (not journal)
+    bench.answer(b"")
+    bench.passed_by()
+    if journal:
+        with pytest.raises(StopIteration):
+            next(writing)
+        assert durability.doubted and durability.renew()  # it is sent again before the next flush
+    else:
+        bench.end(writing)  # it was written again
+        assert bench.peer.heard[-1].operation == WRITE
+
+
+def test_flush_waits_for_one_with_nothing_to_flush(bench: Bench) -> None:
+    """That one has not looked yet, and what it was told may be of what was written since."""
+    writing, flushing = _beside_a_write(bench)
+    bench.answer(b"")
+    bench.passed_by()
+    with pytest.raises(StopIteration):
+        next(writing)
+    later = bench.begin(bench.disk.flush())
+    bench.answer(b"")
+    assert isinstance(next(later), float)
+    with pytest.raises(CommandTimeout):
+        next(flushing)
+    with pytest.raises(WritesLost):
+        next(later)
+
+
+def test_flush_waits_for_who_looks_what_has_become_of_a_write_with_fua(bench: Bench) -> None:
+    """It was aborted, and may have brought the only report; its caller has yet to look."""
+    bench.write()
+    writing = bench.begin(bench.disk.write(BLOCK, 512, fua=True))
+    flushing = bench.begin(bench.disk.flush())
+    slot = next(slot for slot in bench.session.queue.tasks if slot.cdb[1] & FUA)
+    bench.session.queue.end_aborted(slot, CommandTimeout("late"))
+    bench.heard()
+    bench.passed_by()
+    bench.answer(b"")
+    assert isinstance(next(flushing), float)
+    with pytest.raises(CommandTimeout):
+        next(writing)
+    with pytest.raises(WritesLost):
+        next(flushing)
+
+
 @pytest.mark.parametrize("error", [CommandTimeout, Unanswered])
 @pytest.mark.parametrize("unflushed", [True, False])
 def test_a_write_with_fua_that_was_aborted_may_have_brought_the_only_report(
@@ -421,6 +489,18 @@ def test_flush_that_another_initiator_has_aborted_is_sent_again(bench: Bench) ->
     bench.end(flushing)
     assert bench.disk.durability.losses.count == 0
     assert [heard.operation for heard in bench.peer.heard] == [WRITE, SYNC, SYNC]
+
+
+@pytest.mark.logs(logs.LOST_POWER)
+def test_flush_that_ended_without_a_status_may_have_brought_the_only_report(bench: Bench) -> None:
+    """What it was to cover is sent again before it is."""
+    bench.disk.keep_journal(1 << 20)
+    bench.write()
+    flushing = bench.begin(bench.disk.flush())
+    (slot,) = [slot for slot in bench.session.queue.tasks if slot.state >= SENT]
+    bench.session.queue.end_aborted(slot, ScsiError("ended without a status", TASK_ABORTED))
+    assert isinstance(next(flushing), float)
+    assert bench.disk.durability.doubted and not bench.disk.durability.losses.count
 
 
 def test_flush_that_a_reset_of_our_own_has_ended_is_as_one_that_was_aborted(bench: Bench) -> None:

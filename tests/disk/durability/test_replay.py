@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from random import Random
+from time import monotonic
 
 import pytest
 
@@ -646,9 +647,15 @@ def test_what_a_flush_has_lost_is_not_proved_by_what_is_older_than_a_reservation
             fake_target.run(bench.core.flush(), bench.session, bench.target)
     else:
         token = durability.begin_flush()
-        durability.doubt(token, "may have failed a flush", True)
-        durability.end_flush(token, False)
-        assert durability.renew()
+        if how == "lost once more":  # the connection that is to take the place of the first
+            durability.reinstated(0.0)
+        if how.startswith("aborted") or how == "lost once more":
+            durability.doubt(None, "may have failed a flush", True)
+            durability.end_flush(token, False)
+        if how == "aborted":
+            assert durability.renew()
+        else:
+            durability.reinstated(monotonic())
     assert durability.replay_needed and not durability.losses.untold
     bench.session.suspend()
     bench.replay()

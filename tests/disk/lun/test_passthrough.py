@@ -12,8 +12,9 @@ from iserblk.disk.seam import CommandResult
 from iserblk.errors import BadArgument, CommandTimeout, NotSupported
 from iserblk.scsi import cdb, opcodes, sense, status
 from tests.disk.fake_lun import FakeLun, FakeLuns, finish, known
-from tests.disk.fake_target import FakeSession
+from tests.disk.fake_target import BLOCK, FakeSession, FakeTarget, run
 from tests.disk.fake_target import disk as a_disk
+from tests.support import logs
 
 INQUIRY = bytes((0x12, 0, 0, 0, 255, 0))
 LATER = sense.encode_fixed(sense.UNIT_ATTENTION, 0x2A, 0x09)
@@ -122,6 +123,72 @@ def test_a_command_that_was_left_unanswered() -> None:
     with pytest.raises(CommandTimeout, match="aborted"):
         next(asked)
     assert session.flight == [] and session.busy == 0
+
+
+FLUSH = cdb.synchronize_cache16(0, 0)
+THROUGH = cdb.RW16.pack(opcodes.WRITE_16, cdb.FUA, 4, 1, 0, 0)
+
+
+@pytest.mark.logs(logs.LOST_WRITES, logs.LOST_POWER)
+@pytest.mark.parametrize("journal", [True, False])
+@pytest.mark.parametrize(
+    ("how", "doubts", "told"),
+    [
+        ("late", True, True),
+        ("left unanswered", True, True),
+        ("given up", True, True),
+        ("ended by another initiator", True, False),
+        ("never sent", False, False),
+        ("failed with nothing to flush", False, False),
+    ],
+)
+def test_a_flush_of_the_callers_own_may_have_brought_the_only_report(
+    how: str, doubts: bool, told: bool, journal: bool
+) -> None:
+    """Of what the disk has written: its own flush behind that would succeed."""
+    session = FakeSession()
+    core = a_disk(session, 8)
+    if journal:
+        core.keep_journal(1 << 20)
+    if how != "failed with nothing to flush":
+        run(core.write(memoryview(bytes(BLOCK)), 0), session, FakeTarget(8))
+    session.suspended = how == "never sent"
+    asked = send(core, FLUSH, None, None, None)
+    next(asked)
+    if how == "ended by another initiator":
+        session.end(session.flight[0], status=status.TASK_ABORTED)
+        with pytest.raises(StopIteration):
+            next(asked)
+    else:
+        error = Unanswered if how == "left unanswered" else CommandTimeout
+        session.end(session.flight[0], error=error("aborted"))
+        if how == "given up":
+            asked.close()
+        elif how == "left unanswered":
+            next(asked)  # it was sent again
+        else:
+            with pytest.raises(CommandTimeout):
+                next(asked)
+    assert core.durability.doubted is (doubts and journal)
+    assert core.durability.losses.count == (told and not journal)
+
+
+@pytest.mark.logs(logs.LOST_WRITES)
+@pytest.mark.parametrize("unflushed", [True, False])
+def test_a_write_with_fua_of_the_callers_own_is_in_doubt_as_one_of_the_disk(
+    unflushed: bool,
+) -> None:
+    """Without a journal no flush comes before it."""
+    session = FakeSession()
+    core = a_disk(session, 8)
+    if unflushed:
+        run(core.write(memoryview(bytes(BLOCK)), 0), session, FakeTarget(8))
+    asked = send(core, THROUGH, None, bytes(BLOCK), None)
+    next(asked)
+    session.end(session.flight[0], error=CommandTimeout("aborted"))
+    with pytest.raises(CommandTimeout):
+        next(asked)
+    assert core.durability.losses.count == unflushed
 
 
 def test_the_answer_is_the_result() -> None:

@@ -11,7 +11,9 @@ from iserblk.errors import CommandTimeout, ConnectionLost, ScsiError
 from iserblk.initiator.session.deadlines import IDLE_S, OVERTAKEN_S, STEP_S, Ladder
 from iserblk.initiator.session.session import MOST_TOLD
 from iserblk.iscsi import bhs, pdu
+from iserblk.scsi import opcodes
 from iserblk.scsi import status as sam
+from iserblk.scsi.cdb import FUA
 from iserblk.scsi.sense import RECOVERED_ERROR, UNIT_ATTENTION, encode_fixed
 from tests.initiator.fake import (
     CountingWaiter,
@@ -543,6 +545,25 @@ def test_command_that_must_not_be_carried_out_twice_ends() -> None:
         ended.answer(number, pdu.TMF_COMPLETE)
     assert isinstance(ended.slots[2].error, ScsiError) and ended.waiter.pending == 2
     assert "may have been carried out" in str(ended.slots[2].error)
+
+
+@pytest.mark.parametrize("flags", [None, 0, FUA])
+def test_command_that_waits_for_the_medium_is_its_callers_to_send_again(flags: int | None) -> None:
+    """It may have been told what the medium could not keep. None: a flush; else a WRITE."""
+    ended = Ended(at_once=False)
+    slot = ended.slots[2]
+    slot.cdb[0] = opcodes.SYNCHRONIZE_CACHE_16 if flags is None else opcodes.WRITE_16
+    slot.cdb[1] = flags or 0
+    first = ended.commands
+    ended.tick()
+    for number in range(3):
+        ended.answer(number, pdu.TMF_COMPLETE)
+    again = ended.commands[len(first) :]
+    if flags == 0:
+        assert again == first[1:]
+        return
+    assert again == [first[1], first[3]] and slot.state == TAKEN
+    assert isinstance(slot.error, ScsiError) and slot.error.status == sam.TASK_ABORTED
 
 
 def test_command_without_time_left_ends() -> None:
