@@ -392,6 +392,23 @@ async def test_another_host_reserves_the_lun_before_the_connection_is_lost(
     )
 
 
+@pytest.mark.logs(logs.RECONNECTED, logs.LOST_WRITES)
+async def test_another_host_reserves_the_lun_again_while_it_is_compared(
+    mortal: Istgt, record: Record
+) -> None:
+    await fenced.reserves_again_while_the_lun_is_compared(
+        mortal.url, mortal.address, mortal.disk(), luns.encode(0)
+    )
+    record(
+        ours="initiator",
+        peer="istgt",
+        version=mortal.version,
+        transport="TCP",
+        ran="another host reserves the LUN a second time, while it is compared after the first: "
+        "what it has written stays",
+    )
+
+
 @pytest.fixture
 def failing(tmp_path: Path) -> Iterator[FailingDisk]:
     try:

@@ -112,3 +112,19 @@ async def test_another_host_reserves_the_lun_before_the_connection_is_lost(
         ran="another host has reserved the LUN, and written, before the connection is lost: what "
         "it has written stays",
     )
+
+
+async def test_another_host_reserves_the_lun_again_while_it_is_compared(
+    tgtd: MortalTgtd, record: Record
+) -> None:
+    await fenced.reserves_again_while_the_lun_is_compared(
+        tgtd.url, tgtd.address, tgtd.disk, luns.encode(1)
+    )
+    record(
+        ours="initiator",
+        peer="tgtd",
+        version=tgtd.version,
+        transport="TCP",
+        ran="another host reserves the LUN a second time, while it is compared after the first: "
+        "what it has written stays",
+    )

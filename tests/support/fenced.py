@@ -11,6 +11,7 @@ import trio
 from iserblk.disk.aio import TrioDisk
 from iserblk.disk.seam import FlushClient
 from iserblk.errors import ReservationConflict, WritesLost
+from iserblk.scsi import opcodes
 from iserblk.scsi import reservations as pr
 from tests.support.endurance import disk_and_session
 from tests.support.faces import read, write
@@ -26,6 +27,9 @@ AREA = 64 * KIB
 SIZE = AREAS * AREA
 _KEY = 0x77
 _PATIENCE_S = 60.0
+_DATA = [
+    bytes([each]) for each in (opcodes.READ_10, opcodes.READ_16, opcodes.WRITE_10, opcodes.WRITE_16)
+]
 
 
 class Held:
@@ -53,6 +57,18 @@ class Held:
 def _start_of(medium: Path) -> bytes:
     with medium.open("rb") as file:
         return file.read(SIZE)
+
+
+def _at_data(number: int) -> Hold:
+    """Keeps the READ or WRITE ``number`` (from 0), and all behind it."""
+    left = number
+
+    def is_due(unit: Unit) -> bool:
+        nonlocal left
+        left -= unit.cdb[:1] in _DATA
+        return left < 0
+
+    return Hold(is_due)
 
 
 async def _told(disk: TrioDisk, client: FlushClient) -> bool:
@@ -162,6 +178,57 @@ async def reserves_before_the_connection_is_lost(
             assert await read(disk, 0, SIZE) == model == _start_of(medium)
             assert [await _told(disk, each) for each in clients] == [writes, writes]
             assert [await _told(disk, each) for each in clients] == [False, False]
+            assert await read(disk, 0, SIZE) == model == _start_of(medium)
+            assert session.counts.reconnects == 1
+
+
+async def reserves_again_while_the_lun_is_compared(
+    url: str, address: tuple[str, int], medium: Path, lun: bytes
+) -> None:
+    """A command was refused because another host had reserved the LUN; something was written
+    behind that, and the connection is lost. While what is older is compared, that host reserves the
+    LUN once more, writes over what is newer, and lets go: what it has written stays, and the loss
+    is told."""
+    compared, behind = _at_data(0), _at_data(1)
+    holds: list[Behaviour] = []  # of the next connection
+
+    def plan(_link: int) -> tuple[Sequence[Behaviour], Sequence[Behaviour]]:
+        planned = holds.copy()
+        holds.clear()
+        return planned, ()
+
+    with FaultProxy(address, plan) as proxy:
+        async with disk_and_session("async", proxy.through(url), {"io-timeout": "60"}) as (
+            disk,
+            session,
+        ):
+            assert isinstance(disk, TrioDisk)
+            client, model = disk.new_client(), bytearray(SIZE)
+            await write(disk, bytes(model), 0)
+            assert not await _told(disk, client)
+            await _put(disk, model, 0, b"a" * 32 * KIB)
+            async with host_of(url, "iqn.2026-11.example:other") as host:
+                host.lun = lun
+                await host.out(pr.REGISTER, 0, _KEY)
+                await host.out(pr.RESERVE, _KEY, kind=pr.EXCLUSIVE_ACCESS)
+                with pytest.raises(ReservationConflict):
+                    await write(disk, b"z" * 512, 4 * KIB)
+                await host.out(pr.RELEASE, _KEY, kind=pr.EXCLUSIVE_ACCESS)
+                await _put(disk, model, 0, b"b" * 4 * KIB)
+                holds += [compared, behind]
+                proxy.cut()
+                with trio.fail_after(_PATIENCE_S):
+                    await until(lambda: compared.holding)
+                    await host.out(pr.RESERVE, _KEY, kind=pr.EXCLUSIVE_ACCESS)
+                    proxy.release(compared)
+                    await until(lambda: behind.holding)
+                await host.write(b"o" * 512)
+                model[:512] = b"o" * 512
+                await host.out(pr.RELEASE, _KEY, kind=pr.EXCLUSIVE_ACCESS)
+                await host.out(pr.REGISTER, _KEY, 0)
+            proxy.release(behind)
+            assert await read(disk, 0, SIZE) == model == _start_of(medium)
+            assert await _told(disk, client) and not await _told(disk, client)
             assert await read(disk, 0, SIZE) == model == _start_of(medium)
             assert session.counts.reconnects == 1
 

@@ -237,9 +237,14 @@ class MemoryJournal:
         size = self.size - sum(batch.size for batch in self._closed)
         if size:
             self.copies.close()
-            self._batch.size = size
-            self._closed.append(self._batch)
+            closed = self._batch
+            closed.size = size
+            self._closed.append(closed)
             self._batch = _Batch()
+            if closed.lost:  # what has yet to be kept is not covered, whenever it will be
+                running = {change.sequence for change in self._running()}
+                left = {each: closed.lost[each] for each in running & closed.lost.keys()}
+                _add_lost(self._batch.lost, left)
         for batch in self._closed:
             batch.flushes += 1
         self._merge()
@@ -251,10 +256,6 @@ class MemoryJournal:
             if batch in self._closed:
                 self._closed.remove(batch)
                 self.copies.size -= batch.size
-                if batch.lost:  # of what is to be kept yet, the flush covers nothing
-                    running = {change.sequence for change in self._running()}
-                    left = {each: batch.lost[each] for each in running & batch.lost.keys()}
-                    _add_lost(self._batch.lost, left)
                 self._spare_chunks(batch.chunks)
                 for _, buffer in batch.buffers:
                     self._keep_buffer(buffer)

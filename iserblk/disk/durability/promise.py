@@ -398,12 +398,16 @@ class Durability:
         """Note that a login has reinstated the session whose connection was lost at ``since``
         (monotonic seconds). The target may have lost its cache meanwhile, and need not say so.
         Call it for each login, before ``replay``."""
-        if self.replay_needed or not self.volatile or not self._unflushed(None, True):
-            return
-        if self._told_since != since or self._replays_all():
-            self._told_since = since
-            # No more than a precaution, with most targets and most losses of a connection.
-            self._lose_cache("may have lost its cache, as its session was lost", logging.INFO)
+        if not self.replay_needed:
+            if not self.volatile or not self._unflushed(None, True):
+                return
+            if self._told_since != since or self._replays_all():
+                self._told_since = since
+                # No more than a precaution, with most targets and most losses of a connection.
+                self._lose_cache("may have lost its cache, as its session was lost", logging.INFO)
+        # A flush that was under way may have failed, and its answer is lost.
+        unheard = any(begun <= since for begun in self._unanswered.values())
+        self.unproved = self.unproved or (self.replay_needed and unheard)
 
     def _replays_all(self) -> bool:
         """Whether the journal has all that is not flushed."""
@@ -438,9 +442,10 @@ class Durability:
         a replay at ``level``. ``compare`` False: to read it back would prove nothing, as a target
         may go on showing what it could not write."""
         replay = self._replays_all() and (compare or not self.shared)
+        if replay:
+            self.unproved = self.unproved or self._doubted or not compare
         self._doubted = False
         if replay:
-            self.unproved = self.unproved or not compare
             self._replays += 1
             self.epoch += 1
             self.replay_needed = True
@@ -469,6 +474,7 @@ class Durability:
     def begin_replay(self) -> int:
         """Begin to send the journal again: what was in doubt is so no longer when that has
         succeeded. Returns the argument of ``replayed``."""
+        self.unproved = self.unproved or self._doubted
         self._doubted = False
         return self._replays
 

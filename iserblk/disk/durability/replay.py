@@ -193,6 +193,7 @@ def replay(
     while durability.replay_needed and journal is not None:
         replays = durability.begin_replay()
         entries = journal.begin_replay()
+        foreign = durability.foreign
         lost = Blocks(())  # that the target refuses
         same = True
         try:
@@ -200,7 +201,7 @@ def replay(
             if durability.shared:
                 same = yield from compare(session, lun, info, pack_read, entries, settled)
             else:
-                newer = [each for each in entries if each.sequence > durability.foreign]
+                newer = [each for each in entries if each.sequence > foreign]
                 older = entries[: len(entries) - len(newer)]
                 settled += [(each.first, each.last) for each in newer]
                 shown = not (older and durability.unproved)
@@ -213,8 +214,9 @@ def replay(
                         "has lost its cache, or that host has written there"
                     )
                     entries = newer
-                taken = _Taken(info, geometry)
-                yield from _send(session, lun, info, taken, durability, pack_write, newer, lost)
+                if durability.foreign == foreign:
+                    taken = _Taken(info, geometry)
+                    yield from _send(session, lun, info, taken, durability, pack_write, newer, lost)
         finally:
             # It is told. Sent once more, later, it might go over what another host has written.
             journal.give_up(entries, lost.ranges)
@@ -226,7 +228,9 @@ def replay(
                 "does not have what was written and not flushed: it has lost its cache, or another "
                 "host has written there"
             )
-        durability.replayed(replays)
+        if durability.shared or durability.foreign == foreign:
+            durability.replayed(replays)
+        # Else another host has reserved the LUN meanwhile: all that is left is older than that.
 
 
 def _send(

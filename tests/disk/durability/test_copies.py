@@ -244,9 +244,12 @@ def test_what_is_left_of_a_change_has_the_data_of_its_own_blocks(make: Make) -> 
         assert bytes(each.data or b"") == data[(each.first - 10) * BLOCK : (each.last - 9) * BLOCK]
 
 
+@pytest.mark.parametrize("looks", ["behind the flush", "while it is under way"])
 @pytest.mark.parametrize("merged", [False, True])
-def test_what_is_given_up_before_its_caller_has_looked_stays_so(make: Make, merged: bool) -> None:
-    """A flush that ends meanwhile does not cover it."""
+def test_what_is_given_up_before_its_caller_has_looked_stays_so(
+    make: Make, merged: bool, looks: str
+) -> None:
+    """A flush that has begun before does not cover it."""
     journal, slots = make(CHUNK)
     for slot, number in zip(slots, (1, 2), strict=False):
         _add(journal, slot, range(4 * number, 4 * number + 2), memoryview(b"\1" * BLOCK * 2))
@@ -258,8 +261,12 @@ def test_what_is_given_up_before_its_caller_has_looked_stays_so(make: Make, merg
     journal.end_replay()
     if merged:
         journal.not_flushed(journal.begin_flush())
-    journal.flushed(journal.begin_flush())
+    covered = journal.begin_flush()
+    if looks == "behind the flush":
+        journal.flushed(covered)
     journal.ended(slots[1])
+    if looks == "while it is under way":
+        journal.flushed(covered)
     assert [(each.first, each.last) for each in journal.begin_replay()] == [(8, 8)]
     journal.end_replay()
     assert journal.newest(8) is not None and journal.newest(9) is None

@@ -619,6 +619,74 @@ def test_what_another_host_has_written_stays(wrote: bool) -> None:
     fake_target.run(bench.core.flush(), bench.session, bench.target)
 
 
+@pytest.mark.parametrize("begins", ["before all", "behind the loss"])
+def test_a_flush_of_which_no_answer_is_lost_leaves_the_comparison_its_proof(begins: str) -> None:
+    """It had ended before, or was never sent on the connection that is lost."""
+    bench = Bench()
+    durability = bench.core.durability
+    if begins == "before all":
+        token = durability.begin_flush()
+        durability.reinstated(monotonic())  # with nothing unflushed
+        durability.end_flush(token, False)
+    bench.write(0, 1, 1)
+    bench.is_refused()
+    since = monotonic()
+    if begins == "behind the loss":
+        durability.begin_flush()
+        since -= 1.0
+    bench.session.suspend()
+    durability.reinstated(since)
+    bench.replay()
+    assert bench.sent == [(opcodes.READ_16, 0, 1)] and not durability.losses.count
+
+
+@pytest.mark.logs(logs.LOST_WRITES)
+@pytest.mark.parametrize("leaves", [True, False])
+def test_what_is_newer_is_compared_where_another_host_reserves_the_lun_once_more(
+    leaves: bool,
+) -> None:
+    """While the older is compared. What that host writes then stays, also when it has gone."""
+    bench = Bench()
+    bench.write(0, 1, 1)
+    bench.is_refused()
+    bench.write(5, 2, 2)
+    bench.session.suspend()
+    durability = bench.core.durability
+    durability.replay_needed = True
+    bench.core.listen_resuming(bench.fresh)  # type: ignore[arg-type]
+    reserved = iter([True] if leaves else [True, True])
+
+    def answer(slot: Command) -> None:
+        if next(reserved, False):
+            bench.target.cached[6] = bytes((7, 6)) * (BLOCK // 2)
+            bench.fresh.end(slot, status=sam.RESERVATION_CONFLICT)
+        else:
+            bench.answered(slot)
+
+    bench.replay(answer)
+    assert bench.sent == [(opcodes.READ_16, 0, 1), (opcodes.READ_16, 5, 2)]
+    assert bench.target.block(6)[0] == 7
+    assert not durability.replay_needed and durability.losses.count == 2
+    durability.replay_needed = True
+    bench.replay()
+    assert len(bench.sent) == 2 and durability.losses.count == 2
+
+
+@pytest.mark.logs(logs.LOST_WRITES)
+def test_a_shared_lun_that_another_host_has_reserved_is_compared_once() -> None:
+    """Also what is in the journal still when its caller has yet to look."""
+    bench = Bench()
+    bench.core.keep_journal(1 << 20, shared=True)
+    slot = bench.core.begin_write(memoryview(bytes(BLOCK)), 0, CountingWaiter())
+    assert slot is not None
+    bench.target.answer(bench.session, slot)
+    bench.lose()
+    bench.core.listen_resuming(bench.fresh)  # type: ignore[arg-type]
+    bench.replay(lambda slot: bench.fresh.end(slot, status=sam.RESERVATION_CONFLICT))
+    assert bench.sent == [(opcodes.READ_16, 0, 1)]
+    assert not bench.core.durability.replay_needed and bench.core.durability.losses.count == 1
+
+
 @pytest.mark.parametrize("operation", [opcodes.PERSISTENT_RESERVE_OUT, opcodes.RESERVE_6])
 def test_a_key_that_is_refused_tells_of_no_other_host(operation: int) -> None:
     bench = Bench()
@@ -630,7 +698,9 @@ def test_a_key_that_is_refused_tells_of_no_other_host(operation: int) -> None:
 
 
 @pytest.mark.logs(logs.LOST_POWER, logs.LOST_WRITES)
-@pytest.mark.parametrize("how", ["failed", "aborted"])
+@pytest.mark.parametrize(
+    "how", ["failed", "aborted", "aborted, and lost", "lost", "lost once more"]
+)
 def test_what_a_flush_has_lost_is_not_proved_by_what_is_older_than_a_reservation(how: str) -> None:
     """A target may show what it could not write: what may not be sent again is lost. The rest is
     sent again."""
