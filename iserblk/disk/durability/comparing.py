@@ -1,7 +1,9 @@
 """Compares a LUN with its journal, where another host may write to the LUN, too.
 
-The newest change of each block is what has to be there. Left out are blocks that a command which
-waits will change anyway, and blocks that were unmapped, whose content is undefined.
+The newest change of each block is what has to be there, or what a WRITE that waits to be sent will
+write: it may have been carried out on the connection that was lost. It may fail yet, and must not
+hide then that what was there before is lost. Left out are blocks that another command which waits
+will change, and blocks that were unmapped, whose content is undefined.
 """
 
 from __future__ import annotations
@@ -25,6 +27,7 @@ from iserblk.commands.running import (
 from iserblk.commands.session import CommandSession
 from iserblk.disk.durability.block_sets import Blocks
 from iserblk.disk.durability.seam import Entry
+from iserblk.disk.ranges import Waiting
 from iserblk.disk.seam import LunInfo
 from iserblk.errors import IserblkError, ScsiError
 from iserblk.loop.clock import monotonic
@@ -79,11 +82,16 @@ def compare(
     pack_read: PackRead,
     entries: list[Entry],
     settled: Iterable[tuple[int, int]],
+    waiting: Sequence[Waiting],
 ) -> Operation[bool]:
     """Whether the LUN has what ``entries`` of its journal, in order, have. ``settled``: blocks
-    (first, last) that are not looked at. Raises what the next connection may do better."""
+    (first, last) that are not looked at. ``waiting``: changes that wait to be sent. Raises what the
+    next connection may do better."""
     log.info("%s: comparing %d unflushed changes with the LUN", info.name, len(entries))
     blocks = Blocks(settled)
+    for each in waiting:
+        if each.data is None:
+            blocks.add(each.first, each.last)
     for entry in reversed(entries):
         fresh = blocks.add(entry.first, entry.last)
         if entry.command_block[:1] == _UNMAP:
@@ -95,7 +103,7 @@ def compare(
         while todo:
             batch = [todo.popleft() for _ in range(min(PARALLEL, len(todo)))]
             deadline = monotonic() + session.patience
-            work = _Comparing(session, lun, info, pack_read, deadline)
+            work = _Comparing(session, lun, info, pack_read, deadline, waiting)
             yield from run(work, batch)
             if work.differs:
                 return False
@@ -112,6 +120,13 @@ def _halves(piece: _Expected, info: LunInfo) -> list[_Expected]:
     ]
 
 
+def _writes(change: Waiting, block: int, content: memoryview) -> bool:
+    if change.data is None or not change.first <= block <= change.last:
+        return False
+    at = (block - change.first) * len(content)
+    return change.data[at : at + len(content)] == content
+
+
 class _Comparing(Work[_Expected]):
     """Reads, and compares. ``differs``: something is not as expected, or cannot be read for good.
     ``refused``: what the LUN does not let be read at once."""
@@ -123,10 +138,12 @@ class _Comparing(Work[_Expected]):
         info: LunInfo,
         pack_read: PackRead,
         deadline: float,
+        waiting: Sequence[Waiting],
     ) -> None:
         super().__init__(session, lun, info.name, deadline)
         self._block = info.block_size
         self._pack_read = pack_read
+        self._waiting = waiting
         self._buffers: dict[int, bytearray] = {}  # by the first block
         self.differs = False
         self.refused: list[_Expected] = []
@@ -141,11 +158,25 @@ class _Comparing(Work[_Expected]):
         problem = super().outcome(slot, piece)
         if problem is None:
             found = memoryview(self._buffers.pop(piece.first))
-            self.differs |= found != (bytes(len(found)) if piece.data is None else piece.data)
+            expected = memoryview(bytes(len(found))) if piece.data is None else piece.data
+            if found != expected and not self._is_explained(piece, found, expected):
+                self.differs = True
         elif is_unfit(problem) and piece.blocks > 1:
             self.refused.append(piece)
             return None
         return problem
+
+    def _is_explained(self, piece: _Expected, found: memoryview, expected: memoryview) -> bool:
+        """Whether each block that is not as expected is as a WRITE that waits would leave it."""
+        size = self._block
+        for number in range(piece.blocks):
+            at = number * size
+            part = found[at : at + size]
+            if part != expected[at : at + size] and not any(
+                _writes(each, piece.first + number, part) for each in self._waiting
+            ):
+                return False
+        return True
 
     def gives_up(self, piece: _Expected, problem: IserblkError) -> IserblkError | None:
         if is_final(problem):

@@ -47,7 +47,7 @@ from typing import Any, Final, NamedTuple
 from iserblk.commands.command import Command, InDoubt, Waiter
 from iserblk.disk.durability.losses import Losses
 from iserblk.disk.durability.seam import Journal
-from iserblk.disk.ranges import RangeLock
+from iserblk.disk.ranges import RangeLock, Waiting
 from iserblk.disk.seam import FlushClient
 from iserblk.errors import CommandTimeout, IserblkError, ScsiError
 from iserblk.loop.clock import monotonic
@@ -467,8 +467,8 @@ class Durability:
 
     # -- replay -----------------------------------------------------------------------------------
 
-    def waiting_changes(self) -> list[tuple[int, int]]:
-        """The blocks (first, last) of changes that are queued, and will be sent."""
+    def waiting_changes(self) -> list[Waiting]:
+        """Changes that are queued, and will be sent."""
         return self._ranges.queued()
 
     def begin_replay(self) -> int:

@@ -197,16 +197,18 @@ def replay(
         lost = Blocks(())  # that the target refuses
         same = True
         try:
-            settled = durability.waiting_changes()
+            waiting = durability.waiting_changes()
             if durability.shared:
-                same = yield from compare(session, lun, info, pack_read, entries, settled)
+                same = yield from compare(session, lun, info, pack_read, entries, (), waiting)
             else:
                 newer = [each for each in entries if each.sequence > foreign]
                 older = entries[: len(entries) - len(newer)]
-                settled += [(each.first, each.last) for each in newer]
+                settled = [(each.first, each.last) for each in newer]
                 shown = not (older and durability.unproved)
                 if older and shown:
-                    shown = yield from compare(session, lun, info, pack_read, older, settled)
+                    shown = yield from compare(
+                        session, lun, info, pack_read, older, settled, waiting
+                    )
                 if not shown:
                     journal.give_up(older, [(0, _LAST)])
                     durability.gave_up(

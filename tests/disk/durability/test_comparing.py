@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import pytest
 from hypothesis import given
@@ -12,6 +12,7 @@ from iserblk.commands.command import Command
 from iserblk.disk.durability import comparing
 from iserblk.disk.durability.comparing import compare
 from iserblk.disk.durability.seam import Entry
+from iserblk.disk.ranges import Waiting
 from iserblk.errors import ConnectionLost
 from iserblk.scsi import cdb
 from iserblk.scsi.sense import ILLEGAL_REQUEST, encode_fixed
@@ -38,7 +39,12 @@ class Bench:
         self.senses: list[bytes] = []  # that the first READs end with
         self.lost = False
 
-    def compare(self, entries: list[Entry], settled: Iterable[tuple[int, int]] = ()) -> bool:
+    def compare(
+        self,
+        entries: list[Entry],
+        settled: Iterable[tuple[int, int]] = (),
+        waiting: Sequence[Waiting] = (),
+    ) -> bool:
         steps = compare(
             self.fresh,  # type: ignore[arg-type]
             LUN,
@@ -46,6 +52,7 @@ class Bench:
             self.core.pack_read,
             entries,
             settled,
+            waiting,
         )
         try:
             while True:
@@ -105,10 +112,37 @@ def test_more_than_can_be_read_back_counts_as_lost(monkeypatch: pytest.MonkeyPat
     assert not bench.compare([Entry(1, 0, 10, None, cdb.write_same16(0, 11, False, True))])
 
 
-def test_what_a_waiting_command_will_change_is_not_looked_at() -> None:
+@pytest.mark.parametrize("waits", [True, False])
+def test_what_is_settled_is_not_looked_at(waits: bool) -> None:
+    """Nor is what a command will change that waits, and has no data of its own."""
     bench = Bench()
-    assert bench.compare([written(1, 2, 0, 5, 5, 0)], [(3, 3), (4, 4)])
+    settled = [(3, 3), (4, 4)]
+    if waits:
+        waiting = [Waiting(*each, None) for each in settled]
+        assert bench.compare([written(1, 2, 0, 5, 5, 0)], (), waiting)
+    else:
+        assert bench.compare([written(1, 2, 0, 5, 5, 0)], settled)
     assert sorted(bench.read) == [2, 5]
+
+
+@pytest.mark.parametrize(
+    ("there", "same"),
+    [
+        ([1, 1, 1, 1], True),  # not carried out yet
+        ([1, 2, 3, 1], True),  # on the connection that was lost
+        ([1, 1, 3, 1], True),
+        ([1, 0, 3, 1], False),
+        ([1, 3, 3, 1], False),  # the content of the next block
+        ([2, 2, 3, 1], False),
+        ([1, 2, 3, 0], False),
+    ],
+)
+def test_a_write_that_waits_may_have_been_carried_out(there: list[int], same: bool) -> None:
+    """What is neither its content nor what was there before is lost, whatever becomes of it."""
+    bench = Bench()
+    bench.target.cached = {at: bytes(content(byte)) for at, byte in enumerate(there, 2)}
+    waiting = [Waiting(3, 4, content(2, 3))]
+    assert bench.compare([written(1, 2, 1, 1, 1, 1)], (), waiting) is same
 
 
 def test_lun_that_lets_less_be_read_at_once() -> None:

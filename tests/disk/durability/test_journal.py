@@ -410,17 +410,37 @@ def test_what_differs_on_a_shared_lun_is_lost(at: int) -> None:
     bench.run(bench.core.flush())
 
 
-def test_blocks_of_a_shared_lun_that_are_about_to_be_written_are_not_compared() -> None:
+@pytest.mark.parametrize("operation", ["write", "zero"])
+def test_what_waits_to_be_sent_may_be_on_a_shared_lun_already(operation: str) -> None:
+    bench = shared()
+    bench.write(0, 4, 1)
+    if operation == "write":
+        change = bench.core.write(memoryview(b"\2" * BLOCK), 2 * BLOCK)
+    else:
+        change = bench.core.zero(2 * BLOCK, BLOCK, False, False, False)
+    next(change)
+    (slot,) = bench.session.flight
+    bench.target.execute(slot)  # and the answer is lost
+    reconnect(bench.core, bench.target, lost=False)
+    assert bench.core.durability.losses.count == 0
+    bench.run(change)
+
+
+def test_what_was_lost_below_a_write_that_fails_is_told() -> None:
+    """That write waits while a shared LUN is compared. Its error says nothing of what was there
+    before."""
     bench = shared()
     bench.write(0, 4, 1)
     waiter = CountingWaiter()
     slot = bench.core.begin_write(memoryview(b"\2" * BLOCK), 2 * BLOCK, waiter)
     assert slot is not None
-    bench.target.execute(slot)  # and the answer is lost
+    del bench.target.cached[2]
     reconnect(bench.core, bench.target, lost=False)
-    assert bench.core.durability.losses.count == 0
-    bench.session.end(slot)
-    bench.core.dropped(slot)
+    bench.session.end(slot, sense=MEDIUM_ERROR)
+    with pytest.raises(ScsiError):
+        bench.core.ended_write(slot)
+    with pytest.raises(IserblkError, match="lost"):
+        bench.run(bench.core.flush())
 
 
 def test_failed_flush_of_a_shared_lun_is_told() -> None:
