@@ -889,7 +889,7 @@ class DiskCore:
                     except (MemoryError, OSError):
                         self.queue.release(slot)
                         raise self._not_kept() from None
-                rest = Rest(slot.begun, slot.deadline) if self._may_be_lost(slot) else None
+                rest = self._rest(slot) if self._may_be_lost(slot) else None
                 self.queue.release(slot)
                 return rest
             if durability.journal is not None:
@@ -921,17 +921,23 @@ class DiskCore:
 
     def _failed(self, slot: Command, again: bool) -> Rest | None:
         problem = failure(slot, self.info.name)
-        rest = Rest(slot.begun, slot.deadline)
+        rest, late = self._rest(slot), monotonic() >= slot.deadline
         self.queue.release(slot)
         if problem is not None:
             if no_room(problem):
                 self.queue.shrink()
             # What was refused, shorter commands may do.
             refused = is_refusal(problem)
-            if (retry_delay(problem, ONCE) is None and not refused) or monotonic() >= rest.deadline:
+            if (retry_delay(problem, ONCE) is None and not refused) or late:
                 raise problem
             self.metrics.retried()
         return rest if again or problem is not None else None
+
+    def _rest(self, slot: Command) -> Rest:
+        """With the deadline that the request had at its begin. That of the slot may be later, where
+        this process did not run, which counts for the request anyway (``Session.extended``); and
+        none where the command is being aborted, for a request that then began anew."""
+        return Rest(slot.begun, slot.begun / 1e9 + self.session.io_timeout)
 
     def dropped(self, slot: Command) -> None:
         """Give back the slot of a command whose outcome no caller waits for any more."""
@@ -941,12 +947,6 @@ class DiskCore:
         self.queue.release(slot)
         self.ranges.changed()
 
-    def note_ended(self, slot: Command, durable: bool = False, copy: bool = True) -> int:
-        """Note that the command of ``slot`` may have changed the LUN. ``durable``: what it changed
-        needs no flush. ``copy`` and the result: see ``Journal.ended``."""
-        if not durable:
-            self.durability.wrote()
-        journal = self.durability.journal
     def doubt_unheard(self, slot: Command, what: str) -> None:
         """Before the slot of a command that waits for the medium is given back, once it was sent:
         where its status was not learned, it may have been the only report of a loss. ``what`` it
@@ -956,6 +956,12 @@ class DiskCore:
             tell = problem is None or not _is_foreign(problem)
             self.durability.doubt(slot, f"may have failed {what}", tell)
 
+    def note_ended(self, slot: Command, durable: bool = False, copy: bool = True) -> int:
+        """Note that the command of ``slot`` may have changed the LUN. ``durable``: what it changed
+        needs no flush. ``copy`` and the result: see ``Journal.ended``."""
+        if not durable:
+            self.durability.wrote()
+        journal = self.durability.journal
         if journal is None or slot.state >= QUEUED:
             return 0
         return journal.ended(slot, copy=copy)
