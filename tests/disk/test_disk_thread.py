@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, suppress
 from functools import partial
 from itertools import count
@@ -22,11 +22,13 @@ import pytest
 import trio
 
 from iserblk.commands.command import SENT
+from iserblk.disk.aio import TrioDiskSet
 from iserblk.disk.blocking import ThreadClient, ThreadDiskSet
-from iserblk.disk.disk_thread import READ, DiskThread, HandedRequest
+from iserblk.disk.disk_thread import READ, WRITE, DiskThread, HandedRequest
 from iserblk.errors import CommandError, ConnectionLost, IserblkError, OutOfRange, WritesLost
 from iserblk.iscsi import bhs
 from tests.initiator.peer import Heard, answering, disk_of, linked
+from tests.nbd.serving import Again
 from tests.support import logs
 from tests.support.disk_threads import disks_of, opened, thread_disk
 from tests.support.target import running_target
@@ -657,6 +659,32 @@ def test_what_opening_raises_is_raised() -> None:
 
     with pytest.raises(OSError, match="no descriptors"):
         ThreadDiskSet(refused)
+
+
+def test_what_takes_more_than_one_command_goes_on_with_the_rest() -> None:
+    """With its deadline: it has no other one."""
+    ready = threading.Event()
+    again = Again()
+    disk: Any = again
+
+    @asynccontextmanager
+    async def opener() -> AsyncIterator[TrioDiskSet]:
+        yield TrioDiskSet({"lun0": disk}, lambda: None)
+
+    thread = DiskThread(opener, ready.set, lambda _error: None)
+    thread.start()
+    assert ready.wait(60)
+    for kind in (READ, WRITE):
+        done = threading.Event()
+        request = HandedRequest(thread, disk, done.set)
+        request.kind, request.buffer = kind, memoryview(bytearray(4096))
+        thread.send(request)
+        until_blocking(lambda: again.begun)
+        thread.call(again.end)
+        assert done.wait(60) and request.error is None
+    thread.close()
+    thread.join()
+    assert again.rests == [again.LEFT] * 2
 
 
 def test_closed_twice(target: Target) -> None:
