@@ -8,21 +8,8 @@ writes are the common case: they record in their slot which blocks they change.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Final, NamedTuple
 
 from iserblk.commands.command import FREE, QUEUED, Command, Waiter
-from iserblk.scsi import opcodes
-
-_WRITE: Final = (opcodes.WRITE_10, opcodes.WRITE_16)
-
-
-class Waiting(NamedTuple):
-    """A change that waits to be sent; it may have been carried out before. ``first``, ``last``: its
-    blocks. ``data``: of a WRITE."""
-
-    first: int
-    last: int
-    data: memoryview | None
 
 
 class RangeLock:
@@ -95,10 +82,10 @@ class RangeLock:
             for slot in self._tasks
         )
 
-    def queued(self) -> list[Waiting]:
+    def queued(self) -> list[Command]:
         """Changes that are submitted, and wait to be sent."""
         return [
-            Waiting(slot.first, slot.last, slot.data if slot.cdb[0] in _WRITE else None)
+            slot
             for slot in self._tasks
             if slot.last >= slot.first and slot.state == QUEUED and slot.lun == self._lun
         ]

@@ -26,8 +26,7 @@ from iserblk.commands.running import (
 )
 from iserblk.commands.session import CommandSession
 from iserblk.disk.durability.block_sets import Blocks
-from iserblk.disk.durability.seam import Entry
-from iserblk.disk.ranges import Waiting
+from iserblk.disk.durability.seam import Entry, Waiting
 from iserblk.disk.seam import LunInfo
 from iserblk.errors import IserblkError, ScsiError
 from iserblk.loop.clock import monotonic

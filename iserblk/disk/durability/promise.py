@@ -46,8 +46,8 @@ from typing import Any, Final, NamedTuple
 
 from iserblk.commands.command import Command, InDoubt, Waiter
 from iserblk.disk.durability.losses import Losses
-from iserblk.disk.durability.seam import Journal
-from iserblk.disk.ranges import RangeLock, Waiting
+from iserblk.disk.durability.seam import Journal, Waiting
+from iserblk.disk.ranges import RangeLock
 from iserblk.disk.seam import FlushClient
 from iserblk.errors import CommandTimeout, IserblkError, ScsiError
 from iserblk.loop.clock import monotonic
@@ -209,8 +209,8 @@ class Durability:
         self._dirty = False
         self._flushing = 0  # flushes under way that have something to flush
         self._numbers = count(1)  # of flushes
-        # Flushes whose outcome at the target is not known yet, and when each began.
-        self._unanswered: dict[int, float] = {}
+        self._unanswered: set[int] = set()  # flushes whose outcome at the target is not known yet
+        self._begun: dict[int, float] = {}  # when these began, and those with nothing to flush
         self._doubted = False  # the journal is to be sent again before the next flush
         self._told_since = -1.0  # the loss of a connection that was told last
         self._replays = 0  # losses that a replay makes good
@@ -275,7 +275,9 @@ class Durability:
             journal is not None and not self._ranges.changing_outside(journal.has)
         )
         number = next(self._numbers)
-        self._unanswered[number] = monotonic()
+        self._begun[number] = monotonic()
+        if needed:
+            self._unanswered.add(number)
         return FlushToken(
             number, needed, self.losses.count, self._replays, covered, complete, self._gaps
         )
@@ -284,8 +286,12 @@ class Durability:
         """The target says that the flush succeeded. Returns the flushes that it has not answered
         yet: one of them may be the one to which it reports that it could not write what it had
         cached. So wait until they are no longer ``unanswered``."""
-        self._unanswered.pop(token.number, None)
+        self._forget(token)
         return self.flushes_under_way()
+
+    def _forget(self, token: FlushToken) -> None:
+        self._unanswered.discard(token.number)
+        self._begun.pop(token.number, None)
 
     def flushes_under_way(self) -> frozenset[int]:
         """The flushes that the target has not answered yet."""
@@ -337,7 +343,7 @@ class Durability:
         return ended
 
     def _end_flush(self, token: FlushToken, done: bool) -> Flushed:
-        self._unanswered.pop(token.number, None)
+        self._forget(token)
         again = self.replay_needed or token.replays != self._replays or (done and self._doubted)
         if self._assigned is not None:
             if done and not again:
@@ -406,7 +412,7 @@ class Durability:
                 # No more than a precaution, with most targets and most losses of a connection.
                 self._lose_cache("may have lost its cache, as its session was lost", logging.INFO)
         # A flush that was under way may have failed, and its answer is lost.
-        unheard = any(begun <= since for begun in self._unanswered.values())
+        unheard = any(begun <= since for begun in self._begun.values())
         self.unproved = self.unproved or (self.replay_needed and unheard)
 
     def _replays_all(self) -> bool:
@@ -469,7 +475,10 @@ class Durability:
 
     def waiting_changes(self) -> list[Waiting]:
         """Changes that are queued, and will be sent."""
-        return self._ranges.queued()
+        return [
+            Waiting(slot.first, slot.last, slot.data if slot.cdb[0] in _WRITE else None)
+            for slot in self._ranges.queued()
+        ]
 
     def begin_replay(self) -> int:
         """Begin to send the journal again: what was in doubt is so no longer when that has

@@ -18,6 +18,15 @@ class Entry(NamedTuple):
     command_block: bytes = b""
 
 
+class Waiting(NamedTuple):
+    """A change that waits to be sent; it may have been carried out before. ``first``, ``last``: its
+    blocks. ``data``: of a WRITE."""
+
+    first: int
+    last: int
+    data: memoryview | None
+
+
 class Journal(Protocol):
     """Keeps the changes of one LUN (WRITE, UNMAP, WRITE SAME) from before their submission until a
     flush covers them, or until they have failed; an acknowledged change is in it at every moment.

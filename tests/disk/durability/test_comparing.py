@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from iserblk.commands.command import Command
 from iserblk.disk.durability import comparing
 from iserblk.disk.durability.comparing import compare
-from iserblk.disk.durability.seam import Entry
-from iserblk.disk.ranges import Waiting
+from iserblk.disk.durability.seam import Entry, Waiting
 from iserblk.errors import ConnectionLost
 from iserblk.scsi import cdb
 from iserblk.scsi.sense import ILLEGAL_REQUEST, encode_fixed
