@@ -249,7 +249,7 @@ def is_flat(buffer, bint writable):
     cdef Py_buffer view
     cdef bint flat
     if not PyMemoryView_Check(buffer):
-        raise TypeError("no memoryview")
+        return False
     PyObject_GetBuffer(buffer, &view, PyBUF_FULL_RO)
     flat = (
         view.ndim == 1

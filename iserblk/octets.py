@@ -35,10 +35,11 @@ def unpacker(layout: Struct) -> Callable[..., Any]:
 
 
 def _is_flat(buffer: memoryview, writable: bool) -> bool:
-    """Whether the buffer is contiguous bytes ("B", one dimension), and with ``writable`` may be
-    written to."""
+    """Whether the buffer is a memoryview of contiguous bytes ("B", one dimension), and with
+    ``writable`` may be written to."""
     return (
-        buffer.format == "B"
+        isinstance(buffer, memoryview)
+        and buffer.format == "B"
         and buffer.ndim == 1
         and buffer.c_contiguous
         and not (writable and buffer.readonly)

@@ -230,8 +230,7 @@ def test_what_is_flat(is_flat: Callable[[memoryview, bool], bool]) -> None:
 
 @pytest.mark.parametrize("wrong", [bytearray(4), b"abcd", None, 7])
 def test_what_is_no_memoryview(is_flat: Callable[[Any, bool], bool], wrong: object) -> None:
-    with pytest.raises((TypeError, AttributeError)):
-        is_flat(wrong, False)
+    assert is_flat(wrong, False) is False
 
 
 def test_a_view_that_was_released(is_flat: Callable[[memoryview, bool], bool]) -> None:

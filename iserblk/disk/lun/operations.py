@@ -83,10 +83,13 @@ Batch = list[Range]
 CdbAndData = tuple[bytes, memoryview | None]  # what goes with it
 
 
-def check_buffer(buffer: memoryview) -> None:
-    """Raises LocalProtocolError unless it is contiguous bytes: a buffer that cannot be advertised
-    would leave a hole in the order of commands."""
-    if buffer.format != "B" or buffer.ndim != 1 or not buffer.c_contiguous:
+def check_buffer(buffer: object) -> None:
+    """Raises LocalProtocolError unless it is a memoryview of contiguous bytes: a buffer that cannot
+    be advertised would leave a hole in the order of commands."""
+    if not isinstance(buffer, memoryview):
+        what = f"memoryview(buffer), not a {type(buffer).__name__}"
+        raise LocalProtocolError(f"a buffer must be a memoryview: give {what}")
+    if not _is_flat(buffer, False):
         raise LocalProtocolError("a buffer must be contiguous bytes; cast it")
 
 
@@ -792,6 +795,8 @@ class DiskCore:
         Returns its slot: wait for ``waiter``, then call ``ended``. None: nothing was done; run
         ``read``.
         """
+        if not _is_flat(buffer, True):
+            return None
         length = len(buffer)
         block = self.block
         if (
@@ -799,7 +804,6 @@ class DiskCore:
             or offset % block
             or length % block
             or not 0 <= offset <= self.size - length
-            or not _is_flat(buffer, True)
         ):
             return None
         slot = self.queue.take_now()
@@ -820,6 +824,8 @@ class DiskCore:
     def begin_write(self, buffer: memoryview, offset: int, waiter: Waiter) -> Command | None:
         """As ``begin_read``, for a write without FUA. Then call ``ended_write``, or run
         ``write``."""
+        if not _is_flat(buffer, False):
+            return None
         length = len(buffer)
         block = self.block
         durability = self.durability
@@ -830,7 +836,6 @@ class DiskCore:
             or length % block
             or not 0 <= offset <= self.size - length
             or self.info.read_only
-            or not _is_flat(buffer, False)
             or (journal is not None and not journal.has_room(length))
         ):
             return None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -16,6 +17,7 @@ STRIDED = memoryview(bytearray(8192))[::2]
 WORDS = memoryview(bytearray(4096)).cast("I")
 ROWS = memoryview(bytearray(4096 * 512)).cast("B", (4096, 512))
 READ_ONLY = memoryview(bytes(4096))
+NO_VIEW: Any = bytearray(4096)
 
 
 def _refused(
@@ -31,7 +33,7 @@ def _refused(
     assert session.queue.busy == session.queue.unsent == 0 and session.error is None
 
 
-@pytest.mark.parametrize("buffer", [STRIDED, WORDS, ROWS, READ_ONLY])
+@pytest.mark.parametrize("buffer", [STRIDED, WORDS, ROWS, READ_ONLY, NO_VIEW])
 def test_reads(buffer: memoryview) -> None:
     session, peer = linked()
     disk = disk_of(session)
@@ -39,7 +41,7 @@ def test_reads(buffer: memoryview) -> None:
     peer.close()
 
 
-@pytest.mark.parametrize("buffer", [STRIDED, WORDS, ROWS])
+@pytest.mark.parametrize("buffer", [STRIDED, WORDS, ROWS, NO_VIEW])
 def test_writes(buffer: memoryview) -> None:
     session, peer = linked()
     disk = disk_of(session)
