@@ -19,7 +19,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from iserblk.disk import aio
-from iserblk.disk.disk_thread import CALL, READ, WRITE, DiskThread, HandedRequest
+from iserblk.disk.disk_thread import DiskThread, HandedRequest
 from iserblk.disk.seam import AsyncLun, CommandResult, Extent, LunInfo
 from iserblk.errors import ConnectionLost, IserblkError, LocalProtocolError
 from iserblk.loop.work import nothing
@@ -125,7 +125,7 @@ class _Face:
             disk.client.told(losses)
 
         future = self.future(disk)
-        future.request.operation = told
+        future.request.call(disk, told)
         try:
             self.begin(future)
         except ConnectionLost:  # nothing else uses the client any more
@@ -177,9 +177,7 @@ class AsyncioDisk:
 
     async def _request(self, operation: Callable[[], Awaitable[T]]) -> T:
         future = self._face.future(self._disk)
-        request = future.request
-        request.kind = CALL
-        request.operation = operation
+        future.request.call(self._disk, operation)
         result: T = await self._face.begin(future)
         return result
 
@@ -204,19 +202,12 @@ class AsyncioDisk:
 
     async def read_into(self, buffer: memoryview, offset: int) -> None:
         future = self._face.future(self._disk)
-        request = future.request
-        request.kind = READ
-        request.buffer = buffer
-        request.offset = offset
+        future.request.read(self._disk, buffer, offset)
         await self._face.begin(future)
 
     async def write(self, buffer: memoryview, offset: int, fua: bool = False) -> None:
         future = self._face.future(self._disk)
-        request = future.request
-        request.kind = WRITE
-        request.buffer = buffer
-        request.offset = offset
-        request.fua = fua
+        future.request.write(self._disk, buffer, offset, fua)
         await self._face.begin(future)
 
     async def flush(self) -> None:

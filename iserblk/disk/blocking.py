@@ -20,7 +20,7 @@ from types import TracebackType
 from typing import Any, BinaryIO, Self, TypeVar
 
 from iserblk.disk import aio
-from iserblk.disk.disk_thread import CALL, READ, WRITE, DiskThread, HandedRequest
+from iserblk.disk.disk_thread import DiskThread, HandedRequest
 from iserblk.disk.file import open_file
 from iserblk.disk.seam import (
     AsyncLun,
@@ -86,11 +86,9 @@ class Places:
 
     def take(self, disk: AsyncLun) -> Place:
         try:
-            place = self._free.pop()
+            return self._free.pop()
         except IndexError:
             return self._new(disk)
-        place.request.disk = disk
-        return place
 
     def _new(self, disk: AsyncLun) -> Place:
         try:
@@ -115,8 +113,7 @@ class Places:
             except BaseException:  # another interrupt, before its first step or between two
                 self._take_back(place)
             raise
-        result, error = request.result, request.error
-        request.renew()
+        result, error = request.renew()
         self._free.append(place)
         if self.thread.is_over:
             self.close()  # again
@@ -130,8 +127,7 @@ class Places:
     def call(self, disk: AsyncLun, operation: Callable[[], Awaitable[T]]) -> T:
         """Have the disks' thread await ``operation()``; else see ``carry_out``."""
         place = self.take(disk)
-        place.request.kind = CALL
-        place.request.operation = operation
+        place.request.call(disk, operation)
         result: T = self.carry_out(place)
         return result
 
@@ -237,19 +233,12 @@ class ThreadDisk:
 
     def read_into(self, buffer: memoryview, offset: int) -> None:
         place = self._take(self.disk)
-        request = place.request
-        request.kind = READ
-        request.buffer = buffer
-        request.offset = offset
+        place.request.read(self.disk, buffer, offset)
         self._carry_out(place)
 
     def write(self, buffer: memoryview, offset: int, fua: bool = False) -> None:
         place = self._take(self.disk)
-        request = place.request
-        request.kind = WRITE
-        request.buffer = buffer
-        request.offset = offset
-        request.fua = fua
+        place.request.write(self.disk, buffer, offset, fua)
         self._carry_out(place)
 
     def flush(self, client: FlushClient | None = None) -> None:

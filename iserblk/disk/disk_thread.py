@@ -29,6 +29,7 @@ from iserblk.loop.here import loop_here
 from iserblk.loop.nap import Nap
 from iserblk.loop.seam import Loop
 from iserblk.loop.strands import Strand, Strands, open_strands, park
+from iserblk.loop.work import Function, nothing
 
 READ: Final = 0
 WRITE: Final = 1
@@ -44,9 +45,9 @@ _ENDED: Final = 2
 class HandedRequest:
     """A request to ``disk`` that a thread hands over; implements Waiter for its command.
 
-    The thread sets ``kind`` and what belongs to it, and reads ``result`` and ``error`` behind the
-    end. ``over`` is called when the request has ended, as a rule in the disks' thread: from then on
-    its buffer is free."""
+    The thread says with ``read``, ``write`` or ``call`` what it is, and reads ``result`` and
+    ``error`` behind the end. ``over`` is called when the request has ended, as a rule in the disks'
+    thread: from then on its buffer is free."""
 
     def __init__(self, owner: DiskThread, disk: AsyncLun, over: Callable[[], object]) -> None:
         self.owner = owner
@@ -67,15 +68,37 @@ class HandedRequest:
         self.strand: Strand | None = None
         self.followers: list[HandedRequest] = []  # that take it back
 
+    def read(self, disk: AsyncLun, buffer: memoryview, offset: int) -> None:
+        self.kind = READ
+        self.disk = disk
+        self.buffer = buffer
+        self.offset = offset
+
+    def write(self, disk: AsyncLun, buffer: memoryview, offset: int, fua: bool) -> None:
+        self.kind = WRITE
+        self.disk = disk
+        self.buffer = buffer
+        self.offset = offset
+        self.fua = fua
+
+    def call(self, disk: AsyncLun, operation: Callable[[], Awaitable[Any]]) -> None:
+        """The disks' thread is to await ``operation()``, whose result is that of the request."""
+        self.kind = CALL
+        self.disk = disk
+        self.operation = operation
+
     def task_done(self) -> None:
         self.pending -= 1
         self.owner.answered(self)
 
-    def renew(self) -> None:
-        """In the thread that has waited for it: it may be handed over again."""
+    def renew(self) -> tuple[Any, BaseException | None]:
+        """In the thread that has waited for it: it may be handed over again. Returns its result and
+        its error."""
+        ended = self.result, self.error
         self.buffer = NOTHING
         self.operation = self.result = self.error = self.slot = self.strand = None
         self.state = _WAITS
+        return ended
 
 
 class DiskThread:
@@ -100,15 +123,18 @@ class DiskThread:
         self._when_over = over
         self._why = "the disks are closed"
         self._loop: Loop | None = None
+        # ``_take_in`` and ``_on_answers`` while the thread runs: a method is bound once, not for
+        # each request.
+        self._taking_in: Function = nothing
+        self._answering: Function = nothing
         self._unwanted = False
         self._scope: trio.CancelScope | None = None
         self._group: Strands | None = None
         self._nursery: trio.Nursery | None = None
-        self._strand: Strand | None = None
         self._inbox: deque[HandedRequest] = deque()
         self._asked = False  # ``_take_in`` is to be called
         self._done: deque[HandedRequest] = deque()  # whose command has ended
-        self._woken = False  # the strand
+        self._told = False  # ``_on_answers`` is to be called
         self._carried: set[HandedRequest] = set()  # by strands of their own
         self._open = 0
         self._commands = 0  # under way, each of one request
@@ -132,7 +158,7 @@ class DiskThread:
         self._inbox.append(request)
         if not self._asked:
             self._asked = True
-            self._wake(self._take_in)
+            self._wake(self._taking_in)
         if self.is_over:
             self._refuse()
 
@@ -201,12 +227,14 @@ class DiskThread:
         except BaseException as problem:
             error = problem
         self.is_over = True
+        self._taking_in = self._answering = nothing  # no circle is left
         _running.discard(self)
         self._refuse()
         self._when_over(error)
 
     async def _main(self) -> None:
-        self._loop = loop_here()
+        self._taking_in, self._answering = self._take_in, self._on_answers
+        self._loop = loop_here()  # from now on others wake it
         with trio.CancelScope() as opening:
             self._scope = opening
             if self._unwanted:
@@ -230,8 +258,6 @@ class DiskThread:
     async def _serve(self) -> None:
         try:
             async with trio.open_nursery() as self._nursery, open_strands() as self._group:
-                self._strand = self._group.start_soon(self._on_answers, name="requests of threads")
-                # A strand of its own: it is there also where the other one has met a bug.
                 last = self._group.start_soon(_rest, name="the end of requests of threads")
                 last.abandon = self._abandon
                 self._opened()
@@ -239,14 +265,7 @@ class DiskThread:
         finally:
             for request in [*self._carried]:  # whose strands were closed before they began
                 self._fail(request)
-            self._group = self._nursery = self._strand = None
-
-    async def _on_answers(self) -> None:
-        """Body of the strand."""
-        while True:
-            await park()
-            self._woken = False
-            self._turn()
+            self._group = self._nursery = None
 
     def answered(self, request: HandedRequest) -> None:
         """The command of ``request`` has ended."""
@@ -254,9 +273,14 @@ class DiskThread:
         self._done.append(request)
         if self._closing:
             self._returned.wake()
-        elif self._strand is not None and not self._woken:
-            self._woken = True
-            self._strand.wake()
+        elif not self._told and self._loop is not None:
+            self._told = True
+            self._loop.call_soon(self._answering)
+
+    def _on_answers(self) -> None:
+        self._told = False
+        if not self._closing:  # else ``_abandon`` settles them
+            self._turn()
 
     def _take_in(self) -> None:
         self._asked = False  # before it looks: what comes later asks again
@@ -272,18 +296,22 @@ class DiskThread:
             self._loop.stay_awake(pace.until)
 
     def _turn(self) -> None:
-        held: dict[AsyncLun, bool] = {}  # what begins together is sent together
+        self._settle()
+        inbox = self._inbox
+        if not inbox:
+            return
+        # What begins together is sent together. Mostly all of it is for one disk.
+        held: list[tuple[AsyncLun, bool]] = []
+        disk: AsyncLun | None = None
         try:
-            self._settle()
-            inbox = self._inbox
             while inbox:
                 request = inbox.popleft()
-                disk = request.disk
-                if disk not in held:
-                    held[disk] = disk.begin_batch()
+                if request.disk is not disk:
+                    disk = request.disk
+                    held.append((disk, disk.begin_batch()))
                 self._begin(request)
         finally:
-            for each, before in held.items():
+            for each, before in held:
                 each.end_batch(before)
 
     def _begin(self, request: HandedRequest) -> None:
@@ -376,7 +404,9 @@ class DiskThread:
         self._open -= 1
         self._answers += 1
         request.state = _ENDED
-        followers, request.followers = request.followers, []
+        followers = request.followers
+        if followers:
+            request.followers = []
         request.over()
         for each in followers:
             each.over()

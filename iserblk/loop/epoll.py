@@ -11,7 +11,7 @@ import select
 from collections import deque
 from math import inf
 from threading import RLock
-from typing import Final
+from typing import Any, Final
 
 from iserblk.loop.busy_polling import Turns
 from iserblk.loop.clock import monotonic
@@ -149,8 +149,9 @@ class EpollLoop:
         self._number = number = self._number + 1
         foreign, soon = self._foreign, self._soon
         waits = not (soon or foreign)
+        watches = self._watches
         for fd, _ in self._wait() if waits else self._epoll.poll(0, _MOST_DESCRIPTORS):
-            watch = self._watches.get(fd)
+            watch = watches.get(fd)
             if watch is not None:
                 # One that was made in this turn has the number of a descriptor that was closed.
                 if watch.made != number:
@@ -182,7 +183,7 @@ class EpollLoop:
             bell, self._bell = self._bell, -1
             os.close(bell)
 
-    def _wait(self) -> list[tuple[int, int]]:
+    def _wait(self) -> list[tuple[Any, Any]]:  # (as int, each number would be taken apart)
         """What is ready. Waits for that, and no longer than until the first timer is due."""
         epoll, end = self._epoll, self._timers.first
         seconds = _FOR_EVER

@@ -24,8 +24,15 @@ import trio
 from iserblk.commands.command import SENT
 from iserblk.disk.aio import TrioDiskSet
 from iserblk.disk.blocking import ThreadClient, ThreadDiskSet
-from iserblk.disk.disk_thread import READ, WRITE, DiskThread, HandedRequest
-from iserblk.errors import CommandError, ConnectionLost, IserblkError, OutOfRange, WritesLost
+from iserblk.disk.disk_thread import DiskThread, HandedRequest
+from iserblk.errors import (
+    CommandError,
+    ConnectionLost,
+    IserblkError,
+    LocalProtocolError,
+    OutOfRange,
+    WritesLost,
+)
 from iserblk.iscsi import bhs
 from tests.initiator.peer import Heard, answering, disk_of, linked
 from tests.nbd.serving import Again
@@ -418,7 +425,7 @@ def test_closed_while_a_thread_waits_for_one_lun_of_two(target: Target) -> None:
     assert ready.wait(60)
     ended = threading.Event()
     request = HandedRequest(thread, thread.disks["lun0"], ended.set)
-    request.kind, request.buffer = READ, memoryview(bytearray(4096))
+    request.read(request.disk, memoryview(bytearray(4096)), 0)
     thread.send(request)
     assert heard.wait(60)
     thread.close()
@@ -428,9 +435,14 @@ def test_closed_while_a_thread_waits_for_one_lun_of_two(target: Target) -> None:
 
 def test_an_argument_that_is_none_harms_no_other_thread(target: Target) -> None:
     with thread_disk(target.core) as disk:
-        for wrong in (bytearray(4096), None, 7):
-            with pytest.raises((TypeError, AttributeError)):
+        for wrong in (bytearray(4096), "data", None, 7):
+            name = type(wrong).__name__
+            with pytest.raises(LocalProtocolError, match=rf"give memoryview\(.*, not a {name}$"):
                 disk.read_into(wrong, 0)  # type: ignore[arg-type]
+            with pytest.raises(LocalProtocolError, match="must be a memoryview: give "):
+                disk.write(wrong, 0)  # type: ignore[arg-type]
+        with pytest.raises(TypeError):
+            disk.read_into(memoryview(bytearray(4096)), "0")  # type: ignore[arg-type]
         with pytest.raises(OutOfRange):
             disk.write(memoryview(bytes(512)), 1 << 40)
         disk.read_into(memoryview(bytearray(4096)), 0)
@@ -499,11 +511,11 @@ def test_a_request_is_taken_back_in_each_state(target: Target, length: int) -> N
 
     letters: list[threading.Event] = []
     request = HandedRequest(thread, disk, lambda: ends.append("request"))
-    request.kind, request.buffer = READ, memoryview(bytearray(length))
+    request.read(disk, memoryview(bytearray(length)), 0)
     letter("never")
     assert letters[0].wait(60)
     request = HandedRequest(thread, disk, lambda: ends.append("request"))
-    request.kind, request.buffer = READ, memoryview(bytearray(length))
+    request.read(disk, memoryview(bytearray(length)), 0)
     thread.send(request)
     assert asked.wait(60)
     letter("first")
@@ -534,7 +546,7 @@ def test_a_request_that_is_taken_back_at_once_is_not_sent(target: Target) -> Non
         thread = disk.places.thread
         thread.call(lambda: gate.wait(20))
         request = HandedRequest(thread, disk.disk, lambda: None)
-        request.kind, request.buffer = READ, memoryview(bytearray(4096))
+        request.read(request.disk, memoryview(bytearray(4096)), 0)
         thread.send(request)
         thread.take_back(HandedRequest(thread, disk.disk, done.set), request)
         gate.set()
@@ -560,7 +572,7 @@ def test_a_request_that_is_taken_back_is_not_tried_again(target: Target) -> None
     with thread_disk(target.core) as disk:
         thread = disk.places.thread
         request = HandedRequest(thread, disk.disk, lambda: None)
-        request.kind, request.buffer = READ, memoryview(bytearray(4096))
+        request.read(request.disk, memoryview(bytearray(4096)), 0)
         thread.send(request)
         assert asked.wait(60)
         thread.take_back(HandedRequest(thread, disk.disk, done.set), request)
@@ -674,10 +686,13 @@ def test_what_takes_more_than_one_command_goes_on_with_the_rest() -> None:
     thread = DiskThread(opener, ready.set, lambda _error: None)
     thread.start()
     assert ready.wait(60)
-    for kind in (READ, WRITE):
+    for reads in (True, False):
         done = threading.Event()
         request = HandedRequest(thread, disk, done.set)
-        request.kind, request.buffer = kind, memoryview(bytearray(4096))
+        if reads:
+            request.read(disk, memoryview(bytearray(4096)), 0)
+        else:
+            request.write(disk, memoryview(bytearray(4096)), 0, False)
         thread.send(request)
         until_blocking(lambda: again.begun)
         thread.call(again.end)

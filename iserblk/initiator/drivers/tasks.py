@@ -95,6 +95,7 @@ class TrioDriver:
         self._ended = trio.Event()  # the pump found the session's end
         self._loop = loop_here()
         self._strands = strands.here()
+        self._ready = self._strands.ready
         self._watch: Watch | None = None
         self._full = False  # the socket takes no more: output waits
         self._gathering = False  # ``_gather`` is to be called
@@ -246,7 +247,7 @@ class TrioDriver:
             count = self.session.progress(now)
         finally:
             self._strands.held = False
-            resumed = self._strands.run()
+            resumed = self._strands.run() if self._ready else 0
         self._answered += count
         self._came = count
         return count, resumed
