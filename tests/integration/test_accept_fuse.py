@@ -41,15 +41,16 @@ def test_fio_verifies_what_it_wrote(
         fio.verify(f"--filename={mounted}/lun0", "--ioengine=libaio", "--direct=1", region=region)
 
 
-def test_512_mib_through_the_page_cache(start_target: StartTarget, tmp_path: Path) -> None:
+@pytest.mark.parametrize("size", [128, pytest.param(512, marks=pytest.mark.long)])  # MiB
+def test_through_the_page_cache(start_target: StartTarget, tmp_path: Path, size: int) -> None:
     """cp in and out through the page cache; after fsync the data is in the target's file."""
     need_fuse()
     source, copy = tmp_path / "source", tmp_path / "copy"
     with source.open("wb") as file:
         chance = random.Random(513)
-        for _ in range(64):
+        for _ in range(size // 8):
             file.write(chance.randbytes(8 * MIB))
-    url = start_target("lun:size=512M").url
+    url = start_target(f"lun:size={size}M").url
     with running_mount([url], tmp_path / "luns") as mounted:
         run("dd", f"if={source}", f"of={mounted}/lun0", "bs=1M", "conv=fsync,notrunc")
         run("cmp", source, tmp_path / "lun")

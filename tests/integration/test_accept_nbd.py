@@ -70,27 +70,34 @@ def connect(uri: str) -> Any:
     return client
 
 
-@pytest.mark.parametrize("crc", ["yes", pytest.param("no", marks=pytest.mark.long)])
+@pytest.mark.parametrize(
+    ("size", "crc"),  # MiB
+    [
+        (128, "yes"),
+        pytest.param(512, "yes", marks=pytest.mark.long),
+        pytest.param(512, "no", marks=pytest.mark.long),
+    ],
+)
 @pytest.mark.parametrize(
     "by", ["iserblk", pytest.param("nbdkit", marks=pytest.mark.long)], indirect=True
 )
-def test_512_mib_of_random_data_in_and_out(
-    export: Start, tmp_path: Path, crc: str, record: Record
+def test_random_data_in_and_out(
+    export: Start, tmp_path: Path, size: int, crc: str, record: Record
 ) -> None:
     need("nbdcopy", "qemu-img", "cmp")
     source, copy = tmp_path / "source", tmp_path / "copy"
     with source.open("wb") as file:
         chance = random.Random(512)
-        for _ in range(64):
+        for _ in range(size // 8):
             file.write(chance.randbytes(8 * MIB))
-    uri = export("lun:size=512M", parameters=(f"mpa-crc={crc}",))
+    uri = export(f"lun:size={size}M", parameters=(f"mpa-crc={crc}",))
     run("nbdcopy", "--flush", source, uri)
     run("nbdcopy", uri, copy)
     run("cmp", source, copy)
     run("cmp", source, tmp_path / "lun")  # the flush has brought it to the target's file
     assert "identical" in run("qemu-img", "compare", "-f", "raw", "-F", "raw", source, uri)
     # The comparison does find a difference.
-    connect(uri).pwrite(b"\0", 300 * MIB + 17)
+    connect(uri).pwrite(b"\0", size // 2 * MIB + 17)
     found = subprocess.run(
         ["qemu-img", "compare", "-f", "raw", "-F", "raw", source, uri],
         capture_output=True,
@@ -98,7 +105,7 @@ def test_512_mib_of_random_data_in_and_out(
         check=False,
     )
     assert found.returncode == 1 and "mismatch" in found.stdout
-    ran = f"512 MiB by nbdcopy to the LUN and back, qemu-img compare; mpa-crc={crc}"
+    ran = f"{size} MiB by nbdcopy to the LUN and back, qemu-img compare; mpa-crc={crc}"
     export.passed(record, "nbdcopy, qemu-img", "libnbd-bin", ran)
 
 

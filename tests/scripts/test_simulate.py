@@ -17,28 +17,28 @@ SCRIPT = TOP / "scripts" / "simulate"
 # their rows say. It may need other seeds for them when the order of things has changed; if they are
 # never found any more, it has become worse. (scripts/mutations --simulated plays fresh worlds.)
 PLANTED = {
-    "replay-skips-a-write": "1",
-    "a-loss-is-not-told": "1",
-    "a-flush-answers-early": "1",
-    "the-target-s-flush-does-nothing": "1",
-    "reinstatement-without-a-report": "1",
-    "a-loss-is-told-to-one-client": "1",
-    "what-a-client-has-not-heard-ends-with-it": "1",
+    "replay-skips-a-write": "3",
+    "a-loss-is-not-told": "6",
+    "a-flush-answers-early": "3",
+    "the-target-s-flush-does-nothing": "20",
+    "reinstatement-without-a-report": "2",
+    "a-loss-is-told-to-one-client": "6",
+    "what-a-client-has-not-heard-ends-with-it": "16",
     "an-nbd-flush-is-answered-without-one-of-the-disk": "2",
-    "a-loss-is-told-to-one-connection": "1",
-    "a-connection-begins-without-a-look-at-the-others": "1",
+    "a-loss-is-told-to-one-connection": "2",
+    "a-connection-begins-without-a-look-at-the-others": "3",
     "patience-of-a-flush-that-was-not-heard": "3",
-    "reservation-does-not-bind": "1",
-    "a-unit-attention-is-told-to-one-host": "1",
+    "reservation-does-not-bind": "2",
+    "a-unit-attention-is-told-to-one-host": "2",
     "what-the-target-does-not-know-is-taken-for-done": "2",
-    "flush-that-failed-at-the-target": "1",
-    "deferred-error-is-not-heard": "1",
-    "crc-is-not-looked-at": "1",
+    "flush-that-failed-at-the-target": "2",
+    "deferred-error-is-not-heard": "2",
+    "crc-is-not-looked-at": "2",
     "range-lock-lets-the-last-block-through": "1",
-    "a-lun-that-comes-back-is-not-compared": "1",
-    "a-lun-comes-back-with-other-blocks": "1",
-    "open-files-are-one-client": "1",
-    "hand-over-forgets-the-losses": "1",
+    "a-lun-that-comes-back-is-not-compared": "2",
+    "a-lun-comes-back-with-other-blocks": "2",
+    "open-files-are-one-client": "2",
+    "hand-over-forgets-the-losses": "16",
     "a-request-queue-forgets-fua": "2",
 }
 MOST = "4000"
@@ -93,9 +93,9 @@ def test_a_reader_who_has_enough_sees_no_traceback() -> None:
 @pytest.mark.parametrize("processes", ["1", "2"])
 def test_for_some_time(processes: str) -> None:
     """At least one world is played, and then no more begin."""
-    ended = simulate("--seed", "2", "--seconds", "0.001", "--processes", processes)
+    ended = simulate("--seed", "5", "--seconds", "0.001", "--processes", processes)
     assert ended.returncode == 0, ended.stdout + ended.stderr
-    assert ended.stdout.startswith("seed 2: all was right, 1000 operations, ")
+    assert ended.stdout.startswith("seed 5: all was right, 1000 operations, ")
 
 
 @pytest.mark.parametrize(("name", "seed"), PLANTED.items())
@@ -113,7 +113,7 @@ def test_a_bug_that_is_planted_is_found(name: str, seed: str) -> None:
 def test_what_is_found_is_made_smaller_and_fails_again() -> None:
     words = ("--with", "between=5", "--with", "clients=1", "--processes", "1")
     plant = ("--plant", "the-target-s-flush-does-nothing")
-    ended = simulate("--seed", "1", "--operations", MOST, *words, *plant, "--tries", "6")
+    ended = simulate("--seed", "2", "--operations", MOST, *words, *plant, "--tries", "6")
     assert ended.returncode == 1, ended.stdout + ended.stderr
     assert "smaller worlds were tried" in ended.stdout
     first, *_, last = ended.stdout.splitlines()
