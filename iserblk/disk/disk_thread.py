@@ -131,10 +131,11 @@ class DiskThread:
         self._scope: trio.CancelScope | None = None
         self._group: Strands | None = None
         self._nursery: trio.Nursery | None = None
+        self._strand: Strand | None = None
         self._inbox: deque[HandedRequest] = deque()
         self._asked = False  # ``_take_in`` is to be called
         self._done: deque[HandedRequest] = deque()  # whose command has ended
-        self._told = False  # ``_on_answers`` is to be called
+        self._woken = False  # ``_on_answers`` is to be called
         self._carried: set[HandedRequest] = set()  # by strands of their own
         self._open = 0
         self._commands = 0  # under way, each of one request
@@ -258,6 +259,8 @@ class DiskThread:
     async def _serve(self) -> None:
         try:
             async with trio.open_nursery() as self._nursery, open_strands() as self._group:
+                self._strand = self._group.start_soon(self._on_batches, name="requests of threads")
+                # A strand of its own: it is there also where the other one has met a bug.
                 last = self._group.start_soon(_rest, name="the end of requests of threads")
                 last.abandon = self._abandon
                 self._opened()
@@ -265,7 +268,7 @@ class DiskThread:
         finally:
             for request in [*self._carried]:  # whose strands were closed before they began
                 self._fail(request)
-            self._group = self._nursery = None
+            self._group = self._nursery = self._strand = None
 
     def answered(self, request: HandedRequest) -> None:
         """The command of ``request`` has ended."""
@@ -273,12 +276,22 @@ class DiskThread:
         self._done.append(request)
         if self._closing:
             self._returned.wake()
-        elif not self._told and self._loop is not None:
-            self._told = True
-            self._loop.call_soon(self._answering)
+        elif not self._woken and self._loop is not None and self._strand is not None:
+            self._woken = True
+            if self._commands >= FEW:
+                self._strand.wake()
+            else:  # nothing else comes with it: the call alone takes less
+                self._loop.call_soon(self._answering)
+
+    async def _on_batches(self) -> None:
+        """Body of the strand: it is resumed as soon as the answers that came together are taken in,
+        and what is begun then leaves with what other strands begin."""
+        while True:
+            await park()
+            self._on_answers()
 
     def _on_answers(self) -> None:
-        self._told = False
+        self._woken = False
         if not self._closing:  # else ``_abandon`` settles them
             self._turn()
 
