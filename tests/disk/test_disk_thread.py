@@ -11,7 +11,7 @@ import sys
 import threading
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager, contextmanager, suppress
 from functools import partial
 from itertools import count
 from pathlib import Path
@@ -24,7 +24,8 @@ import trio
 from iserblk.commands.command import SENT
 from iserblk.disk.aio import TrioDiskSet
 from iserblk.disk.blocking import ThreadClient, ThreadDiskSet
-from iserblk.disk.disk_thread import DiskThread, HandedRequest
+from iserblk.disk.disk_thread import READ, WRITE, DiskThread, HandedRequest
+from iserblk.disk.seam import Rest
 from iserblk.errors import (
     CommandError,
     ConnectionLost,
@@ -675,9 +676,56 @@ def test_what_opening_raises_is_raised() -> None:
 
 def test_what_takes_more_than_one_command_goes_on_with_the_rest() -> None:
     """With its deadline: it has no other one."""
+    disk = _Again()
+    with _thread_of(disk) as thread:
+        for kind in (READ, WRITE):
+            request, done = _handed(thread, disk, kind)
+            until_blocking(lambda: disk.begun)
+            thread.call(disk.end)
+            assert done.wait(60) and request.error is None
+    assert disk.rests == [disk.LEFT] * 2
+
+
+@pytest.mark.parametrize("kind", [READ, WRITE])
+@pytest.mark.parametrize("how", ["taken back", "closed"])
+def test_what_has_yet_to_go_on_is_not_begun_any_more(how: str, kind: int) -> None:
+    """Nor is it taken for done."""
+    disk = _Again()
+    with _thread_of(disk) as thread:
+        request, done = _handed(thread, disk, kind)
+        until_blocking(lambda: disk.begun)
+        if how == "taken back":
+            told = threading.Event()
+            thread.take_back(HandedRequest(thread, request.disk, told.set), request)
+            assert told.wait(60)
+    assert done.wait(60) and isinstance(request.error, ConnectionLost) and not disk.rests
+
+
+def test_a_write_with_fua_of_a_thread_is_one() -> None:
+    disk = _Again()
+    with _thread_of(disk) as thread:
+        _, done = _handed(thread, disk, WRITE, fua=True)
+        assert done.wait(60)
+    assert disk.through == [True] and disk.rests == [None]
+
+
+class _Again(Again):
+    """``through``: of each write that was not begun as one command, whether it is one with FUA."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.through: list[bool] = []
+
+    async def write(
+        self, buffer: memoryview, offset: int, fua: bool = False, rest: Rest | None = None
+    ) -> None:
+        self.through.append(fua)
+        await super().write(buffer, offset, fua, rest)
+
+
+@contextmanager
+def _thread_of(disk: Any) -> Iterator[DiskThread]:
     ready = threading.Event()
-    again = Again()
-    disk: Any = again
 
     @asynccontextmanager
     async def opener() -> AsyncIterator[TrioDiskSet]:
@@ -686,20 +734,22 @@ def test_what_takes_more_than_one_command_goes_on_with_the_rest() -> None:
     thread = DiskThread(opener, ready.set, lambda _error: None)
     thread.start()
     assert ready.wait(60)
-    for reads in (True, False):
-        done = threading.Event()
-        request = HandedRequest(thread, disk, done.set)
-        if reads:
-            request.read(disk, memoryview(bytearray(4096)), 0)
-        else:
-            request.write(disk, memoryview(bytearray(4096)), 0, False)
-        thread.send(request)
-        until_blocking(lambda: again.begun)
-        thread.call(again.end)
-        assert done.wait(60) and request.error is None
+    yield thread
     thread.close()
     thread.join()
-    assert again.rests == [again.LEFT] * 2
+
+
+def _handed(
+    thread: DiskThread, disk: Any, kind: int, fua: bool = False
+) -> tuple[HandedRequest, threading.Event]:
+    done = threading.Event()
+    request = HandedRequest(thread, disk, done.set)
+    if kind == READ:
+        request.read(disk, memoryview(bytearray(4096)), 0)
+    else:
+        request.write(disk, memoryview(bytearray(4096)), 0, fua)
+    thread.send(request)
+    return request, done
 
 
 def test_closed_twice(target: Target) -> None:

@@ -14,6 +14,7 @@ import trio
 from iserblk.errors import ConnectionLost
 from iserblk.gateway.store import DiskStore
 from iserblk.loop.strands import open_strands
+from iserblk.scsi.cdb import FUA
 from iserblk.scsi.opcodes import READ_16, WRITE_16
 from iserblk.target.store.store import OWNER
 from tests.nbd.serving import Again
@@ -162,6 +163,30 @@ async def test_those_of_one_initiator_keep_their_order() -> None:
     assert len(blocks) == 2 * FLOOD
     firsts = [blocks.index(100 + number) for number in range(FLOOD)]
     assert firsts == sorted(firsts)
+
+
+async def test_a_write_that_is_to_be_durable_is_one_with_fua() -> None:
+    async with gateway() as found:
+        for what in ("write", "FUA"):
+            found.begin("one", what, LBA)
+            await found.settle()
+            await found.answer_all_sent()
+    assert [message[33] for _, message in found.datamover.sent] == [0, FUA]
+
+
+async def test_what_has_yet_to_go_on_when_the_strands_are_closed_has_failed() -> None:
+    """A write is not taken for done."""
+    disk = Again()
+    ended: list[OSError | None] = []
+    async with trio.open_nursery() as nursery:
+        with trio.CancelScope() as scope:
+            async with open_strands() as group:
+                store = DiskStore(disk, group, nursery)
+                store.begin_read(memoryview(bytearray(BLOCK)), 0, OWNER, ended.append)
+                store.begin_write(memoryview(bytes(BLOCK)), 0, False, OWNER, ended.append)
+                scope.cancel()
+                await trio.lowlevel.checkpoint()
+    assert len(ended) == 2 and None not in ended and not disk.rests
 
 
 async def test_what_takes_more_than_one_command_goes_on_with_the_rest() -> None:

@@ -140,7 +140,8 @@ def test_what_a_block_was_changed_to_last(make: Make) -> None:
         count = chance.choice([1, 1, 2, 30, 300])
         changed = range(first, first + count)
         kind = chance.choice(["copied", "view", "taken over", "zero", "unmap", "fails"])
-        data = bytes([number % 255 + 1]) * (count * BLOCK)
+        values = {block: (number + block) % 255 + 1 for block in changed}
+        data = b"".join(bytes([value]) * BLOCK for value in values.values())
         buffer = bytearray(data)
         command = {"zero": b"\x93", "unmap": b"\x42"}.get(kind, b"")
         _add(journal, slot, changed, None if command else memoryview(buffer), command)
@@ -153,9 +154,10 @@ def test_what_a_block_was_changed_to_last(make: Make) -> None:
             journal.ended(slot, copy=kind != "view")
         if kind == "copied":
             buffer[:] = bytes(len(buffer))
-        if kind != "fails":
-            value = {"zero": 0, "unmap": None}.get(kind, data[0])
-            last.update(dict.fromkeys(changed, value))
+        if kind in ("zero", "unmap"):
+            last.update(dict.fromkeys(changed, 0 if kind == "zero" else None))
+        elif kind != "fails":
+            last.update(values)
         if number % 50 == 0:
             journal.not_flushed(journal.begin_flush())
         if number == 150:
