@@ -132,6 +132,7 @@ class DiskThread:
         self._group: Strands | None = None
         self._nursery: trio.Nursery | None = None
         self._strand: Strand | None = None
+        self._bug: BaseException | None = None  # that ``_call`` has met
         self._inbox: deque[HandedRequest] = deque()
         self._asked = False  # ``_take_in`` is to be called
         self._done: deque[HandedRequest] = deque()  # whose command has ended
@@ -234,7 +235,7 @@ class DiskThread:
         self._when_over(error)
 
     async def _main(self) -> None:
-        self._taking_in, self._answering = self._take_in, self._on_answers
+        self._taking_in, self._answering = self._take_in, self._call
         self._loop = loop_here()  # from now on others wake it
         with trio.CancelScope() as opening:
             self._scope = opening
@@ -288,7 +289,19 @@ class DiskThread:
         and what is begun then leaves with what other strands begin."""
         while True:
             await park()
+            if self._bug is not None:
+                raise self._bug
             self._on_answers()
+
+    def _call(self) -> None:
+        """As a turn of the strand, which raises a bug: one that the loop met would leave the other
+        threads waiting."""
+        try:
+            self._on_answers()
+        except BaseException as error:
+            self._bug = error
+            if self._strand is not None:
+                self._strand.wake()
 
     def _on_answers(self) -> None:
         self._woken = False
