@@ -132,7 +132,7 @@ class DiskThread:
         self._group: Strands | None = None
         self._nursery: trio.Nursery | None = None
         self._strand: Strand | None = None
-        self._bug: BaseException | None = None  # that ``_call`` has met
+        self._bug: BaseException | None = None  # that a turn has met
         self._inbox: deque[HandedRequest] = deque()
         self._asked = False  # ``_take_in`` is to be called
         self._done: deque[HandedRequest] = deque()  # whose command has ended
@@ -235,7 +235,7 @@ class DiskThread:
         self._when_over(error)
 
     async def _main(self) -> None:
-        self._taking_in, self._answering = self._take_in, self._call
+        self._taking_in, self._answering = self._take_in, self._on_answers
         self._loop = loop_here()  # from now on others wake it
         with trio.CancelScope() as opening:
             self._scope = opening
@@ -290,18 +290,9 @@ class DiskThread:
         while True:
             await park()
             if self._bug is not None:
-                raise self._bug
+                bug, self._bug = self._bug, None  # no circle is left
+                raise bug
             self._on_answers()
-
-    def _call(self) -> None:
-        """As a turn of the strand, which raises a bug: one that the loop met would leave the other
-        threads waiting."""
-        try:
-            self._on_answers()
-        except BaseException as error:
-            self._bug = error
-            if self._strand is not None:
-                self._strand.wake()
 
     def _on_answers(self) -> None:
         self._woken = False
@@ -322,20 +313,28 @@ class DiskThread:
             self._loop.stay_awake(pace.until)
 
     def _turn(self) -> None:
-        self._settle()
+        try:
+            self._settle()
+            if self._inbox:
+                self._begin_all()
+        except BaseException as bug:
+            # For the strand to raise, which ends the use of the disks. The loop would cancel the
+            # sessions besides, and nothing would abort what other threads wait for.
+            self._bug = bug
+            if self._strand is not None:
+                self._strand.wake()
+
+    def _begin_all(self) -> None:
+        """What begins together is sent together."""
         inbox = self._inbox
-        if not inbox:
-            return
-        # What begins together is sent together. Mostly all of it is for one disk.
         held: list[tuple[AsyncLun, bool]] = []
         disk: AsyncLun | None = None
         try:
             while inbox:
-                request = inbox.popleft()
-                if request.disk is not disk:
-                    disk = request.disk
+                if inbox[0].disk is not disk:  # mostly all of it is for one
+                    disk = inbox[0].disk
                     held.append((disk, disk.begin_batch()))
-                self._begin(request)
+                self._begin(inbox.popleft())
         finally:
             for each, before in held:
                 each.end_batch(before)

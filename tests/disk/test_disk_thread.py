@@ -779,22 +779,25 @@ def test_a_bug_is_raised_at_the_end(target: Target, caplog: pytest.LogCaptureFix
 
 
 @pytest.mark.plain("a method of the compiled form cannot be replaced")
-def test_a_bug_in_the_end_of_one_request_ends_the_others(
-    target: Target, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize("where", ["end", "begin"])
+def test_a_bug_of_one_request_ends_the_others(
+    target: Target, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, where: str
 ) -> None:
-    """Its command has ended; that of the other thread is under way, and is aborted."""
+    """In its end, or before it begins. Those of other threads are under way, and are aborted."""
     reads: list[Heard] = []
     target.act = reads.append
     disks = disks_of(target.core)
     disk: Any = disks.disks["lun0"]
     end_read = disk.disk.end_read
 
-    def broken(slot: object) -> float:
+    def ended(slot: object) -> float:
         monkeypatch.undo()
         end_read(slot)
         raise RuntimeError("broken")
 
-    monkeypatch.setattr(disk.disk, "end_read", broken)
+    def begun() -> bool:
+        raise RuntimeError("broken")
+
     errors: list[str] = []
 
     def read() -> None:
@@ -803,11 +806,17 @@ def test_a_bug_in_the_end_of_one_request_ends_the_others(
         except IserblkError as error:
             errors.append(str(error))
 
-    threads = [threading.Thread(target=read, daemon=True) for _ in range(2)]
-    for thread in threads:
+    threads = [threading.Thread(target=read, daemon=True) for _ in range(3)]
+    for thread in threads[:2]:
         thread.start()
     until_blocking(lambda: len(reads) == 2)
-    target.peer.respond(reads[0])
+    if where == "end":
+        threads.pop()
+        monkeypatch.setattr(disk.disk, "end_read", ended)
+        target.peer.respond(reads[0])
+    else:
+        monkeypatch.setattr(disk.disk, "begin_batch", begun)
+        threads[2].start()
     for thread in threads:
         thread.join(60)
     said = ""
@@ -816,8 +825,9 @@ def test_a_bug_in_the_end_of_one_request_ends_the_others(
     except BaseException as error:
         said = repr(error)
     assert "broken" in said
-    told = ["internal error", "the disks were closed while a request was under way"]
-    assert sorted(errors) == told  # which thread is told first is chance
+    told = "the disks were closed while a request was under way"
+    others = ["internal error"] if where == "end" else ["the disks are closed", told]
+    assert sorted(errors) == sorted([*others, told])  # which thread is told first is chance
     caplog.clear()  # records refer to errors, and those to much
 
 
