@@ -35,8 +35,9 @@ from iserblk.errors import (
     WritesLost,
 )
 from iserblk.iscsi import bhs
+from iserblk.loop.strands import here, park
 from tests.initiator.peer import Heard, answering, disk_of, linked
-from tests.nbd.serving import Again
+from tests.nbd.serving import Again, DirectFake
 from tests.support import logs
 from tests.support.disk_threads import disks_of, opened, thread_disk
 from tests.support.target import running_target
@@ -699,6 +700,39 @@ def test_what_has_yet_to_go_on_is_not_begun_any_more(how: str, kind: int) -> Non
             thread.take_back(HandedRequest(thread, request.disk, told.set), request)
             assert told.wait(60)
     assert done.wait(60) and isinstance(request.error, ConnectionLost) and not disk.rests
+
+
+def test_closed_between_an_answer_and_its_turn() -> None:
+    """Nothing is begun any more in that turn: nobody would abort it, nor settle it."""
+    for _ in range(20):  # which strand is closed first is chance
+        _close_between_an_answer_and_its_turn()
+
+
+def _close_between_an_answer_and_its_turn() -> None:
+    disk: Any = DirectFake()
+    late: list[tuple[HandedRequest, threading.Event]] = []
+
+    async def answer(_waiter: object) -> None:
+        disk.end()
+        late.append(_handed(thread, disk, READ))
+
+    async def wait() -> None:
+        strand = here().running
+        assert strand is not None
+        strand.abandon = answer
+        waits.set()
+        await park()
+
+    waits = threading.Event()
+    with _thread_of(disk) as thread:
+        request, done = _handed(thread, disk, READ)
+        other = HandedRequest(thread, disk, lambda: None)
+        other.call(disk, wait)
+        thread.send(other)
+        assert waits.wait(60)
+    assert done.wait(60) and request.error is None
+    request, done = late[0]
+    assert done.wait(60) and isinstance(request.error, ConnectionLost) and not disk.begun
 
 
 def test_a_write_with_fua_of_a_thread_is_one() -> None:

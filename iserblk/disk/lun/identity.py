@@ -71,12 +71,6 @@ def _kind(identifier: str) -> str:
     return f"{kind}.{text.partition('.')[0]}" if kind == "name" else kind
 
 
-def is_same_name(before: Sequence[str], now: Sequence[str]) -> bool:
-    """Whether the identifiers of a LUN are those that it had: a world-wide one agrees, or all the
-    former ones do. One more or fewer makes no other LUN."""
-    return have_common(before, now) or set(before) <= set(now)
-
-
 def is_same(before: Identity, now: Identity) -> bool:
     """Whether a LUN, found again under its address, is the same as ``before``.
 
