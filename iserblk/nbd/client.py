@@ -29,7 +29,7 @@ import trio
 from iserblk.disk.seam import DirectDisk, Extent, FlushClient, Rest
 from iserblk.errors import BadArgument, IserblkError, OutOfRange, RemoteProtocolError
 from iserblk.loop.blocking import hung_up
-from iserblk.loop.busy_polling import pace_of
+from iserblk.loop.busy_polling import FEW, pace_of
 from iserblk.loop.here import loop_here
 from iserblk.loop.interrupts import uninterrupted
 from iserblk.loop.nap import Nap
@@ -457,24 +457,36 @@ class Client:
             watch.close()
 
     async def _on_answers(self) -> None:
-        """Body of the strand."""
+        """Body of the strand: it is resumed as soon as the answers that came together are taken in,
+        and what is begun then leaves with what other strands begin."""
         while True:
             await park()
             self._woken = False
             if self._stopped:
                 return
-            receive, self._unfinished = self._unfinished, False
-            self._turn(receive=receive or self._transmission.open + len(self._done) >= MANY)
-            self._look_on()
+            self._take_answers()
+
+    def _on_answer(self) -> None:
+        self._woken = False
+        if not self._closing:  # else ``_abandon`` ends them
+            self._take_answers()
+
+    def _take_answers(self) -> None:
+        receive, self._unfinished = self._unfinished, False
+        self._turn(receive=receive or self._transmission.open + len(self._done) >= MANY)
+        self._look_on()
 
     def answered(self, request: Request) -> None:
         """Implements Answered."""
         self._done.append(request)
         if self._closing:
             self._ending.wake()
-        if not self._woken:  # as ``_wake``, without its call
+        elif not self._woken:
             self._woken = True
-            self._strand.wake()
+            if self._transmission.open > FEW:
+                self._strand.wake()
+            else:  # nothing else comes with it: the call alone takes less
+                self._loop.call_soon(self._on_answer)
 
     def told(self, losses: int) -> None:
         """Implements Answered. The answer is in the socket, where its client reads it, as a rule;

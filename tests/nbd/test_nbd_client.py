@@ -701,6 +701,48 @@ async def test_a_bug_behind_the_beginning_of_a_command(caplog: pytest.LogCapture
     assert caplog.messages == ["client 0: internal error"] * 2
 
 
+async def test_closed_between_an_answer_and_its_turn() -> None:
+    """Its request ends once."""
+    for _ in range(20):  # which strand is closed first is chance
+        await _close_between_an_answer_and_its_turn()
+
+
+async def _close_between_an_answer_and_its_turn() -> None:
+    class Counting(DirectFake):
+        ended = 0
+
+        def end_read(self, slot: Command) -> Rest | None:
+            self.ended += 1
+            return None
+
+    async def answer(_waiter: object) -> None:
+        disk.end()
+
+    async def parked() -> None:
+        strand = strands.here().running
+        assert strand is not None
+        strand.abandon = answer
+        waits.set()
+        await strands.park()
+
+    disk, memory, waits = Counting(), Memory(), trio.Event()
+    ours, theirs = socket.socketpair()
+    theirs.setblocking(False)
+    raw = RawClient(trio.SocketStream(trio.socket.from_stdlib_socket(theirs)))
+    with trio.CancelScope() as scope:
+        async with raw, open_strands() as group, trio.open_nursery() as nursery:
+            client = Client(ours, "client", group, memory, 0)
+            nursery.start_soon(Served(client, raw, Export("lun0", disk)).run, ours)
+            await raw.shake_hands()
+            await raw.send(request(nbd.READ, 0, 512, 1))
+            await until(lambda: disk.begun)
+            group.start_soon(parked, name="another strand")
+            await waits.wait()
+            scope.cancel()
+    await trio.testing.wait_all_tasks_blocked()
+    assert (disk.ended, memory.used) == (1, 0)
+
+
 async def test_a_bug_at_the_end_of_a_command(caplog: pytest.LogCaptureFixture) -> None:
     """It is an error for its request, and for no other one."""
 
