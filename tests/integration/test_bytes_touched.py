@@ -157,7 +157,7 @@ async def exchange(client: RawClient, messages: list[bytes], length: int) -> Non
             assert not (await client.reply(length)).error
 
 
-@pytest.mark.parametrize("scheme", ["iser", "iscsi"])
+@pytest.mark.parametrize("scheme", ["iser", pytest.param("iscsi", marks=pytest.mark.long)])
 async def test_through_nbd(tmp_path: Path, target: tuple[Counted, str], scheme: str) -> None:
     behind, url = target
     place = tmp_path / "nbd"
@@ -207,7 +207,7 @@ def test_from_python(tmp_path: Path, target: tuple[Counted, str], scheme: str) -
     check(theirs, "target")
 
 
-@pytest.mark.parametrize("scheme", ["iser", "iscsi"])
+@pytest.mark.parametrize("scheme", ["iser", pytest.param("iscsi", marks=pytest.mark.long)])
 def test_through_fuse(tmp_path: Path, target: tuple[Counted, str], scheme: str) -> None:
     need_fuse()
     behind, url = target

@@ -83,8 +83,19 @@ def test_all_connections_are_there_and_in_use(
     trio.run(main)
 
 
-@transport
-@pytest.mark.parametrize(("level", "count"), [(0, 3), (1, 3), (2, 3), (2, 1)])
+@pytest.mark.parametrize(
+    ("transport", "level", "count"),
+    [
+        *(("iser", 0, 3), ("iscsi", 1, 3), ("stream", 2, 3), ("iser", 2, 1)),
+        *(
+            pytest.param(transport, level, count, marks=pytest.mark.long)
+            for transport, level, count in (
+                *(("stream", 0, 3), ("iscsi", 0, 3), ("iser", 1, 3), ("stream", 1, 3)),
+                *(("iser", 2, 3), ("iscsi", 2, 3), ("stream", 2, 1), ("iscsi", 2, 1)),
+            )
+        ),
+    ],
+)
 def test_one_connection_after_the_other_is_cut(
     start_target: StartTarget, transport: str, level: int, count: int
 ) -> None:

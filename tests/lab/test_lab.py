@@ -136,7 +136,7 @@ def test_output_and_exit_status_come_through_unchanged(tmp_path: Path) -> None:
     results = tmp_path / "results"
     written = tmp_path / "written-in-the-guest"
     script = 'cat "$0" >&2 & cat "$0"; wait; echo kept >"$LAB_RESULTS/kept"; echo >"$1"; exit 77'
-    done = lab("--results", str(results), "sh", "-c", script, str(data), str(written))
+    done = lab("--in-turn", "--results", str(results), "sh", "-c", script, str(data), str(written))
     assert done.returncode == 77
     # (Not pytest's comparison of long bytes: showing a difference would take hours.)
     content = data.read_bytes()

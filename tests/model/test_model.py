@@ -6,6 +6,7 @@ that is smaller than the disk. A failure prints the seed; ISERBLK_MODEL=SEED run
 
 from __future__ import annotations
 
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -44,9 +45,18 @@ from tests.model.script import (
 )
 from tests.support.faces import FACES, QUEUE
 
+# Each face, and each transport; the other pairs take the same ways.
+WAYS = (("async", "iser"), ("blocking", "iscsi"), (QUEUE, "iser"))
+ways = pytest.mark.parametrize(
+    ("face", "transport"),
+    [
+        pytest.param(*way, marks=() if way in WAYS else pytest.mark.long)
+        for way in product((*FACES, QUEUE), TRANSPORTS)
+    ],
+)
 
-@pytest.mark.parametrize("transport", TRANSPORTS)
-@pytest.mark.parametrize("face", (*FACES, QUEUE))
+
+@ways
 @QUICK
 @given(scripts(st.none()), st.integers(0, 1 << 16))
 def test_without_faults_but_for_power(
@@ -111,8 +121,7 @@ CACHED = (False, True)
 
 
 @pytest.mark.parametrize("cached", CACHED)
-@pytest.mark.parametrize("transport", TRANSPORTS)
-@pytest.mark.parametrize("face", (*FACES, QUEUE))
+@ways
 @settings(QUICK, max_examples=5)
 @given(steps=scripts(FAULTS), seed=st.integers(0, 1 << 16))
 def test_disasters(
@@ -123,9 +132,7 @@ def test_disasters(
 
 
 @pytest.mark.parametrize("cached", CACHED)
-@pytest.mark.parametrize(
-    ("face", "transport"), [("async", "iser"), ("blocking", "iscsi"), (QUEUE, "iser")]
-)
+@pytest.mark.parametrize(("face", "transport"), WAYS)
 def test_disasters_by_seed(recovers: None, face: str, transport: str, cached: bool) -> None:
     for seed in seeds(1):
         steps = random_script(seed, 300, 0.2)
@@ -134,10 +141,13 @@ def test_disasters_by_seed(recovers: None, face: str, transport: str, cached: bo
 
 
 @pytest.mark.parametrize(
-    ("level", "count"), [(0, 2), (0, 4), (1, 2), (1, 4), (2, 1), (2, 2), (2, 4)]
-)
-@pytest.mark.parametrize(
-    ("face", "transport"), [("async", "iser"), ("blocking", "iscsi"), (QUEUE, "iser")]
+    ("level", "count", "face", "transport"),
+    [
+        # In turn; all with each other in a long run.
+        pytest.param(*each, *way, marks=() if (at - turn) % len(WAYS) == 0 else pytest.mark.long)
+        for at, each in enumerate(((0, 2), (0, 4), (1, 2), (1, 4), (2, 1), (2, 2), (2, 4)))
+        for turn, way in enumerate(WAYS)
+    ],
 )
 def test_disasters_with_several_connections(
     recovers: None, face: str, transport: str, level: int, count: int
@@ -213,8 +223,16 @@ def test_a_target_with_troubles(recovers: None, transport: str, turns: bool) -> 
         replayable(seed, steps, "async", transport, turns=turns)
 
 
-@pytest.mark.parametrize("turns", [False, True])
-@pytest.mark.parametrize("transport", TRANSPORTS)
+@pytest.mark.parametrize(
+    ("transport", "turns"),
+    [
+        *(("iser", True), ("iscsi", False)),
+        *(
+            pytest.param(*each, marks=pytest.mark.long)
+            for each in (("iser", False), ("iscsi", True))
+        ),
+    ],
+)
 def test_a_cache_that_comes_and_goes(recovers: None, transport: str, turns: bool) -> None:
     for seed in seeds(1):
         replayable(seed, dense_script(seed, 150), "async", transport, turns=turns)

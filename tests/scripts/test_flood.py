@@ -15,13 +15,13 @@ def run(*words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([str(FLOOD), *words], capture_output=True, text=True, check=False)
 
 
-@pytest.mark.parametrize("begin", ["mixed", "login"])
+@pytest.mark.parametrize("begin", ["mixed", pytest.param("login", marks=pytest.mark.long)])
 def test_a_small_flood(begin: str) -> None:
     """More connections than there is room for before a login."""
     shows_what_is_promised("login", run("--connections", "600", "--begin", begin))
 
 
-@pytest.mark.parametrize("begin", ["mixed", "option"])
+@pytest.mark.parametrize("begin", ["mixed", pytest.param("option", marks=pytest.mark.long)])
 def test_a_small_flood_of_nbd(begin: str) -> None:
     """More connections than there is room for before the end of a handshake."""
     done = run("--nbd", "--connections", "1500", "--begin", begin)

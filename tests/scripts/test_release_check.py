@@ -254,6 +254,7 @@ def test_release_says_what_is_wrong_with_its_arguments(arguments: list[str], wor
     assert words in line
 
 
+@pytest.mark.long
 def test_release_makes_a_source_archive_of_the_whole_tree(tmp_path: Path) -> None:
     """It is checked by the script itself; and nothing is left in the checkout."""
     need("git")

@@ -222,7 +222,11 @@ def test_demo(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("after", "number", "status"),
-    [("2. ", signal.SIGTERM, 143), ("4. ", signal.SIGINT, 130), ("5. ", signal.SIGTERM, 143)],
+    [
+        pytest.param("2. ", signal.SIGTERM, 143, marks=pytest.mark.long),
+        pytest.param("4. ", signal.SIGINT, 130, marks=pytest.mark.long),
+        ("5. ", signal.SIGTERM, 143),
+    ],
 )
 def test_demo_cleans_up_when_it_is_stopped(
     after: str, number: int, status: int, tmp_path: Path
@@ -335,6 +339,7 @@ def test_distros_needs_root(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["id"]
 
 
+@pytest.mark.long
 def test_distros_runs_the_command_in_a_clone_and_leaves_nothing(distros: Distros) -> None:
     script = (
         "cat scripts/demo >/dev/null && cat /etc/hosts >/dev/null && [ $PIP_NO_COLOR = carried ]"
@@ -350,6 +355,7 @@ def test_distros_runs_the_command_in_a_clone_and_leaves_nothing(distros: Distros
     assert left_of_demos(distros.place) == []
 
 
+@pytest.mark.long
 def test_distros_tells_of_a_command_that_fails(distros: Distros) -> None:
     """What it started stays behind, and is ended."""
     done = distros.run("--release", "13", "--", "sh", "-c", "sleep 1000 & exit 3")
@@ -369,6 +375,7 @@ def test_distros_without_a_root_goes_on_to_the_next(distros: Distros) -> None:
     assert left_of_demos(distros.place) == []
 
 
+@pytest.mark.long
 def test_distros_uses_a_kept_root_again(distros: Distros) -> None:
     """With a new clone; the packages, that is all else, are those of before."""
     arguments = ["--release", "trixie", "--keep", str(distros.place / "kept")]
@@ -380,6 +387,7 @@ def test_distros_uses_a_kept_root_again(distros: Distros) -> None:
     assert (distros.place / "kept" / "trixie" / "was").exists() and str(distros.place) not in mounts
 
 
+@pytest.mark.long
 def test_distros_without_packages(distros: Distros) -> None:
     """The root's apt does not have them, and a kept root that has them is not used."""
     arguments = ["--release", "trixie", "--keep", str(distros.place / "kept")]
@@ -398,6 +406,7 @@ def test_distros_without_packages(distros: Distros) -> None:
     assert roots == ["trixie", "trixie-without-nbdkit-without-fio"]
 
 
+@pytest.mark.long
 def test_distros_carries_what_was_built_into_a_root_without_a_clone(
     distros: Distros, tmp_path: Path
 ) -> None:
@@ -434,6 +443,7 @@ def test_distros_with_nothing_to_install(distros: Distros, tmp_path: Path) -> No
     assert left_of_demos(distros.place) == []
 
 
+@pytest.mark.long
 def test_distros_of_a_checkout_of_another_user(distros: Distros, tmp_path: Path) -> None:
     other = tmp_path / "other"
     subprocess.run(["git", "clone", "--quiet", str(ROOT), str(other)], check=True)
@@ -445,6 +455,7 @@ def test_distros_of_a_checkout_of_another_user(distros: Distros, tmp_path: Path)
     assert done.stdout == (ROOT / "scripts" / "demo").read_text()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("number", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130), (signal.SIGHUP, 143)]
 )

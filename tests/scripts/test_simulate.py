@@ -66,12 +66,12 @@ def test_a_seed_does_the_same_whatever_the_hashes_are(setting: str) -> None:
     words = ("--seed", "2", "--operations", "400", "--with", setting)
     ended = [
         simulate(*words, "--processes", processes, hash_seed=hash_seed)
-        for processes, hash_seed in (("1", "1"), ("1", "2"), ("2", "3"))
+        for processes, hash_seed in (("1", "1"), ("2", "2"))
     ]
-    assert [each.returncode for each in ended] == [0, 0, 0]
+    assert [each.returncode for each in ended] == [0, 0]
     first = ended[0].stdout.splitlines()[:-1]
     assert first[0].startswith("seed 2: all was right, 400 operations, ")
-    assert [each.stdout.splitlines()[:-1] for each in ended] == [first] * 3
+    assert [each.stdout.splitlines()[:-1] for each in ended] == [first] * 2
 
 
 def test_a_trace() -> None:
@@ -90,7 +90,7 @@ def test_a_reader_who_has_enough_sees_no_traceback() -> None:
     assert (len(ended.stdout.splitlines()), ended.stderr) == (2, "")
 
 
-@pytest.mark.parametrize("processes", ["1", "2"])
+@pytest.mark.parametrize("processes", ["1", pytest.param("2", marks=pytest.mark.long)])
 def test_for_some_time(processes: str) -> None:
     """At least one world is played, and then no more begin."""
     ended = simulate("--seed", "5", "--seconds", "0.001", "--processes", processes)

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.skipif(
 @contextmanager
 def target(place: Path, *options: str, address: str = "") -> Iterator[Server]:
     listen = f"{address or os.environ['LAB_ADDRESS']}:0"
-    spec = f"{place}/disk:size=16M"
+    spec = f"{place}/disk:size=4M"
     with serving(
         "target", "--listen", listen, "--iqn", IQN, "--lun", spec, *options, log=place / "log"
     ) as server:

@@ -20,7 +20,7 @@ from tests.support.interop import Record
 from tests.support.programs import run
 from tests.support.target import ROOT, running_target
 
-TREE = ("iserblk", "fuse_mount", "nbd_plugin", "docs")
+TREE = ("iserblk/disk", "fuse_mount", "nbd_plugin", "docs")
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +41,7 @@ def tidy() -> Iterator[None]:
 
 
 def make_tree(directory: Path) -> None:
-    """A tree with the sources, and a file of random bytes, which no compression can hide."""
+    """A tree with sources, and a file of random bytes, which no compression can hide."""
     ignore = shutil.ignore_patterns("__pycache__", "*.so")
     for name in TREE:
         shutil.copytree(ROOT / name, directory / name, ignore=ignore)

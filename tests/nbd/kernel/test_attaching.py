@@ -23,6 +23,11 @@ from tests.nbd.kernel.fake_kernel import FakeKernel, FakeNetlink
 from tests.support.target import END_S, IQN, TargetProcess
 from tests.support.until import until_blocking
 
+# What attach does before and beside its server is the same with both.
+of_ours = pytest.mark.parametrize(
+    "tool", ["own", pytest.param("nbdkit", marks=pytest.mark.long)], indirect=True
+)
+
 
 def test_attach_and_detach(tool: Attacher, kernel: FakeKernel, target: TargetProcess) -> None:
     assert tool.good("attach", f"{target.url}/1") == f"ready {path_of(kernel, 'nbd0')}\n"
@@ -96,6 +101,7 @@ def test_udev_is_told_what_the_lun_is_called(
     tool.assert_nothing_left()
 
 
+@of_ours
 def test_named_luns(
     tool: Attacher, kernel: FakeKernel, target: TargetProcess, tmp_path: Path
 ) -> None:
@@ -170,6 +176,7 @@ def test_two_at_once_take_two_devices(
     tool.good("detach", "nbd0", "nbd1")
 
 
+@of_ours
 def test_a_second_device_of_a_lun_is_warned(
     tool: Attacher, kernel: FakeKernel, target: TargetProcess
 ) -> None:
@@ -190,6 +197,7 @@ def test_a_second_device_of_a_lun_is_warned(
     tool.good("detach", "nbd1")
 
 
+@of_ours
 def test_every_disk_as_json(tool: Attacher, kernel: FakeKernel, target: TargetProcess) -> None:
     devices = json.loads(tool.good("attach", target.url, "--json"))["devices"]
     assert devices == [
@@ -205,6 +213,7 @@ def test_every_disk_as_json(tool: Attacher, kernel: FakeKernel, target: TargetPr
     tool.good("detach", "nbd0", "nbd1", "nbd2")
 
 
+@of_ours
 def test_all_or_none(tool: Attacher, kernel: FakeKernel, target: TargetProcess) -> None:
     kernel.refuse("nbd1")
     line = tool.refused(1, "attach", target.url, "nbd0", "nbd1", "nbd2")
@@ -239,6 +248,7 @@ def test_what_is_refused(
 # --- accidents ---------------------------------------------------------------------------------
 
 
+@of_ours
 @pytest.mark.parametrize("then", ["attach", "detach"])
 @pytest.mark.parametrize("moment", ["state.json", "server.pid", "client.pid"])
 def test_an_attach_that_is_killed(
@@ -260,6 +270,7 @@ def test_an_attach_that_is_killed(
     assert tool.ended("detach", "nbd0")[0] == 0
 
 
+@of_ours
 @pytest.mark.parametrize("moment", ["state.json", "server.pid", "client.pid"])
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
 def test_an_attach_that_is_told_to_end(
@@ -279,6 +290,7 @@ def test_an_attach_that_is_told_to_end(
 # --- in the foreground -------------------------------------------------------------------------
 
 
+@of_ours
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 def test_in_the_foreground(
     number: int, tool: Attacher, kernel: FakeKernel, target: TargetProcess
