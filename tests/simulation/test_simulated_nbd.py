@@ -50,7 +50,7 @@ def test_all_of_it_is_reached() -> None:
         ("hearers", "4"),
         ("clients", "8"),
     )
-    for seed in range(20):
+    for seed in (15, 16, 7, *range(20)):  # the first ones are likely to do
         result = played(Case(seed, OPERATIONS, settings=settings))
         faults -= result.faults.keys()
         states -= {state for state, times in result.states.items() if times}

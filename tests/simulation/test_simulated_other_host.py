@@ -21,7 +21,14 @@ def _case(seed: int, other: str, *settings: tuple[str, str]) -> Case:
     return Case(seed, OPERATIONS, settings=(*others, *settings))
 
 
-@pytest.mark.parametrize("other", [BESIDE, FENCES, INVADES, TAKES, REPLACES])
+@pytest.mark.parametrize(
+    "other",
+    [
+        *(pytest.param(each, marks=pytest.mark.long) for each in (BESIDE, FENCES, INVADES)),
+        TAKES,
+        REPLACES,
+    ],
+)
 def test_a_case_does_the_same_again(other: str) -> None:
     lines: list[list[str]] = [[], []]
     first, second = (play(_case(2, other), each.append) for each in lines)
@@ -88,7 +95,10 @@ def test_all_of_another_lun_is_reached() -> None:
     pytest.fail(f"never reached: {states}")
 
 
-@pytest.mark.parametrize("other", [FENCES, INVADES, TAKES, REPLACES])
+@pytest.mark.parametrize(
+    "other",
+    [FENCES, *(pytest.param(each, marks=pytest.mark.long) for each in (INVADES, TAKES)), REPLACES],
+)
 def test_through_nbd_it_reserves_nothing(other: str) -> None:
     case = _case(1, other)
     assert play(case.having("front", "nbd")).settings.other == BESIDE

@@ -35,7 +35,7 @@ def test_all_of_it_is_reached() -> None:
     """(That requests take too long, or that the LUN cannot be opened, is rare.)"""
     states = set(STATES) - {NOT_DRAINED, NOT_OPENED}
     settings = (*SERVERS, ("journal", "off"), ("mix", "hoards"), ("hearers", "4"))
-    for seed in range(2, 20):
+    for seed in (22, 28, *range(2, 20)):  # the first ones are likely to do
         result = played(Case(seed, OPERATIONS, settings=settings))
         states -= {state for state, times in result.states.items() if times}
         if not states:

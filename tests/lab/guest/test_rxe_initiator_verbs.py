@@ -39,7 +39,7 @@ def test_a_disk_of_the_kernel(
     ):
         keys = kernel.negotiated()
         assert (keys["ImmediateData"], keys["InitialR2T"]) == (immediate, initial_r2t)
-        kernel.fio_verify(device, "24m")
+        kernel.fio_verify(device, "8m")
         kernel.file_system(device, tmp_path / "mnt", TREE)
     record(
         ours="target, pyverbs",

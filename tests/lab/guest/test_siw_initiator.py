@@ -34,7 +34,7 @@ def test_a_disk_of_the_kernel(
         with kernel.logged_in(listen, settings) as device:
             keys = kernel.negotiated()
             assert (keys["ImmediateData"], keys["InitialR2T"]) == (immediate, initial_r2t)
-            kernel.fio_verify(device, "24m", "--loops=1")
+            kernel.fio_verify(device, "8m", "--loops=1")
             kernel.file_system(device, tmp_path / "mnt", TREE)
             data = random.Random(1).randbytes(1 << 20)
             (tmp_path / "data").write_bytes(data)

@@ -29,8 +29,8 @@ def set_mtu(mtu: int) -> None:
         ("yes", 65536, "auto"),
         ("no", 65536, "auto"),
         ("yes", 1500, "auto"),
-        ("no", 1500, "auto"),
-        ("yes", 1500, "8"),
+        pytest.param("no", 1500, "auto", marks=pytest.mark.long),
+        pytest.param("yes", 1500, "8", marks=pytest.mark.long),
     ],
 )
 async def test_all_block_operations(crc: str, mtu: int, frames: str, record: Record) -> None:
@@ -67,7 +67,12 @@ async def test_writes_around_the_size_of_its_receives(
 
 @pytest.mark.parametrize(
     ("mtu", "frames", "mulpdu"),
-    [(1500, "1", 1442), (1500, "8", 8 * 1448 - 6), (1500, "64", 45 * 1448 - 6), (1499, "8", 1438)],
+    [
+        (1500, "1", 1442),
+        (1500, "8", 8 * 1448 - 6),
+        pytest.param(1500, "64", 45 * 1448 - 6, marks=pytest.mark.long),
+        (1499, "8", 1438),
+    ],
 )
 async def test_no_crc_is_split_when_windows_fill_up(
     mtu: int, frames: str, mulpdu: int, caplog: pytest.LogCaptureFixture

@@ -69,7 +69,7 @@ def test_a_disk_of_the_kernel(
             keys = kernel.negotiated()
             assert (keys["ImmediateData"], keys["InitialR2T"]) == (immediate, initial_r2t)
             assert (keys["HeaderDigest"], keys["DataDigest"]) == (digest, digest)
-            kernel.fio_verify(device, "24m")
+            kernel.fio_verify(device, "8m")
             kernel.file_system(device, tmp_path / "mnt", TREE)
             data = random.Random(1).randbytes(MIB)
             (tmp_path / "data").write_bytes(data)
