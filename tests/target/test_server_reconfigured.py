@@ -305,8 +305,8 @@ async def test_a_lun_that_is_being_closed_keeps_only_luns_of_its_target_waiting(
     assert sorted(bench.luns.units) == [2, 4]
     assert others.asked.count("one") == 1 and not others.closed
     others.stuck.set()
-    await until(lambda: sorted(bench.luns.units) == [1, 2, 4])
-    assert others.asked.count("one") == 2 and not bench.luns.leaving
+    await until(lambda: sorted(bench.luns.units) == [1, 2, 4] and not bench.luns.leaving)
+    assert others.asked.count("one") == 2
 
 
 async def test_a_lun_waits_for_no_threads_of_the_one_before_it(
