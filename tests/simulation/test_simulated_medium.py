@@ -48,7 +48,7 @@ def test_all_of_it_is_reached() -> None:
 
 
 def test_a_good_one_loses_nothing_by_a_flush() -> None:
-    result = _played(1, ("medium", GOOD))
+    result = _played(5, ("medium", GOOD))
     assert not any(result.states[state] for state in OF_BAD_MEDIUM)
     assert not result.faults.keys() & {DROP, DEFER}
 
@@ -56,17 +56,17 @@ def test_a_good_one_loses_nothing_by_a_flush() -> None:
 @pytest.mark.parametrize("other", [BESIDE, FENCES])
 def test_it_has_one_host(other: str) -> None:
     """Of two hosts either may be told."""
-    assert _played(1, ("medium", BAD), ("other", other)).settings.other == NONE
+    assert _played(5, ("medium", BAD), ("other", other)).settings.other == NONE
 
 
 def test_its_faults_ask_for_it() -> None:
-    result = _played(1, ("fault-kinds", "flush-that-loses"), ("front", "disk"))
+    result = _played(5, ("fault-kinds", "flush-that-loses"), ("front", "disk"))
     assert result.settings.medium == BAD
     assert result.faults.keys() == {DROP}
 
 
 def test_mixes() -> None:
-    mixes = {mix: _played(1, ("mix", mix)).operations for mix in (USUAL, HOARDS, DURABLE)}
+    mixes = {mix: _played(5, ("mix", mix)).operations for mix in (USUAL, HOARDS, DURABLE)}
     assert mixes[HOARDS][FLUSH] < mixes[USUAL][FLUSH]
     assert mixes[DURABLE][FUA] > 3 * mixes[USUAL][FUA]
     assert [mix for mix in mixes if mixes[mix][ZERO_FUA]] == [DURABLE]

@@ -21,17 +21,10 @@ def _case(seed: int, other: str, *settings: tuple[str, str]) -> Case:
     return Case(seed, OPERATIONS, settings=(*others, *settings))
 
 
-@pytest.mark.parametrize(
-    "other",
-    [
-        *(pytest.param(each, marks=pytest.mark.long) for each in (BESIDE, FENCES, INVADES)),
-        TAKES,
-        REPLACES,
-    ],
-)
+@pytest.mark.parametrize("other", [BESIDE, FENCES, INVADES, TAKES, REPLACES])
 def test_a_case_does_the_same_again(other: str) -> None:
     lines: list[list[str]] = [[], []]
-    first, second = (play(_case(2, other), each.append) for each in lines)
+    first, second = (play(_case(5, other), each.append) for each in lines)
     assert lines[0] == lines[1]
     assert first == second
     assert other in (TAKES, REPLACES) or any("other host 0: " in line for line in lines[0])
@@ -95,18 +88,15 @@ def test_all_of_another_lun_is_reached() -> None:
     pytest.fail(f"never reached: {states}")
 
 
-@pytest.mark.parametrize(
-    "other",
-    [FENCES, *(pytest.param(each, marks=pytest.mark.long) for each in (INVADES, TAKES)), REPLACES],
-)
+@pytest.mark.parametrize("other", [FENCES, INVADES, TAKES, REPLACES])
 def test_through_nbd_it_reserves_nothing(other: str) -> None:
-    case = _case(1, other)
+    case = _case(5, other)
     assert play(case.having("front", "nbd")).settings.other == BESIDE
 
 
 def test_where_it_writes_to_the_same_part_no_block_is_changed_in_part() -> None:
     """What one host writes beside that is not the other's to keep."""
-    settings = play(_case(1, INVADES, ("block", "4096"), ("granule", "512"))).settings
+    settings = play(_case(5, INVADES, ("block", "4096"), ("granule", "512"))).settings
     assert (settings.block, settings.granule) == (4096, 4096)
 
 
