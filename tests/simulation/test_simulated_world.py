@@ -137,7 +137,7 @@ def test_all_is_reached() -> None:
         (("journal", "off"), ("portals", "3"), ("hearers", "4")),
         (("io-timeout", "4"), ("error-recovery-level", "1"), ("scheme", "iscsi")),
     )
-    for number in range(18):
+    for number in (17, 23, 1, 40, *range(18)):  # the first ones are likely to do
         others = (
             ("between", "5"),
             ("front", "disk"),
