@@ -118,6 +118,7 @@ def test_emulated_processors_run_in_turn_where_that_is_asked_for(
         machine.wait(60)
     assert "-smp 2" in str(how.value)
     assert ("-accel tcg,thread=single" in str(how.value)) is in_turn
+    assert "-global virtio-pci.ioeventfd=off" in str(how.value)
 
 
 @pytest.mark.parametrize("directory", ["/var/tmp/clone", "/run/user/0/clone"])
