@@ -1,10 +1,11 @@
 """One NBD client, from its first byte to its last: the shell around handshake and transmission.
 
 The loop watches a client's socket, and one strand is resumed when commands of its requests have
-ended. Both do one thing, a **turn**: end the commands that have been answered, send the replies in
-one system call, receive what there is, and begin a command for each request. No request has a task,
-a thread or a lock. Requests that take more than one command (flushes, trims, what is not aligned,
-what has to be tried again) each have a strand.
+ended; where few are open, the loop calls the client instead. All of these do one thing, a **turn**:
+end the commands that have been answered, send the replies in one system call, receive what there
+is, and begin a command for each request. No request has a task, a thread or a lock. Requests that
+take more than one command (flushes, trims, what is not aligned, what has to be tried again) each
+have a strand.
 
 With many requests open the socket is not waited for: it is looked at in the turns in which answers
 come.
