@@ -36,11 +36,7 @@ SETUPS = {
             "no RDMA: LIO's target over TCP, the kernel's iscsi_tcp, iscsid; tgtd, not started",
             ("open-iscsi", "tgt"),
         ),
-        Setup(
-            "ip",
-            "no RDMA: SCTP, IPsec and veth, for tests with network namespaces",
-            contains="none",
-        ),
+        Setup("ip", "no RDMA: SCTP, IPsec and veth, for tests with network namespaces"),
         Setup("rxe", "a Soft-RoCE device, rxe0"),
         Setup("siw", "a software iWARP device, siw0", ("siw",)),
         Setup("rxe-lio", "rxe0, and LIO's iSER target on it"),
