@@ -469,7 +469,9 @@ class Client:
 
     def _on_answer(self) -> None:
         self._woken = False
-        if not self._closing:  # else ``_abandon`` ends them
+        if self._stopped:  # another turn has ended the last request meanwhile
+            self._wake()  # for the strand to end
+        elif not self._closing:  # else ``_abandon`` ends them
             self._take_answers()
 
     def _take_answers(self) -> None:

@@ -15,7 +15,7 @@ import trio.testing
 from iserblk.commands.command import Command, Waiter
 from iserblk.disk.seam import FlushClient, LossCount, Rest
 from iserblk.errors import CommandTimeout, IserblkError, NotSupported
-from iserblk.loop import strands
+from iserblk.loop import guest, strands
 from iserblk.loop.here import loop_here
 from iserblk.loop.strands import elsewhere, open_strands
 from iserblk.nbd import messages as nbd
@@ -741,6 +741,31 @@ async def _close_between_an_answer_and_its_turn() -> None:
             scope.cancel()
     await trio.testing.wait_all_tasks_blocked()
     assert (disk.ended, memory.used) == (1, 0)
+
+
+def test_a_client_that_ends_between_an_answer_and_its_turn() -> None:
+    """Its last request is answered in another turn. Nothing of the client is left, or its server
+    would never end. (With the loop of the command line, whose turns are trio's, too.)"""
+
+    async def body() -> None:
+        disk, pause = DirectFake(), trio.Event()
+
+        def end() -> None:
+            pause.set()  # so trio has its turn before what is asked for from here on
+            disk.end()
+            one.client.go_on()
+
+        with trio.fail_after(60):
+            async with served(disk) as (one,), trio.open_nursery() as nursery:
+                await one.raw.send(request(nbd.READ, 0, 512, 1))
+                await until(lambda: disk.begun)
+                await trio.aclose_forcefully(one.raw.stream)
+                nursery.start_soon(pause.wait)
+                await trio.testing.wait_all_tasks_blocked()
+                loop_here().call_soon(end)
+                await one.over.wait()
+
+    guest.run(body)
 
 
 async def test_a_bug_at_the_end_of_a_command(caplog: pytest.LogCaptureFixture) -> None:
