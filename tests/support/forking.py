@@ -1,29 +1,37 @@
 """Python programs of ours as processes that need not start Python: forked from one that imports
 what they need once.
 
-A start takes half a second of a processor, and in an emulated guest 5 to 15; there are thousands
+A start takes half a second of a processor, and in an emulated guest 5 to 20; there are thousands
 in the tests. What is forked is a process like any other, with its own standard streams,
-environment and directory, except that its command line, as ps has it, is the forking process's:
-what tests say about command lines they have to show with a process of its own.
+environment and directory. Its command line, as /proc and ps have it, is that of a start, without
+the options of Python itself (it stands where the forking process had its own, and is cut if it
+does not fit there).
 
-    python3 -m tests.support.forking SOCKET        (a descriptor: SOCK_SEQPACKET)
+The servers that a forked ``attach`` starts are forked, too. Those of an attach that was started
+(tests/cli/commands.py, COMMAND) are started.
+
+    python3 -m tests.support.forking SOCKET SPACE        (a descriptor: SOCK_SEQPACKET; spaces)
 
 Each message to SOCKET is a JSON object with ``module``, ``arguments``, ``directory``,
-``environment`` and ``namespace``; with it, as SCM_RIGHTS, come the three standard streams and a
-socket for the answers, decimal numbers: the new process, and, when that has ended, its status as of
-waitpid.
+``environment``, ``namespace``, ``session`` (it begins a new one) and ``kept`` (numbers of
+descriptors); with it, as SCM_RIGHTS, come the three standard streams, a socket for the answers, and
+the descriptors that are kept. Answers are decimal numbers: the new process, and, when that has
+ended, its status as of waitpid.
 """
 
 from __future__ import annotations
 
 import atexit
 import contextlib
+import ctypes
+import fcntl
 import functools
 import gc
 import importlib
 import json
 import os
 import runpy
+import select
 import signal
 import socket
 import subprocess
@@ -32,20 +40,25 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import IO, TypeAlias
+from types import SimpleNamespace
+from typing import IO, Any, TypeAlias
 
 from tests.support import setns
 
 ROOT = Path(__file__).resolve().parents[2]
 Output: TypeAlias = IO[bytes] | IO[str] | int
 _MESSAGE = 1 << 18
+_DESCRIPTORS = 32  # that come with a message
+_OUT_OF_THE_WAY = 500  # descriptors from here on are none that a process was given by number
+_SPACE = 8192  # bytes, for the command line
 
 
 class Forked:
     """As subprocess.Popen, as far as it goes, with text. stdin is /dev/null.
 
     ``stdout`` and ``stderr`` are there where they were asked for with subprocess.PIPE.
-    ``namespace``: the name of a network namespace that it is to run in; "": in ours."""
+    ``namespace``: the name of a network namespace that it is to run in; "": in ours. ``orders``:
+    where the forking process hears of it, if not in one of this process's own."""
 
     def __init__(
         self,
@@ -57,6 +70,9 @@ class Forked:
         stdout: Output,
         stderr: Output,
         namespace: str = "",
+        start_new_session: bool = False,
+        pass_fds: Sequence[int] = (),
+        orders: socket.socket | None = None,
     ) -> None:
         order = {
             "module": module,
@@ -64,6 +80,8 @@ class Forked:
             "directory": str(cwd or Path.cwd()),
             "environment": dict(env),
             "namespace": namespace,
+            "session": start_new_session,
+            "kept": [*pass_fds],
         }
         self.args = [module, *arguments]
         self.returncode: int | None = None
@@ -73,8 +91,9 @@ class Forked:
             nothing = given.enter_context(open(os.devnull, "rb"))
             self.stdout, out = _output(stdout, given)
             self.stderr, err = _output(stderr, given)
-            descriptors = [nothing.fileno(), out, err, theirs.fileno()]
-            socket.send_fds(_forking_process(), [json.dumps(order).encode()], descriptors)
+            descriptors = [nothing.fileno(), out, err, theirs.fileno(), *pass_fds]
+            orders = orders or _forking_process()
+            socket.send_fds(orders, [json.dumps(order).encode()], descriptors)
         self.pid = self._number()
 
     def poll(self) -> int | None:
@@ -163,7 +182,7 @@ def _forking_process() -> socket.socket:
     ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _MESSAGE)
     with theirs:
         process = subprocess.Popen(
-            [sys.executable, "-m", "tests.support.forking", str(theirs.fileno())],
+            [sys.executable, "-m", "tests.support.forking", str(theirs.fileno()), " " * _SPACE],
             cwd=ROOT,
             stdin=subprocess.DEVNULL,
             pass_fds=[theirs.fileno()],
@@ -183,6 +202,7 @@ _BEHIND = {
     "fuse_mount": _FUSE,
     "tests.fuse_mount.fake_mount": _FUSE,
     "tests.nbd.kernel.faked": _ATTACH,
+    "iserblk.nbd.kernel.serving": ["iserblk.nbd.kernel.succession", "iserblk.nbd.serving"],
     # (Not what opens disks: it opens fakes.)
     "tests.contract.fake_server": [
         *("tests.support.fake_disk", "iserblk.cli.main", "iserblk.cli.background"),
@@ -211,8 +231,11 @@ def _serve(orders: socket.socket) -> list[str]:
     interrupt = signal.getsignal(signal.SIGINT)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps the processes in _wait
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    for_children = socket.socket(fileno=_out_of_the_way(theirs.detach()))
     while True:
-        message, descriptors, _flags, _address = socket.recv_fds(orders, _MESSAGE, 4)
+        ready, _, _ = select.select([orders, ours], [], [])
+        message, descriptors, _flags, _address = socket.recv_fds(ready[0], _MESSAGE, _DESCRIPTORS)
         if not message:
             sys.exit()
         order = json.loads(message)
@@ -222,22 +245,71 @@ def _serve(orders: socket.socket) -> list[str]:
         for descriptor in descriptors:
             os.close(descriptor)
     orders.close()
+    ours.close()
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    *streams, answers = descriptors
+    descriptors = [_out_of_the_way(each) for each in descriptors]
+    streams, answers, given = descriptors[:3], descriptors[3], descriptors[4:]
     child = os.fork()
     if child:
-        _wait(child, answers, streams)
+        for_children.close()
+        _wait(child, answers, [*streams, *given])
     os.close(answers)
-    for number, stream in enumerate(streams):
-        os.dup2(stream, number)
-        os.close(stream)
+    if order["session"]:
+        os.setsid()
+    for number, descriptor in zip([0, 1, 2, *order["kept"]], [*streams, *given], strict=True):
+        os.dup2(descriptor, number)
+        os.close(descriptor)
     signal.signal(signal.SIGINT, interrupt)
     os.environ.clear()
     os.environ.update(order["environment"])
     os.chdir(order["directory"])
     if order["namespace"]:
         setns.enter(order["namespace"])
+    if _entitle([sys.executable, "-m", order["module"], *order["arguments"]]):
+        _fork_servers(for_children)
     return [order["module"], *order["arguments"]]
+
+
+def _out_of_the_way(descriptor: int) -> int:
+    """The same with a number that no process is given."""
+    moved = fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, _OUT_OF_THE_WAY)
+    os.close(descriptor)
+    return moved
+
+
+def _entitle(words: Sequence[str]) -> bool:
+    """Make ``words`` the command line of this process. False: the system does not say where."""
+    numbers = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
+    begin, end = map(int, numbers[45:47])  # proc(5): the fields 48 and 49
+    if end - begin < _SPACE:
+        return False
+    line = "\0".join([*words, ""]).encode()[: end - begin - 1]
+    ctypes.memset(begin, 0, end - begin)
+    ctypes.memmove(begin, line, len(line))
+    return True
+
+
+def _fork_servers(orders: socket.socket) -> None:
+    """Let the forking process, which hears of it through ``orders``, fork the servers that this
+    process wants to start."""
+    server = sys.modules.get("iserblk.nbd.kernel.server")
+    if server is None:  # nothing here attaches
+        orders.close()
+        return
+    start = [*server._OWN]
+
+    def begin(words: Sequence[str], **options: Any) -> Forked | subprocess.Popen[Any]:
+        if [*words[: len(start)]] != start:
+            return subprocess.Popen(words, **options)
+        assert options.pop("stdin") == options.pop("stdout") == subprocess.DEVNULL
+        options["cwd"] = Path(options["cwd"])
+        with open(os.devnull, "wb") as nothing:
+            return Forked(
+                start[-1], words[len(start) :], env=os.environ, stdout=nothing, stderr=2,
+                orders=orders, **options,
+            )  # fmt: skip
+
+    server.subprocess = SimpleNamespace(**{**vars(subprocess), "Popen": begin})  # type: ignore[attr-defined]
 
 
 def _wait(child: int, answers: int, streams: Sequence[int]) -> None:

@@ -58,3 +58,35 @@ def test_output_that_cannot_be_written(tmp_path: Path) -> None:
     results = [ended(tmp_path, "print('said')", "/dev/full", forked) for forked in (True, False)]
     assert results[0] == results[1]
     assert results[0][0] != 0
+
+
+SAYS_WHAT_IT_IS = """
+import os, sys
+from contextlib import suppress
+from pathlib import Path
+def is_open(number):
+    with suppress(OSError):
+        return os.fstat(number)
+words = Path("/proc/self/cmdline").read_text().rstrip("\\0").split("\\0")
+print(words[0] == sys.executable, words[1:3], sys.argv[1] in words, os.getsid(0) == os.getpid())
+print(*filter(is_open, range(500)))
+os.write(int(sys.argv[2]), b"heard")
+"""
+
+
+def test_its_command_line_and_what_it_is_given(tmp_path: Path) -> None:
+    """Descriptors with the same numbers, and no others."""
+    read_end, write_end = os.pipe()
+    output = tmp_path / "stdout"
+    with output.open("w") as out, (tmp_path / "stderr").open("w") as err:
+        process = Forked(
+            PROGRAM, [SAYS_WHAT_IT_IS, str(write_end)], env=os.environ, stdout=out, stderr=err,
+            start_new_session=True, pass_fds=[write_end],
+        )  # fmt: skip
+        assert process.wait(LIMIT_S) == 0, (tmp_path / "stderr").read_text()
+    os.close(write_end)
+    with os.fdopen(read_end, "rb") as pipe:
+        assert pipe.read() == b"heard"
+    what, descriptors = output.read_text().splitlines()
+    assert what == f"True ['-m', '{PROGRAM}'] True True"
+    assert descriptors == f"0 1 2 {write_end}"
