@@ -7,8 +7,8 @@ environment and directory. Its command line, as /proc and ps have it, is that of
 the options of Python itself (it stands where the forking process had its own, and is cut if it
 does not fit there).
 
-The servers that a forked ``attach`` starts are forked, too. Those of an attach that was started
-(tests/cli/commands.py, COMMAND) are started.
+The servers that a forked ``attach`` starts are forked, too, and the commands of a forked ``csi``.
+Those of what was started (tests/cli/commands.py, COMMAND) are started.
 
     python3 -m tests.support.forking SOCKET SPACE        (a descriptor: SOCK_SEQPACKET; spaces)
 
@@ -157,11 +157,16 @@ def run(
     *,
     env: Mapping[str, str],
     cwd: Path | None = None,
-    timeout: float,
+    timeout: float | None,
+    pass_fds: Sequence[int] = (),
+    orders: socket.socket | None = None,
 ) -> subprocess.CompletedProcess[str]:
     """As subprocess.run, with its output captured as text."""
     with TemporaryFile() as out, TemporaryFile() as err:
-        process = Forked(module, arguments, env=env, cwd=cwd, stdout=out, stderr=err)
+        process = Forked(
+            module, arguments, env=env, cwd=cwd, stdout=out, stderr=err, pass_fds=pass_fds,
+            orders=orders,
+        )  # fmt: skip
         try:
             code = process.wait(timeout)
         except BaseException:
@@ -195,6 +200,8 @@ def _forking_process() -> socket.socket:
 # --- the process that forks --------------------------------------------------------------------
 
 
+_STARTING = ("iserblk.nbd.kernel.server", "iserblk.csi.host")  # modules that start others
+_START = [sys.executable, "-P", "-m"]
 _FUSE = ["fuse_mount.mount", "fuse_mount.serving"]
 _ATTACH = ["iserblk.cli.main", "iserblk.cli.attach", "iserblk.cli.detach"]
 # What is behind a module that is run, and need not be imported more than once.
@@ -218,6 +225,7 @@ def _import_what_is_behind(module: str, arguments: Sequence[str]) -> None:
         main = importlib.import_module("iserblk.cli.main")
         names = [f"iserblk.cli.{word}" for word in arguments if word in main.COMMANDS][:1]
         names += _FUSE if "mount" in arguments else []
+        names += ["iserblk.csi.host"] if "csi" in arguments else []
     for name in names:
         if name not in sys.modules:
             with suppress(ImportError):  # the child says so
@@ -266,7 +274,7 @@ def _serve(orders: socket.socket) -> list[str]:
     if order["namespace"]:
         setns.enter(order["namespace"])
     if _entitle([sys.executable, "-m", order["module"], *order["arguments"]]):
-        _fork_servers(for_children)
+        _fork_what_is_started(for_children)
     return [order["module"], *order["arguments"]]
 
 
@@ -289,27 +297,37 @@ def _entitle(words: Sequence[str]) -> bool:
     return True
 
 
-def _fork_servers(orders: socket.socket) -> None:
-    """Let the forking process, which hears of it through ``orders``, fork the servers that this
-    process wants to start."""
-    server = sys.modules.get("iserblk.nbd.kernel.server")
-    if server is None:  # nothing here attaches
+def _fork_what_is_started(orders: socket.socket) -> None:
+    """Let the forking process, which hears of it through ``orders``, fork the programs of ours that
+    this process wants to start."""
+    modules = [sys.modules[each] for each in _STARTING if each in sys.modules]
+    if not modules:
         orders.close()
         return
-    start = [*server._OWN]
 
     def begin(words: Sequence[str], **options: Any) -> Forked | subprocess.Popen[Any]:
-        if [*words[: len(start)]] != start:
+        if [*words[:3]] != _START:
             return subprocess.Popen(words, **options)
         assert options.pop("stdin") == options.pop("stdout") == subprocess.DEVNULL
         options["cwd"] = Path(options["cwd"])
         with open(os.devnull, "wb") as nothing:
             return Forked(
-                start[-1], words[len(start) :], env=os.environ, stdout=nothing, stderr=2,
-                orders=orders, **options,
+                words[3], words[4:], env=os.environ, stdout=nothing, stderr=2, orders=orders,
+                **options,
             )  # fmt: skip
 
-    server.subprocess = SimpleNamespace(**{**vars(subprocess), "Popen": begin})  # type: ignore[attr-defined]
+    def run_to_its_end(words: Sequence[str], **options: Any) -> subprocess.CompletedProcess[Any]:
+        if [*words[:3]] != _START:
+            return subprocess.run(words, **options)  # noqa: PLW1510
+        assert options["capture_output"] and options["text"] and not options["check"]
+        return run(
+            words[3], words[4:], env=os.environ, timeout=None, pass_fds=options["pass_fds"],
+            orders=orders,
+        )  # fmt: skip
+
+    instead = {**vars(subprocess), "Popen": begin, "run": run_to_its_end}
+    for each in modules:
+        each.subprocess = SimpleNamespace(**instead)  # type: ignore[attr-defined]
 
 
 def _wait(child: int, answers: int, streams: Sequence[int]) -> None:
