@@ -18,6 +18,7 @@ SCRIPT = TOP / "scripts" / "simulate"
 # time; if they are never found any more, it has become worse. (scripts/mutations --simulated plays
 # fresh worlds.)
 PLANTED = {
+    "what-a-shared-lun-does-not-show-is-not-told": "1",
     "replay-skips-a-write": "3",
     "a-loss-is-not-told": "6",
     "a-flush-answers-early": "3",

@@ -40,6 +40,7 @@ OPTIONS: Final = (
     "max-transfer",
     "mpa-crc",
     "queue-depth",
+    "shared",
     "style",
 )
 DISK, NBD, FUSE, QUEUE = "disk", "nbd", "fuse", "queue"
@@ -64,6 +65,7 @@ _CHOICES: Final = {
     "tas": ("yes", "no"),
     "lies": PARTS,
     "succession": ("yes", "no"),
+    "shared": ("yes", "no"),
 }
 KEYS: Final = (*NUMBERS, *WORDS, *OPTIONS)
 

@@ -101,7 +101,8 @@ class Hearer:
 
 class History:
     """``size``: of a block. ``keeps``: the client writes again what the target has lost.
-    ``hindered``: another host may not let it: what it is told of may be lost all the same.
+    ``hindered``: another host may not let it, or it leaves what that has written: what it is told
+    of may be lost all the same.
     ``several``: the client has several connections.
 
     ``begin_…`` and ``end_…`` are called when a client asks, and is answered, with the time."""

@@ -265,6 +265,11 @@ class Settings(NamedTuple):
         return self.options["journal"] != "off"
 
     @property
+    def is_hindered(self) -> bool:
+        """What it has in its journal it may not send again: it compares that with the LUN."""
+        return self.other in FENCING or self.options["shared"] == "yes"
+
+    @property
     def several(self) -> bool:
         """A session may have several connections."""
         return self.options["connections"] != "1"
@@ -304,7 +309,7 @@ class Settings(NamedTuple):
             self.profile,
             options["style"] if self.scheme == "iser" else "tcp",
             f"level {options['error-recovery-level']}",
-            "journal" if self.keeps else "no journal",
+            "shared" if options["shared"] == "yes" else "journal" if self.keeps else "no journal",
             "one portal" if self.portals == 1 else "portals",
             "one connection" if options["connections"] == "1" else "connections",
             "patient" if self.patient else "io-timeout",
@@ -361,6 +366,7 @@ def draw(chance: Random, given: dict[str, str] | None = None) -> Settings:
         words["front"] = instead
     words["succession"] = chance.choice(("no", "yes"))
     invades = chance.random() < 0.5
+    words["shared"] = chance.choice(("no", "no", "no", "no", "no", "yes"))
     if words["front"] != NBD or needed or "front" in (given or {}):
         words["succession"] = "no"  # (a case that names its front asks for it)
     if are_of(words["fault-kinds"], SUCCESSION_FAULTS) or (given or {}).get("succession") == "yes":
@@ -381,6 +387,8 @@ def draw(chance: Random, given: dict[str, str] | None = None) -> Settings:
         words["other"] = INVADES
     if words["front"] in (NBD, FUSE) and words["other"] != NONE:
         words["other"] = BESIDE  # (they have no error for what a reservation refuses)
+    if words["journal"] == "off" or words["other"] not in (NONE, BESIDE):
+        words["shared"] = (given or {}).get("shared", "no")
     if words["other"] == INVADES:  # (the rest of a block that one host changes is not the other's)
         words["granule"] = words["block"]
     for key in (
@@ -732,7 +740,7 @@ class World:
             SIZE // granule,
             granule,
             self.settings.keeps,
-            self.settings.other in FENCING,
+            self.settings.is_hindered,
             self.settings.several,
         )
         self._histories = [self.history]
@@ -839,6 +847,7 @@ class World:
             "initiator-name": other_host.INITIATOR,
             "io-timeout": FOREVER,
             "journal": self.settings.options["journal"].replace("off", "256k"),
+            "shared": "no",
         }
         return OtherHost(
             self,
@@ -1022,7 +1031,7 @@ class World:
         return (
             not self.settings.patient
             or self._flushes_fail
-            or (not self.settings.keeps and kind in (FUA, WRITE, ZERO, ZERO_FUA, TRIM))
+            or (self._may_lose and kind in (FUA, WRITE, ZERO, ZERO_FUA, TRIM))
         )
 
     def is_over(self) -> bool:
@@ -1314,9 +1323,14 @@ class World:
         return self._has_failed(error) or (
             isinstance(error, WritesLost)
             and kind in DURABLE_AT_ONCE
-            and (not self.settings.keeps or self.settings.other in FENCING or self._flushes_fail)
+            and (self._may_lose or self._flushes_fail)
             and not (self.settings.other == NONE and self.history.is_quiet(begun))
         )
+
+    @property
+    def _may_lose(self) -> bool:
+        """The client does not write again all that the target has lost."""
+        return not self.settings.keeps or self.settings.is_hindered
 
     @property
     def _flushes_fail(self) -> bool:
