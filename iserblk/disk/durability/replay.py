@@ -195,11 +195,14 @@ def replay(
         entries = journal.begin_replay()
         foreign = durability.foreign
         lost = Blocks(())  # that the target refuses
-        same = True
+        same, unproved = True, False
         try:
             waiting = durability.waiting_changes()
             if durability.shared:
-                same = yield from compare(session, lun, info, pack_read, entries, (), waiting)
+                unproved = bool(entries) and durability.unproved
+                same = not unproved and (
+                    yield from compare(session, lun, info, pack_read, entries, (), waiting)
+                )
             else:
                 newer = [each for each in entries if each.sequence > foreign]
                 older = entries[: len(entries) - len(newer)]
@@ -227,8 +230,11 @@ def replay(
             # It is told. To compare it once more would tell it once more.
             journal.flushed(journal.begin_flush())
             durability.gave_up(
-                "does not have what was written and not flushed: it has lost its cache, or another "
-                "host has written there"
+                "may have failed a flush whose answer is lost, and would go on showing what it "
+                "could not write"
+                if unproved
+                else "does not have what was written and not flushed: it has lost its cache, or "
+                "another host has written there"
             )
         if durability.shared or durability.foreign == foreign:
             durability.replayed(replays)

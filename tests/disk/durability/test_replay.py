@@ -687,6 +687,40 @@ def test_a_shared_lun_that_another_host_has_reserved_is_compared_once() -> None:
     assert not bench.core.durability.replay_needed and bench.core.durability.losses.count == 1
 
 
+@pytest.mark.logs(logs.LOST_WRITES)
+@pytest.mark.parametrize("flush", ["answered", "in flight", "never sent"])
+def test_a_flush_whose_answer_is_lost_leaves_no_proof_of_a_shared_lun(flush: str) -> None:
+    """It may have brought the only report; and the target goes on showing what it could not write,
+    and lets the next flush succeed. The loss is told once."""
+    bench = Bench()
+    bench.core.keep_journal(1 << 20, shared=True)
+    durability = bench.core.durability
+    bench.write(0, 2, 1)
+    if flush == "answered":
+        fake_target.run(bench.core.flush(), bench.session, bench.target)
+        bench.write(0, 2, 1)
+    since = monotonic()
+    flushing = bench.core.flush()
+    if flush == "in flight":
+        next(flushing)
+        since = monotonic()
+    bench.session.suspend()
+    if flush == "never sent":
+        next(flushing)
+    for _ in range(2):
+        durability.reinstated(since)
+        bench.replay()
+        assert not durability.replay_needed
+    assert durability.losses.count == (flush == "in flight")
+    assert opcodes.WRITE_16 not in {operation for operation, _, _ in bench.sent}
+    bench.session.resume()
+    if flush == "in flight":
+        with pytest.raises(IserblkError, match="lost"):
+            fake_target.run(flushing, bench.session, bench.target)
+        flushing = bench.core.flush()
+    fake_target.run(flushing, bench.session, bench.target)
+
+
 @pytest.mark.parametrize("operation", [opcodes.PERSISTENT_RESERVE_OUT, opcodes.RESERVE_6])
 def test_a_key_that_is_refused_tells_of_no_other_host(operation: int) -> None:
     bench = Bench()
