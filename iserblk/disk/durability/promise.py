@@ -210,7 +210,9 @@ class Durability:
         self._flushing = 0  # flushes under way that have something to flush
         self._numbers = count(1)  # of flushes
         self._unanswered: set[int] = set()  # flushes whose outcome at the target is not known yet
-        self._begun: dict[int, float] = {}  # when these began, and those with nothing to flush
+        # When these began, those with nothing to flush, and by the complement of the index of their
+        # slot other commands that wait for the medium.
+        self._begun: dict[int, float] = {}
         self._doubted = False  # the journal is to be sent again before the next flush
         self._told_since = -1.0  # the loss of a connection that was told last
         self._replays = 0  # losses that a replay makes good
@@ -292,6 +294,15 @@ class Durability:
     def _forget(self, token: FlushToken) -> None:
         self._unanswered.discard(token.number)
         self._begun.pop(token.number, None)
+
+    def begin_wait(self, slot: Command) -> None:
+        """Note that a command which waits for the medium, and is no flush of the disk's, is about
+        to be submitted: it may be told what the target could not keep. ``end_wait`` is to follow,
+        before its slot is given back."""
+        self._begun[~slot.index] = monotonic()
+
+    def end_wait(self, slot: Command) -> None:
+        self._begun.pop(~slot.index, None)
 
     def flushes_under_way(self) -> frozenset[int]:
         """The flushes that the target has not answered yet."""
@@ -411,7 +422,7 @@ class Durability:
                 self._told_since = since
                 # No more than a precaution, with most targets and most losses of a connection.
                 self._lose_cache("may have lost its cache, as its session was lost", logging.INFO)
-        # A flush that was under way may have failed, and its answer is lost.
+        # What was under way, and waits for the medium, may have failed, and its answer is lost.
         unheard = any(begun <= since for begun in self._begun.values())
         self.unproved = self.unproved or (self.replay_needed and unheard)
 

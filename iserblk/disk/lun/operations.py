@@ -207,6 +207,8 @@ class _Writing(_Changing[Piece]):
         # this one must be sent again after it.
         if journal is not None and (not self.durable or journal.active):
             journal.add(slot, view)
+        if self.durable:
+            core.durability.begin_wait(slot)
         return True
 
     def ended(self, slots: list[Command]) -> None:
@@ -216,6 +218,7 @@ class _Writing(_Changing[Piece]):
 
     def _doubt_unheard(self, slots: list[Command]) -> None:
         for slot in slots:
+            self._core.durability.end_wait(slot)
             if slot.tag != self._tags[slot.index]:  # else it was never sent
                 self._core.doubt_unheard(slot, "a write with FUA that was not answered")
 

@@ -188,6 +188,7 @@ def _once(
     session = core.session
     waiter = session.new_waiter()
     changes = last >= first and cdb[0] != opcodes.REQUEST_SENSE
+    waits = waits_for_medium(cdb)
     slot = yield from take(session, waiter, deadline, core.info.name)
     tag = slot.tag
     try:
@@ -206,6 +207,8 @@ def _once(
         slot.first, slot.last = first, last
         if changes:
             core.durability.bypass()
+        if waits:
+            core.durability.begin_wait(slot)
         waiter.pending = 1
         session.queue.submit(slot)
         while waiter.pending:
@@ -216,7 +219,8 @@ def _once(
             session.listeners.hear(slot)
         return result
     finally:
-        if waits_for_medium(cdb) and slot.tag != tag:
+        core.durability.end_wait(slot)
+        if waits and slot.tag != tag:
             core.doubt_unheard(slot, f"{opcodes.name(cdb)}, which was not answered")
         if changes:
             core.durability.wrote()

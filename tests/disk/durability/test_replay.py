@@ -9,12 +9,13 @@ from time import monotonic
 
 import pytest
 
-from iserblk.commands.command import Command
+from iserblk.commands.command import Command, Operation
 from iserblk.commands.running import PARALLEL
 from iserblk.disk.durability.replay import replay
 from iserblk.disk.lun.operations import DiskCore
+from iserblk.disk.lun.passthrough import send
 from iserblk.errors import CommandTimeout, ConnectionLost, IserblkError, ScsiError
-from iserblk.scsi import opcodes
+from iserblk.scsi import cdb, opcodes
 from iserblk.scsi import status as sam
 from iserblk.scsi.cdb import UNMAP
 from iserblk.scsi.sense import ILLEGAL_REQUEST, NOT_READY, encode_fixed
@@ -719,6 +720,43 @@ def test_a_flush_whose_answer_is_lost_leaves_no_proof_of_a_shared_lun(flush: str
             fake_target.run(flushing, bench.session, bench.target)
         flushing = bench.core.flush()
     fake_target.run(flushing, bench.session, bench.target)
+
+
+@pytest.mark.logs(logs.LOST_POWER, logs.LOST_WRITES)
+@pytest.mark.parametrize("shared", [True, False])
+@pytest.mark.parametrize("answered", [True, False])
+@pytest.mark.parametrize("what", ["write with FUA", "command"])
+def test_what_waits_for_the_medium_as_a_flush_does_leaves_no_proof_either(
+    what: str, answered: bool, shared: bool
+) -> None:
+    """A WRITE with FUA, or the SYNCHRONIZE CACHE of a program: targets call fsync for them, too.
+    (Not shared: what is older than another host's reservation.)"""
+    bench = Bench()
+    bench.core.keep_journal(1 << 20, shared=shared)
+    durability = bench.core.durability
+    core, session = bench.core, bench.session
+    waits: Operation[object]
+    if what == "command":
+        waits = send(core, cdb.synchronize_cache16(0, 0), None, None, None)
+    else:
+        waits = core.write(memoryview(bytes(BLOCK)), 8 * BLOCK, fua=True)
+    next(waits)
+    slot = core.begin_write(memoryview(bytes(BLOCK)), 0, CountingWaiter())
+    assert slot is not None
+    bench.target.answer(session, slot)
+    assert core.ended_write(slot) is None
+    if answered:
+        fake_target.run(waits, session, bench.target)
+        slot = core.begin_write(memoryview(bytes(BLOCK)), 0, CountingWaiter())
+        assert slot is not None
+        bench.target.answer(session, slot)
+        assert core.ended_write(slot) is None
+    if not shared:
+        bench.is_refused()
+    session.suspend()
+    durability.reinstated(monotonic())
+    bench.replay()
+    assert durability.losses.count == (not answered)
 
 
 @pytest.mark.parametrize("operation", [opcodes.PERSISTENT_RESERVE_OUT, opcodes.RESERVE_6])
