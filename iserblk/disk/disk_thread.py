@@ -13,7 +13,7 @@ import os
 import threading
 from collections import deque
 from collections.abc import Awaitable, Callable
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, suppress
 from typing import Any, Final
 
 import trio
@@ -464,7 +464,13 @@ class DiskThread:
             disk.abandon(self._is_mine)
         while self._commands > 0:
             await self._returned.sleep()
-        self._settle()
+        try:
+            self._settle()
+        except BaseException:  # a bug: the others end all the same
+            while self._done:
+                with suppress(BaseException):
+                    self._settle()
+            raise
 
     def _is_mine(self, waiter: Waiter) -> bool:
         return isinstance(waiter, HandedRequest)

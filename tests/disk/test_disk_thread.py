@@ -21,7 +21,7 @@ from typing import Any
 import pytest
 import trio
 
-from iserblk.commands.command import SENT
+from iserblk.commands.command import SENT, Command
 from iserblk.disk.aio import TrioDiskSet
 from iserblk.disk.blocking import ThreadClient, ThreadDiskSet
 from iserblk.disk.disk_thread import READ, WRITE, DiskThread, HandedRequest
@@ -863,6 +863,22 @@ def test_a_bug_of_one_request_ends_the_others(
     others = ["internal error"] if where == "end" else ["the disks are closed", told]
     assert sorted(errors) == sorted([*others, told])  # which thread is told first is chance
     caplog.clear()  # records refer to errors, and those to much
+
+
+def test_a_bug_in_each_end_of_a_command() -> None:
+    """The first ends the use of the disks, and those behind it let no thread wait for ever."""
+
+    class Broken(DirectFake):
+        def end_read(self, slot: Command) -> Rest | None:
+            raise RuntimeError("broken")
+
+    disk: Any = Broken()
+    with _thread_of(disk) as thread:
+        handed = [_handed(thread, disk, READ) for _ in range(4)]
+        until_blocking(lambda: len(disk.begun) == 4)
+        thread.call(disk.end)
+    assert all(done.is_set() for _, done in handed)
+    assert [str(request.error) for request, _ in handed] == ["internal error"] * 4
 
 
 def test_a_set_that_nobody_closes(tmp_path: Path) -> None:
