@@ -355,8 +355,11 @@ class DiskThread:
                 slot = request.disk.begin_read(request.buffer, request.offset, request)
             elif request.kind == WRITE and not request.fua:
                 slot = request.disk.begin_write(request.buffer, request.offset, request)
-        except Exception as error:  # an argument that is none
-            request.error = error
+        except Exception as error:
+            if request.pending:  # a bug: its command is under way, in spite of it
+                self._commands += 1
+                raise
+            request.error = error  # an argument that is none
             self._ended(request)
             return
         request.slot = slot
@@ -370,8 +373,8 @@ class DiskThread:
         while done:  # one by one: none is lost where a bug raises
             request = done.popleft()
             slot = request.slot
-            assert slot is not None
             try:
+                assert slot is not None  # ``_begin`` set it
                 if request.kind == READ:
                     rest = request.disk.end_read(slot)
                 else:

@@ -21,7 +21,7 @@ from typing import Any
 import pytest
 import trio
 
-from iserblk.commands.command import SENT, Command
+from iserblk.commands.command import SENT, Command, Waiter
 from iserblk.disk.aio import TrioDiskSet
 from iserblk.disk.blocking import ThreadClient, ThreadDiskSet
 from iserblk.disk.disk_thread import READ, WRITE, DiskThread, HandedRequest
@@ -879,6 +879,28 @@ def test_a_bug_in_each_end_of_a_command() -> None:
         thread.call(disk.end)
     assert all(done.is_set() for _, done in handed)
     assert [str(request.error) for request, _ in handed] == ["internal error"] * 4
+
+
+def test_a_bug_behind_the_beginning_of_a_command() -> None:
+    """Its command is under way: until it has ended its buffer is not free. An argument that is none
+    is an error for its request alone."""
+
+    class Broken(DirectFake):
+        def begin_read(self, buffer: memoryview, offset: int, waiter: Waiter) -> Command | None:
+            if offset:
+                super().begin_read(buffer, offset, waiter)
+            raise TypeError("broken")
+
+    disk: Any = Broken()
+    under_way: list[int] = []
+    with _thread_of(disk) as thread:
+        request, done = _handed(thread, disk, READ)
+        assert done.wait(60) and isinstance(request.error, TypeError)
+        request = HandedRequest(thread, disk, lambda: under_way.append(len(disk.begun)))
+        request.read(disk, memoryview(bytearray(4096)), 4096)
+        thread.send(request)
+        until_blocking(lambda: under_way)
+    assert under_way == [0] and str(request.error) == "internal error"
 
 
 def test_a_set_that_nobody_closes(tmp_path: Path) -> None:
