@@ -296,12 +296,14 @@ class DiskThread:
 
     def _on_answers(self) -> None:
         self._woken = False
-        if not self._closing:  # else ``_abandon`` settles them
+        group = self._group
+        if group is not None and not group.closing:  # else ``_abandon`` settles them
             self._turn()
 
     def _take_in(self) -> None:
         self._asked = False  # before it looks: what comes later asks again
-        if self._closing or self._group is None:
+        group = self._group
+        if group is None or group.closing:
             return  # they are refused at the end of the thread
         pace = self._pace
         if pace is not None:

@@ -471,7 +471,7 @@ class Client:
         self._woken = False
         if self._stopped:  # another turn has ended the last request meanwhile
             self._wake()  # for the strand to end
-        elif not self._closing:  # else ``_abandon`` ends them
+        elif not self._group.closing:  # else ``_abandon`` ends them
             self._take_answers()
 
     def _take_answers(self) -> None:

@@ -35,7 +35,7 @@ from iserblk.errors import (
     WritesLost,
 )
 from iserblk.iscsi import bhs
-from iserblk.loop.strands import here, park
+from iserblk.loop.strands import elsewhere, here, park
 from tests.initiator.peer import Heard, answering, disk_of, linked
 from tests.nbd.serving import Again, DirectFake
 from tests.support import logs
@@ -733,6 +733,29 @@ def _close_between_an_answer_and_its_turn() -> None:
     assert done.wait(60) and request.error is None
     request, done = late[0]
     assert done.wait(60) and isinstance(request.error, ConnectionLost) and not disk.begun
+
+
+def test_closed_right_before_an_answer_is_settled() -> None:
+    """What is left of its request is not begun any more: its strand would never run, nor be
+    closed."""
+    disk: Any = _Again()
+    waits = threading.Event()
+
+    async def end() -> None:
+        waits.set()
+        try:
+            await trio.sleep_forever()
+        finally:
+            disk.end()  # in the turn of trio in which the strands begin to be closed
+
+    with _thread_of(disk) as thread:
+        request, done = _handed(thread, disk, READ)
+        until_blocking(lambda: disk.begun)
+        other = HandedRequest(thread, disk, lambda: None)
+        other.call(disk, partial(elsewhere, end))
+        thread.send(other)
+        assert waits.wait(60)
+    assert done.wait(60) and isinstance(request.error, ConnectionLost) and not disk.rests
 
 
 def test_a_write_with_fua_of_a_thread_is_one() -> None:

@@ -743,6 +743,34 @@ async def _close_between_an_answer_and_its_turn() -> None:
     assert (disk.ended, memory.used) == (1, 0)
 
 
+async def test_closed_right_before_an_answer_is_settled() -> None:
+    """What is left of its request is not begun any more: its strand would never run, nor be
+    closed."""
+    for _ in range(20):  # whether the answer is settled before the strand is closed is chance
+        await _close_right_before_an_answer_is_settled()
+
+
+async def _close_right_before_an_answer_is_settled() -> None:
+    disk, memory = Again(), Memory()
+    ours, theirs = socket.socketpair()
+    theirs.setblocking(False)
+    raw = RawClient(trio.SocketStream(trio.socket.from_stdlib_socket(theirs)))
+    with trio.CancelScope() as scope:
+        async with raw, open_strands() as group:
+            try:
+                async with trio.open_nursery() as nursery:
+                    client = Client(ours, "client", group, memory, 0)
+                    nursery.start_soon(Served(client, raw, Export("lun0", disk)).run, ours)
+                    await raw.shake_hands()
+                    await raw.send(request(nbd.READ, 0, 512, 1))
+                    await until(lambda: disk.begun)
+                    scope.cancel()
+            finally:
+                disk.end()
+    await trio.testing.wait_all_tasks_blocked()
+    assert not disk.rests and memory.used == 0
+
+
 def test_a_client_that_ends_between_an_answer_and_its_turn() -> None:
     """Its last request is answered in another turn. Nothing of the client is left, or its server
     would never end. (With the loop of the command line, whose turns are trio's, too.)"""
