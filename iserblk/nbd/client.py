@@ -130,6 +130,7 @@ class _Hearing:
         self.look()
         if self.unsure:
             self.client.unheard()
+            self.unsure = False  # what looks later would find the socket closed
 
 
 class Client:

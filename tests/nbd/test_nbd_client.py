@@ -947,6 +947,40 @@ async def test_cancelled_it_leaves_the_socket_alone() -> None:
     assert scope.cancelled_caught
 
 
+@LOST
+async def test_cancelled_a_flush_that_has_yet_to_begin_leaves_the_socket_alone(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Its caller has closed the socket, in which the client was told of a loss."""
+    for _ in range(20):  # whether the flush begins before that is chance
+        await _cancel_before_a_flush_begins()
+    assert not [each for each in caplog.messages if "internal error" in each]
+
+
+async def _cancel_before_a_flush_begins() -> None:
+    disk, memory = fake(), Memory()
+    here, there = socket.socketpair()
+    there.setblocking(False)
+    with trio.CancelScope() as scope:
+        async with open_strands() as group:
+            raw = RawClient(trio.SocketStream(trio.socket.from_stdlib_socket(there)))
+            client = Client(here, "client", group, memory, 0)
+            one = Served(client, raw, Export("lun0", disk))
+            async with raw, trio.open_nursery() as nursery:
+                nursery.start_soon(one.run, here)
+                await raw.shake_hands()
+                disk.fake.losses.add()
+                await raw.send(request(nbd.FLUSH, cookie=1))
+                await until(lambda: not disk.fake.losses.untold)  # the answer is not read
+                with socket.socket(fileno=os.dup(there.fileno())) as sock:
+                    sock.send(request(nbd.FLUSH, cookie=2))
+                client.go_on()
+                nursery.cancel_scope.cancel()
+            await trio.testing.wait_all_tasks_blocked()
+            scope.cancel()
+    assert scope.cancelled_caught
+
+
 class NoTrims(AsyncFake):
     """A disk whose LUN turns out to know no UNMAP."""
 
