@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 import pytest
@@ -643,6 +643,25 @@ async def test_clients_share_the_memory() -> None:
                 nursery.start_soon(work, each)
 
 
+async def test_a_client_that_is_let_go_while_it_waits_for_memory() -> None:
+    """What another client gives back wakes nothing of it."""
+    memory, disk = Memory(total=2 * MIB), DirectFake()
+    async with served(disk, memory, 2) as (one, other):
+        await other.raw.send(request(nbd.READ, 0, 2 * MIB, 1))
+        await until(lambda: disk.begun)
+        await one.raw.send(request(nbd.READ, 0, 2 * MIB, 2))
+        await until(lambda: memory.starved)
+        one.client.give_up()
+        await one.over.wait()
+        await trio.testing.wait_all_tasks_blocked()
+        disk.end()
+        await other.raw.reply(2 * MIB)
+        await other.raw.send(request(nbd.READ, 0, 512, 3))
+        await until(lambda: disk.begun)
+        disk.end()
+        assert await other.raw.reply(512) == Reply(0, 3, bytes(512))
+
+
 async def test_more_replies_than_one_system_call_takes() -> None:
     async with served(fake()) as (one,):
         await one.raw.send(b"".join(request(nbd.READ, 0, 1, n) for n in range(3000)))
@@ -896,6 +915,41 @@ async def test_cancelled_all_is_aborted() -> None:
     assert scope.cancelled_caught
     assert disk.ended == 2
     assert disk.fake.data[:1] == b"\0"
+
+
+@pytest.mark.parametrize("answered", [0, 1])  # that are not settled yet
+async def test_cancelled_it_waits_until_its_commands_are_aborted(answered: int) -> None:
+    """Before that no buffer is free."""
+
+    class Late(DirectFake):
+        ended = 0
+
+        def abandon(self, mine: Callable[[Waiter], bool]) -> int:
+            loop_here().call_soon(self.end)
+            return len(self.begun)
+
+        def end_read(self, slot: Command) -> Rest | None:
+            self.ended += 1
+            return None
+
+    disk, memory = Late(), Memory()
+    ours, theirs = socket.socketpair()
+    theirs.setblocking(False)
+    raw = RawClient(trio.SocketStream(trio.socket.from_stdlib_socket(theirs)))
+    with trio.CancelScope() as scope:
+        async with raw, open_strands() as group:
+            try:
+                async with trio.open_nursery() as nursery:
+                    client = Client(ours, "client", group, memory, 0)
+                    nursery.start_soon(Served(client, raw, Export("lun0", disk)).run, ours)
+                    await raw.shake_hands()
+                    await raw.send(request(nbd.READ, 0, 512, 1) + request(nbd.READ, 0, 512, 2))
+                    await until(lambda: len(disk.begun) == 2)
+                    scope.cancel()
+            finally:
+                for _ in range(answered):
+                    disk.begun.pop().task_done()
+    assert (disk.ended, memory.used) == (2, 0)
 
 
 async def test_cancelled_it_does_not_say_that_the_target_is_slow() -> None:
