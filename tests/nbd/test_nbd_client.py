@@ -662,6 +662,23 @@ async def test_a_client_that_is_let_go_while_it_waits_for_memory() -> None:
         assert await other.raw.reply(512) == Reply(0, 3, bytes(512))
 
 
+async def test_what_waits_for_memory_is_answered_when_the_server_ends() -> None:
+    """It has been received: nothing else of its client is open."""
+    memory, disk = Memory(total=2 * MIB), DirectFake()
+    async with served(disk, memory, 2) as (one, other):
+        await other.raw.send(request(nbd.READ, 0, 2 * MIB, 1))
+        await until(lambda: disk.begun)
+        await one.raw.send(request(nbd.READ, 0, 2 * MIB, 2))
+        await until(lambda: memory.starved)
+        one.client.stop()
+        disk.end()
+        await other.raw.reply(2 * MIB)
+        await until(lambda: disk.begun)
+        disk.end()
+        assert await one.raw.reply(2 * MIB) == Reply(0, 2, bytes(2 * MIB))
+        await one.over.wait()
+
+
 async def test_more_replies_than_one_system_call_takes() -> None:
     async with served(fake()) as (one,):
         await one.raw.send(b"".join(request(nbd.READ, 0, 1, n) for n in range(3000)))
