@@ -469,10 +469,11 @@ def test_another_loss_during_the_replay_begins_it_again() -> None:
 
 
 @pytest.mark.logs(logs.LOST_WRITES)
-@pytest.mark.parametrize("reserved", [True, False])
-def test_what_was_refused_is_not_sent_again(reserved: bool) -> None:
+@pytest.mark.parametrize("how", ["reserved", "failed", "refused"])
+def test_what_was_refused_is_not_sent_again(how: str) -> None:
     """It was told. Where another host has reserved the LUN, nothing is: that host may have written
     anywhere since, and have gone."""
+    reserved = how == "reserved"
     bench = Bench()
     bench.write(0, 4, 1)
     bench.write(1, 2, 2)
@@ -483,8 +484,8 @@ def test_what_was_refused_is_not_sent_again(reserved: bool) -> None:
             bench.answered(slot)
         elif reserved:
             bench.fresh.end(slot, status=sam.RESERVATION_CONFLICT)
-        else:
-            bench.fresh.end(slot, sense=MEDIUM_ERROR)
+        else:  # (What is refused is tried in shorter writes, down to one block.)
+            bench.fresh.end(slot, sense=MEDIUM_ERROR if how == "failed" else INVALID)
 
     bench.lose()
     bench.replay(answer)
