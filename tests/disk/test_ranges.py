@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from iserblk.commands.command import FREE, TAKEN, Command, PlainCommand
+from iserblk.commands.command import FREE, QUEUED, TAKEN, Command, PlainCommand
 from iserblk.disk.ranges import RangeLock
 from tests.initiator.fake import CountingWaiter
 
@@ -69,3 +69,14 @@ def test_nobody_waits_nobody_is_woken() -> None:
     assert not lock.claim(begin(slots[0]), 1, 1, None)
     lock.unlock(1, 1)
     assert waiter.woken == 0
+
+
+def test_changes_of_other_luns_are_not_its_own() -> None:
+    """A session has one list of commands for all of its LUNs."""
+    lock, slots = lock_and_slots()
+    other = RangeLock(slots, bytes(7) + b"\1")
+    assert other.claim(begin(slots[0]), 0, 9, None)
+    slots[0].state = QUEUED
+    assert other.queued() == [slots[0]] and lock.queued() == []
+    assert other.changing(None) and not lock.changing(None)
+    assert not lock.changing_outside(lambda _slot: False)

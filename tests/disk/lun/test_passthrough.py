@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from iserblk.disk.seam import CommandResult
 from iserblk.errors import BadArgument, CommandTimeout, NotSupported
 from iserblk.scsi import cdb, opcodes, sense, status
 from tests.disk.fake_lun import FakeLun, FakeLuns, finish, known
-from tests.disk.fake_target import BLOCK, FakeSession, FakeTarget, run
+from tests.disk.fake_target import BLOCK, FakeSession, FakeTarget, reconnect, run
 from tests.disk.fake_target import disk as a_disk
 from tests.support import logs
 
@@ -189,6 +190,57 @@ def test_a_write_with_fua_of_the_callers_own_is_in_doubt_as_one_of_the_disk(
     with pytest.raises(CommandTimeout):
         next(asked)
     assert core.durability.losses.count == unflushed
+
+
+def test_what_is_unflushed_is_flushed_before_a_write_of_the_callers_own() -> None:
+    """A replay would put it over that write, which the journal does not get."""
+    session, target = FakeSession(), FakeTarget(4)
+    core = a_disk(session, 4)
+    core.keep_journal(1 << 20)
+    own = bytearray(16)
+    cdb.pack_write16(own, 0, 1, 0)
+    for unflushed in (True, False):
+        if unflushed:
+            run(core.write(memoryview(b"\1" * BLOCK), 0), session, target)
+        target.executed.clear()
+        run(send(core, bytes(own), None, b"\2" * BLOCK, None), session, target)
+        flushed = [opcodes.SYNCHRONIZE_CACHE_16] * unflushed
+        assert target.executed == [*flushed, opcodes.WRITE_16]
+        journal = core.durability.journal
+        assert journal is not None and not journal.size
+
+
+def test_what_is_unflushed_is_flushed_before_a_request_sense() -> None:
+    """It takes a report away: nothing may be left that the target could say it has lost."""
+    session, target = FakeSession(), FakeTarget(4)
+    core = a_disk(session, 4)
+    run(core.write(memoryview(bytes(BLOCK)), 0), session, target)
+    asking = send(core, bytes((opcodes.REQUEST_SENSE, 0, 0, 0, 252, 0)), bytearray(252), None, None)
+    next(asking)
+    for operation in (opcodes.SYNCHRONIZE_CACHE_16, opcodes.REQUEST_SENSE):
+        (slot,) = session.flight
+        assert slot.cdb[0] == operation
+        session.end(slot)
+        with suppress(StopIteration):
+            next(asking)
+    assert not session.flight and session.busy == 0
+
+
+def test_what_a_target_shows_that_has_lost_its_cache_is_read_again() -> None:
+    """By a READ of the caller's own, too: behind the replay."""
+    session, target = FakeSession(), FakeTarget(4)
+    core = a_disk(session, 4)
+    core.keep_journal(1 << 20)
+    run(core.write(memoryview(b"\1" * BLOCK), 0), session, target)
+    own, into = bytearray(16), bytearray(BLOCK)
+    cdb.pack_read16(own, 0, 1, 0)
+    reading = send(core, bytes(own), into, None, None)
+    next(reading)
+    target.cached.clear()
+    target.answer(session, session.flight[0])
+    reconnect(core, target)  # the answer was taken in, and nobody has looked yet
+    run(reading, session, target)
+    assert into == b"\1" * BLOCK
 
 
 def test_the_answer_is_the_result() -> None:
