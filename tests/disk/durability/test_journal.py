@@ -512,6 +512,24 @@ def test_no_buffer_that_a_replay_sends_is_given_away() -> None:
     journal.end_replay()
 
 
+def test_what_a_replay_sends_does_not_change_with_the_buffers_of_callers() -> None:
+    """They get them back meanwhile: the rest of an operation fails, or a thread has looked."""
+    slots = [PlainCommand(0), PlainCommand(1)]
+    journal = MemoryJournal(1 << 20, BLOCK, slots)
+    buffers = [bytearray(bytes((number,)) * BLOCK) for number in (1, 2)]
+    for slot, buffer in zip(slots, buffers, strict=True):
+        slot.first = slot.last = slot.index
+        journal.add(slot, memoryview(buffer))
+    number = journal.ended(slots[0], copy=False)
+    entries = journal.begin_replay()
+    journal.forget([number])
+    journal.keep(slots[1])
+    for buffer in buffers:
+        buffer[:] = b"\xee" * BLOCK
+    assert [each.data for each in entries] == [b"\1" * BLOCK, b"\2" * BLOCK]
+    journal.end_replay()
+
+
 @pytest.mark.parametrize(
     "bench", [Bench(), Bench(limit=None), Bench(wce=False)], ids=["failed", "off", "durable"]
 )
