@@ -530,6 +530,25 @@ def test_what_a_replay_sends_does_not_change_with_the_buffers_of_callers() -> No
     journal.end_replay()
 
 
+def test_what_is_forgotten_while_a_flush_is_under_way_counts_once() -> None:
+    """A size below 0 would let the journal pass for empty when it is not."""
+    slots = [PlainCommand(0)]
+    journal = MemoryJournal(1 << 20, BLOCK, slots)
+
+    def write() -> int:
+        slots[0].first = slots[0].last = 0
+        journal.add(slots[0], memoryview(bytes(BLOCK)))
+        return journal.ended(slots[0], copy=False)
+
+    number = write()
+    flush = journal.begin_flush()
+    journal.forget([number])
+    journal.flushed(flush)
+    assert (journal.size, journal.active) == (0, False)
+    write()
+    assert (journal.size, journal.active) == (BLOCK, True)
+
+
 @pytest.mark.parametrize(
     "bench", [Bench(), Bench(limit=None), Bench(wce=False)], ids=["failed", "off", "durable"]
 )
