@@ -526,7 +526,7 @@ def test_what_a_replay_sends_does_not_change_with_the_buffers_of_callers() -> No
     journal.keep(slots[1])
     for buffer in buffers:
         buffer[:] = b"\xee" * BLOCK
-    assert [each.data for each in entries] == [b"\1" * BLOCK, b"\2" * BLOCK]
+    assert [bytes(each.data or b"") for each in entries] == [b"\1" * BLOCK, b"\2" * BLOCK]
     journal.end_replay()
 
 
