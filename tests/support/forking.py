@@ -291,7 +291,7 @@ def _entitle(words: Sequence[str]) -> bool:
     begin, end = map(int, numbers[45:47])  # proc(5): the fields 48 and 49
     if end - begin < _SPACE:
         return False
-    line = "\0".join([*words, ""]).encode()[: end - begin - 1]
+    line = os.fsencode("\0".join([*words, ""]))[: end - begin - 1]
     ctypes.memset(begin, 0, end - begin)
     ctypes.memmove(begin, line, len(line))
     return True

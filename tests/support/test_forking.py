@@ -90,3 +90,13 @@ def test_its_command_line_and_what_it_is_given(tmp_path: Path) -> None:
     what, descriptors = output.read_text().splitlines()
     assert what == f"True ['-m', '{PROGRAM}'] True True"
     assert descriptors == f"0 1 2 {write_end}"
+
+
+def test_words_that_are_not_utf8(tmp_path: Path) -> None:
+    statements = "import os, sys; print(os.fsencode(sys.argv[2]))"
+    output = tmp_path / "stdout"
+    with output.open("w") as out, (tmp_path / "stderr").open("w") as err:
+        words = [statements, os.fsdecode(b"\xff")]
+        process = Forked(PROGRAM, words, env=os.environ, stdout=out, stderr=err)
+        assert process.wait(LIMIT_S) == 0, (tmp_path / "stderr").read_text()
+    assert output.read_text() == "b'\\xff'\n"
