@@ -29,10 +29,12 @@ _ZEROES = bytes(PAGE)
 
 
 class Media(FakeStore):
-    """The medium, which survives every crash. Keeps no log of calls. Pages of zeroes are holes."""
+    """The medium, which survives every crash. Keeps no log of calls. Pages of zeroes are holes.
+    ``shown``: what reads see."""
 
     def __init__(self, size: int) -> None:
         super().__init__(size)
+        self.shown = self.content
         self._losing: tuple[int, Callable[[], bool]] | None = None
 
     def _called(self, *call: object) -> None: ...
@@ -65,7 +67,7 @@ class Media(FakeStore):
         found: list[Extent] = []
         for at in range(offset, offset + length, PAGE):
             count = min(PAGE, offset + length - at)
-            is_data = self.content[at : at + count] != _ZEROES[:count]
+            is_data = self.shown[at : at + count] != _ZEROES[:count]
             if found and found[-1][2] == is_data:
                 found[-1] = (found[-1][0], found[-1][1] + count, is_data)
             elif len(found) == limit:

@@ -51,8 +51,8 @@ OTHERS: Final = (NONE, BESIDE, FENCES, INVADES, TAKES, REPLACES)
 FENCING: Final = (FENCES, INVADES)  # it reserves the LUN now and then
 USUAL, HOARDS, DURABLE = "usual", "hoards", "durable"
 MIXES: Final = (USUAL, HOARDS, DURABLE)  # few flushes; many with FUA
-GOOD, BAD = "good", "bad"
-MEDIA: Final = (GOOD, BAD)
+GOOD, BAD, LINGERS = "good", "bad", "lingers"
+MEDIA: Final = (GOOD, BAD, LINGERS)  # the last is bad, and shows for a while what it has lost
 # Where on the LUN the blocks are that the clients use: the LUN is that small; around the first LBA
 # that takes more than 32 bits; the last of 16 TiB.
 ALL_OF_IT, ACROSS, LAST = "all-of-it", "across", "last"
@@ -91,7 +91,9 @@ QUEUE_CLOSE, QUEUE_WAIT = "queue: closed", "queue: wait cancelled"
 QUEUE_FAULTS: Final = {QUEUE_CLOSE: 10, QUEUE_WAIT: 10}
 TAKE, REPLACE = "taken over", "another LUN in its place"
 DROP, DEFER = "flush that loses", "deferred error"
+EVICT = "memory pressure"
 BAD_FAULTS: Final = {DROP: 10, DEFER: 4}
+LINGERING_FAULTS: Final = {EVICT: 6}
 ALL: Final = "all"
 OF_FRONTS: Final[dict[str, dict[str, int]]] = {NBD: NBD_FAULTS, QUEUE: QUEUE_FAULTS}
 
@@ -107,8 +109,10 @@ def faults_of(
         weights = weights | {TAKE: 6}
     if other == REPLACES:
         weights = weights | {REPLACE: 6}
-    if medium == BAD:
+    if medium != GOOD:
         weights = weights | BAD_FAULTS
+    if medium == LINGERS:
+        weights = weights | LINGERING_FAULTS
     if kinds != ALL:
         names = {_short(each): each for each in weights}
         unknown = [each for each in kinds.split("+") if each not in names]
@@ -190,7 +194,7 @@ def check(settings: Sequence[tuple[str, str]]) -> None:
     faults_of(
         words.get("front", front_of(words.get("fault-kinds", ALL)) or NBD),
         words.get("other", TAKES),
-        words.get("medium", BAD),
+        words.get("medium", LINGERS),
         words.get("fault-kinds", ALL),
         words.get("succession") == "yes"
         or are_of(words.get("fault-kinds", ALL), SUCCESSION_FAULTS),

@@ -7,7 +7,7 @@ that has succeeded, or when it was written with FUA. The rules:
 - A read returns, for each block, a change that began before the read ended. No change that is done
   lies between them: none that began after that one had ended, and was done before the read began.
 - A block that a read has shown stays: a later read shows nothing older, as long as no connection
-  and no target is lost between them.
+  and no target is lost between them, and the target's kernel drops no page that it could not write.
 - When the target loses its cache, and the client keeps nothing, changes that are not bound may be
   lost. If one is, the first flush that begins after that fails, and tells of it. A client that has
   only lost a connection, while changes were not bound, cannot know better, and may tell of it, too.
@@ -428,6 +428,10 @@ class History:
         self._line = self._disturbed = now
         if self._unbound or self._under_way or self._changed >= self._flushed:
             self._suspect()
+
+    def evicted(self) -> None:
+        """The target shows some of what it has lost no longer: reads may show older data."""
+        self._epoch += 1
 
     def heard(self) -> None:
         """The client has heard of all losses so far, or takes its cache for lost; but of what the

@@ -60,6 +60,9 @@ class Play:
     def lose_line(self) -> None:
         self.history.disturbed(self.step())
 
+    def evict(self) -> None:
+        self.history.evicted()
+
     def die(self) -> None:
         self.history.died(self.step())
 
@@ -131,6 +134,16 @@ def test_what_was_seen_stays(play: Play) -> None:
     play.refuses(first.version)
     play.lose_line()
     play.read(first.version)
+
+
+def test_what_was_seen_may_have_been_lost_before(careless: Play) -> None:
+    """And was shown by a kernel that has dropped the page since then."""
+    first, second = careless.write(fua=True), careless.write()
+    careless.strike(kept=first.version, in_place=True)
+    careless.read(second.version)
+    careless.refuses(first.version)
+    careless.evict()
+    careless.read(first.version)
 
 
 def test_what_was_seen_while_a_connection_was_lost_says_nothing(play: Play) -> None:

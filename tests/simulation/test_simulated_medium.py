@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import product
+from random import Random
 
 import pytest
 
@@ -12,15 +13,18 @@ from tests.simulation.cases import (
     DEFER,
     DROP,
     DURABLE,
+    EVICT,
     FENCES,
     GOOD,
     HOARDS,
+    LINGERS,
     NONE,
     USUAL,
     Case,
 )
+from tests.simulation.medium import LingeringMedia
 from tests.simulation.nbd_face import FLUSH, FUA, READ, ZERO_FUA
-from tests.simulation.world import OF_BAD_MEDIUM, Result, play
+from tests.simulation.world import EVICTED, OF_BAD_MEDIUM, Result, draw, play
 
 pytestmark = pytest.mark.usefixtures("silent")
 OPERATIONS = 200
@@ -63,6 +67,37 @@ def test_its_faults_ask_for_it() -> None:
     result = _played(5, ("fault-kinds", "flush-that-loses"), ("front", "disk"))
     assert result.settings.medium == BAD
     assert result.faults.keys() == {DROP}
+
+
+def test_what_is_lost_may_be_shown_still() -> None:
+    result = _played(5, ("fault-kinds", "flush-that-loses+memory-pressure"), ("front", "disk"))
+    assert result.settings.medium == LINGERS
+    assert result.faults.keys() == {DROP, EVICT}
+    assert result.states[EVICTED]
+
+
+def test_a_medium_shows_what_it_has_lost_until_its_page_is_evicted() -> None:
+    medium, chance = LingeringMedia(1 << 14), Random(1)
+    old, new = bytearray(b"a" * 4096), bytearray(b"b" * 4096)
+    medium.write(memoryview(old), 4096, True, False)
+    with medium.losing(lambda: True):
+        medium.write(memoryview(new), 4096, False, False)
+    shown = bytearray(4096)
+    assert medium.read_into(memoryview(shown), 4096, True)
+    assert shown == new
+    assert medium.content[4096:8192] == old
+    assert not medium.evict(chance, 0.0)
+    assert medium.evict(chance, 1.0)
+    assert not medium.evict(chance, 1.0)
+    assert medium.read_into(memoryview(shown), 4096, True)
+    assert shown == old
+
+
+def test_worlds_are_drawn_with_each_medium_and_each_way_to_share() -> None:
+    drawn = [draw(Random(f"settings {seed}")) for seed in range(400)]
+    assert {each.medium for each in drawn} == {GOOD, BAD, LINGERS}
+    sharing = {each.medium for each in drawn if each.options["shared"] == "yes"}
+    assert sharing == {GOOD, BAD, LINGERS}
 
 
 def test_mixes() -> None:

@@ -70,6 +70,7 @@ from tests.simulation.cases import (
     DISK,
     DROP,
     DURABLE,
+    EVICT,
     FAIL,
     FENCES,
     FENCING,
@@ -84,6 +85,8 @@ from tests.simulation.cases import (
     LAZY,
     LESS,
     LIMIT,
+    LINGERING_FAULTS,
+    LINGERS,
     NBD,
     NBD_FAULTS,
     NONE,
@@ -120,6 +123,7 @@ from tests.simulation.faces import (
 )
 from tests.simulation.history import Hearer, History, Wrong, content
 from tests.simulation.loop import WORK_S, SimulatedLoop
+from tests.simulation.medium import LingeringMedia
 from tests.simulation.nbd_face import NbdFace, OneServer
 from tests.simulation.nbd_wire import Gone
 from tests.simulation.network import End
@@ -147,6 +151,7 @@ FOREIGN: Final = 0.1  # of the reads are of that part
 PATIENCE_S: Final = 3600.0  # of one request, in made-up time: it would never end
 SOON_S: Final = (0.0005, 0.003, 0.2)  # within about so many seconds
 LURKS: Final = 0.5  # where more faults follow at once, the latest of them wait for a connection
+CUTS_OFF: Final = 0.3  # of the commands that are to tell that the cache is lost
 WRITTEN_BACK: Final = 0.3  # of a cache that is lost: a cache may write back at any time
 AT_END: Final = 400  # lines of a trace that are kept
 SMALL_TRANSFER: Final = 8192  # bytes: the limit of a target with small ones
@@ -196,7 +201,9 @@ TOLD_OF_ANOTHER = "told of another LUN"
 REPLACING: Final = (REPLACED, OTHER_BLOCKS, TOLD_OF_ANOTHER)
 DROPPED, DEFERRED = "cache lost by what failed", "cache lost, told later"
 UNNOTICED = "cache lost before a flush fails"
-OF_BAD_MEDIUM: Final = (DROPPED, DEFERRED, UNNOTICED)
+CUT_OFF = "connection lost with the answer that tells of it"
+EVICTED = "what is lost is shown no longer"
+OF_BAD_MEDIUM: Final = (DROPPED, DEFERRED, UNNOTICED, CUT_OFF)
 WORDLESS = "commands ended without a word"
 RESTARTED, RESTARTED_EMPTY = "target restarted", "target restarted without its cache"
 STATES: Final = (
@@ -204,7 +211,7 @@ STATES: Final = (
     DAMAGED, ABORTED, RESET, RETRIED, TOLD, TOLD_OF_FAILURE, UNHEARD, FAILED_OVER, TIMED_OUT, DIED,
     RESTARTED, RESTARTED_EMPTY, *nbd_face.STATES, *FUSE_STATES, *queue_face.STATES,
     *servers.STATES,    *other_host.STATES,
-    *TAKING, *OF_BAD_MEDIUM, WORDLESS, *REPLACING,
+    *TAKING, *OF_BAD_MEDIUM, EVICTED, WORDLESS, *REPLACING,
 )  # fmt: skip
 _KINDS: Final = {PASSING: "passing", RECOVERED: "recovered", FAIL: "flush"}
 
@@ -234,8 +241,8 @@ class Settings(NamedTuple):
     use; where it speaks NBD, or is a file, it has as many connections, or open files, as
     ``hearers``. ``other``: what another host does with the LUN meanwhile. ``fault_kinds``: see
     ``faults_of``. ``mix``: of operations. ``again``: how often another fault follows at once.
-    ``medium``: that of the target; where it is bad, what the target could not write is lost,
-    and told once. ``tas``: "no": commands that another host ends are not answered. ``lies``:
+    ``medium``: that of the target; where it is not good, what the target could not write is
+    lost, and told once. ``tas``: "no": commands that another host ends are not answered. ``lies``:
     which part of the LUN they use. ``options``: of the disk."""
 
     scheme: str
@@ -367,6 +374,7 @@ def draw(chance: Random, given: dict[str, str] | None = None) -> Settings:
     words["succession"] = chance.choice(("no", "yes"))
     invades = chance.random() < 0.5
     words["shared"] = chance.choice(("no", "no", "no", "no", "no", "yes"))
+    lingers = chance.random() < 0.5
     if words["front"] != NBD or needed or "front" in (given or {}):
         words["succession"] = "no"  # (a case that names its front asks for it)
     if are_of(words["fault-kinds"], SUCCESSION_FAULTS) or (given or {}).get("succession") == "yes":
@@ -381,8 +389,15 @@ def draw(chance: Random, given: dict[str, str] | None = None) -> Settings:
         words["other"] = NONE
     if words["other"] != NONE:
         words["medium"] = GOOD  # (which of two hosts hears of it is a matter of chance)
-    if are_of(words["fault-kinds"], BAD_FAULTS) or (given or {}).get("medium") == BAD:
-        words["medium"], words["other"] = BAD, NONE
+    needs = (given or {}).get("medium", GOOD)
+    if needs == GOOD and are_of(words["fault-kinds"], BAD_FAULTS):
+        needs = BAD
+    if are_of(words["fault-kinds"], LINGERING_FAULTS):
+        needs = LINGERS
+    if needs != GOOD:
+        words["medium"], words["other"] = needs, NONE
+    elif words["medium"] == BAD and lingers:
+        words["medium"] = LINGERS
     if words["other"] == FENCES and invades and "other" not in (given or {}):
         words["other"] = INVADES
     if words["front"] in (NBD, FUSE) and words["other"] != NONE:
@@ -528,8 +543,9 @@ class Hesitant:
 class _Troubles(Troubles):
     """``busy_until``: the target takes no command before that time. ``drops``: flushes, or writes
     with FUA, that will fail: each loses what is in the cache, and is the only one that tells of it.
-    ``is_deferred``: the next command will tell that the cache is lost. ``tells``: is called with
-    DROPPED or DEFERRED when one of these does."""
+    ``is_deferred``: the next command will tell that the cache is lost. ``is_cut_off``: the next of
+    these answers is lost with its connection. ``tells``: is called with DROPPED or DEFERRED when
+    one of these does."""
 
     def __init__(
         self, seed: object, now: Callable[[], float], tells: Callable[[str], None]
@@ -540,6 +556,7 @@ class _Troubles(Troubles):
         self.busy_until = 0.0
         self.drops = 0
         self.is_deferred = False
+        self.is_cut_off = False
 
     def instead_of(self, cdb: bytes) -> tuple[int, bytes] | None:
         if self._now() < self.busy_until:
@@ -564,7 +581,7 @@ class _Troubles(Troubles):
         super().forget()
         self.busy_until = 0.0
         self.drops = 0
-        self.is_deferred = False
+        self.is_deferred = self.is_cut_off = False
 
     def take_time(self) -> None:
         """The loop does."""
@@ -593,7 +610,8 @@ class Target:
     reservations do."""
 
     def __init__(self, world: World) -> None:
-        self.media = Media(SIZE)
+        self._lingering = LingeringMedia(SIZE) if world.settings.medium == LINGERS else None
+        self.media = self._lingering or Media(SIZE)
         self._world = world
         self.chance = world.chance
         self._another: Media | None = None  # in place of the medium of the clients
@@ -667,6 +685,7 @@ class Target:
         await self._ended.wait()
         if loses:
             self._lose()
+            self.evict()
             self._cache = self._new_cache()
 
     def replace(self, serial: str, block: int) -> None:
@@ -694,12 +713,16 @@ class Target:
     def blink(self) -> None:
         """Lose the content of the cache, and tell of it; connections stay."""
         self._lose()
+        self.evict()
         self._device.reset()
 
     def _tells(self, state: str) -> None:
         self._world.count(state)
         if state == DROPPED:
             self.drop()
+        if self.troubles.is_cut_off:
+            self.troubles.is_cut_off = False
+            self._world.cut_off()
 
     def drop(self, unnoticed: bool = False) -> None:
         """Lose the content of the cache, and tell nobody. ``unnoticed``: what fails then tells of
@@ -709,6 +732,11 @@ class Target:
             self._world.count(UNNOTICED)
         self._lose()
         self._world.struck(in_place=True, unnoticed=unnoticed)
+
+    def evict(self, share: float = 1.0) -> None:
+        """What the target shows still and has lost it may show no longer: ``share`` of that."""
+        if self._lingering is not None and self._lingering.evict(self.chance, share):
+            self._world.evicted()
 
     def _new_cache(self) -> Hesitant:
         cache = VolatileStore(self._another or self.media, CACHE)
@@ -833,6 +861,18 @@ class World:
     def struck(self, in_place: bool = False, unnoticed: bool = False) -> None:
         for each in self._histories:
             each.struck(self.loop.now(), self._target.media.content, in_place, unnoticed)
+
+    def cut_off(self) -> None:
+        """All connections are lost, with the answer that the target is about to send."""
+        self.count(CUT_OFF)
+        self.cut_all()
+        self.disturbed()
+
+    def evicted(self) -> None:
+        self.count(EVICTED)
+        self.trace("the target shows some of what it has lost no longer")
+        for each in self._histories:
+            each.evicted()
 
     @property
     def _urls(self) -> list[str]:
@@ -1335,7 +1375,7 @@ class World:
     @property
     def _flushes_fail(self) -> bool:
         """There may have been some that the target could not carry out."""
-        return FAIL in self.result.faults or self.settings.medium == BAD
+        return FAIL in self.result.faults or self.settings.medium != GOOD
 
     def may_have_failed(self, error: IserblkError) -> bool:
         return self._has_failed(error) or (self._flushes_fail and bool(error.losses))
@@ -1595,6 +1635,10 @@ class World:
             # (A flush under way would say that it has kept what is dropped in the midst of it.)
             if chance.random() < 0.7 and not self._target.read().in_flight:
                 self._target.drop(unnoticed=True)
+            troubles.is_cut_off = chance.random() < CUTS_OFF
+            return
+        if kind == EVICT:
+            self._target.evict(chance.choice((0.1, 0.5, 1.0)))
             return
         if kind == DEFER:
             if not self.settings.keeps and self._target.read().in_flight:
@@ -1603,6 +1647,7 @@ class World:
             troubles.is_deferred = True
             if not self.settings.keeps:  # (no journal is sent again then: it must not be true)
                 self._target.drop()
+            troubles.is_cut_off = chance.random() < CUTS_OFF
             return
         if kind == LESS:
             troubles.refuse(chance.randrange(32))
