@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
+from tests.support.failing_disk import BLOCK, FailingDisk
 from tests.support.target import IQN, TargetProcess, running_target
 
 StartTarget = Callable[..., TargetProcess]
@@ -33,3 +35,13 @@ def start_target(tmp_path: Path) -> Iterator[StartTarget]:
             return stack.enter_context(running_target(paths, log, listen, iqn, environment))
 
         yield start
+
+
+@pytest.fixture
+def failing(tmp_path: Path) -> Iterator[FailingDisk]:
+    try:
+        made = FailingDisk(tmp_path / "failing", block=BLOCK)
+    except (OSError, subprocess.CalledProcessError) as error:
+        pytest.skip(f"it needs root, loop devices and mounts: {error}")
+    yield made
+    made.remove()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 import re
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from threading import Lock
@@ -25,9 +24,11 @@ from tests.support.blockwork import everything
 from tests.support.faces import one_disk
 from tests.support.failing_disk import (
     BLOCK,
+    LOST_ANSWER,
     FailingDisk,
     changes_a_block_in_part,
     changes_a_dropped_block_in_part,
+    loses_the_answer_that_tells,
 )
 from tests.support.faults.proxy import FaultProxy
 from tests.support.interop import Record, package
@@ -410,16 +411,6 @@ async def test_another_host_reserves_the_lun_again_while_it_is_compared(
 
 
 @pytest.fixture
-def failing(tmp_path: Path) -> Iterator[FailingDisk]:
-    try:
-        made = FailingDisk(tmp_path / "failing", block=BLOCK)
-    except (OSError, subprocess.CalledProcessError) as error:
-        pytest.skip(f"it needs root, loop devices and mounts: {error}")
-    yield made
-    made.remove()
-
-
-@pytest.fixture
 def over_failing(program: Path, tmp_path: Path, failing: FailingDisk) -> Iterator[OverFailing]:
     target = Istgt(program, tmp_path, SIZE, {"none": Path(failing.device)}, BLOCK)
     try:
@@ -462,4 +453,21 @@ async def test_a_block_that_was_dropped_is_changed_in_part(
         transport="TCP",
         ran="its disk does not keep a block, which is changed in part before a flush tells of "
         "that: a flush comes first, and nothing is lost, also where its status goes astray",
+    )
+
+
+@may_be_logged
+@pytest.mark.parametrize("fua", [False, True], ids=["flush", "FUA"])
+async def test_the_answer_that_tells_of_a_loss_is_lost(
+    over_failing: OverFailing, failing: FailingDisk, record: Record, fua: bool
+) -> None:
+    """And the kernel goes on showing what it could not write: a comparison proves nothing."""
+    target, proxy = over_failing
+    await loses_the_answer_that_tells(proxy.through(target.url), proxy, failing, fua)
+    record(
+        ours="initiator",
+        peer="istgt",
+        version=target.version,
+        transport="TCP",
+        ran=LOST_ANSWER,
     )

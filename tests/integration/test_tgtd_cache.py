@@ -12,6 +12,8 @@ import trio
 
 from iserblk.scsi import luns
 from tests.support import fenced, greeting, logs, lost_cache
+from tests.support.failing_disk import LOST_ANSWER, FailingDisk, loses_the_answer_that_tells
+from tests.support.faults.proxy import FaultProxy
 from tests.support.interop import Record
 from tests.support.ports import free_port
 from tests.support.target import ROOT
@@ -23,17 +25,34 @@ in_thread = trio.to_thread.run_sync
 pytestmark = pytest.mark.logs(logs.RECONNECTED, logs.LOST_POWER, logs.LOST_WRITES)
 
 
-@pytest.fixture
-def tgtd(tmp_path: Path) -> Iterator[MortalTgtd]:
+@pytest.fixture(scope="module")
+def programs() -> Path:
     found = subprocess.run(
         [ROOT / "scripts/peers", "tgt"], capture_output=True, text=True, check=False, timeout=100
     )
     if found.returncode:
         pytest.skip(f"requires tgtd: {found.stderr.strip().splitlines()[-1]}")
-    port = free_port()
-    made = MortalTgtd(Path(found.stdout.strip()) / "usr/sbin", "127.0.0.1", port, tmp_path, SIZE)
+    return Path(found.stdout.strip()) / "usr/sbin"
+
+
+@pytest.fixture
+def tgtd(programs: Path, tmp_path: Path) -> Iterator[MortalTgtd]:
+    made = MortalTgtd(programs, "127.0.0.1", free_port(), tmp_path, SIZE)
     try:
         yield made
+    finally:
+        made.kill()
+
+
+@pytest.fixture
+def over_failing(
+    programs: Path, tmp_path: Path, failing: FailingDisk
+) -> Iterator[tuple[MortalTgtd, FaultProxy]]:
+    port = free_port()
+    made = MortalTgtd(programs, "127.0.0.1", port, tmp_path, SIZE, device=failing.device)
+    try:
+        with FaultProxy(made.address) as proxy:
+            yield made, proxy
     finally:
         made.kill()
 
@@ -127,4 +146,20 @@ async def test_another_host_reserves_the_lun_again_while_it_is_compared(
         transport="TCP",
         ran="another host reserves the LUN a second time, while it is compared after the first: "
         "what it has written stays",
+    )
+
+
+@pytest.mark.parametrize("fua", [False, True], ids=["flush", "FUA"])
+async def test_the_answer_that_tells_of_a_loss_is_lost(
+    over_failing: tuple[MortalTgtd, FaultProxy], failing: FailingDisk, record: Record, fua: bool
+) -> None:
+    """And the kernel goes on showing what it could not write: a comparison proves nothing."""
+    target, proxy = over_failing
+    await loses_the_answer_that_tells(proxy.through(target.url), proxy, failing, fua)
+    record(
+        ours="initiator",
+        peer="tgtd",
+        version=target.version,
+        transport="TCP",
+        ran=LOST_ANSWER,
     )

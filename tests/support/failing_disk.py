@@ -14,6 +14,7 @@ from iserblk.disk.seam import AsyncDisk
 from iserblk.errors import IserblkError
 from iserblk.iscsi import bhs
 from iserblk.scsi import opcodes
+from iserblk.scsi.cdb import FUA
 from tests.support.endurance import disk_and_session
 from tests.support.faces import read, write
 from tests.support.faults.behaviours import Hold, Item
@@ -24,10 +25,16 @@ from tests.support.until import until
 
 BLOCK = 4096
 SIZE = 32 << 20
+_WRITE = (opcodes.WRITE_10, opcodes.WRITE_16)
 _SYNCHRONIZE = (opcodes.SYNCHRONIZE_CACHE_10, opcodes.SYNCHRONIZE_CACHE_16)
 _AT = 8 << 20  # a block of zeroes
 _PATIENCE_S = 300.0  # the machine may be emulated
 _LOOK_S = 1.0  # for what must not happen
+
+LOST_ANSWER = (
+    "its disk does not keep a block, and the status that tells of that is lost with the "
+    "connection: with shared=yes a flush tells of it, once"
+)  # loses_the_answer_that_tells, as interop.md has it
 
 in_thread = trio.to_thread.run_sync
 
@@ -81,15 +88,26 @@ class FailingDisk:
 
 
 class _Notes:
-    """Notes the tags of the SYNCHRONIZE CACHEs that pass."""
+    """Notes the tags of the commands that pass for which a target calls fsync."""
 
     def __init__(self, tags: set[int]) -> None:
         self._tags = tags
 
     def take(self, item: Item) -> Iterable[Item]:
-        if isinstance(item, Unit) and item.cdb and item.cdb[0] in _SYNCHRONIZE:
-            self._tags.add(item.itt)
+        if isinstance(item, Unit) and item.cdb:
+            durably = item.cdb[0] in _WRITE and item.cdb[1] & FUA
+            if durably or item.cdb[0] in _SYNCHRONIZE:
+                self._tags.add(item.itt)
         return [item]
+
+
+def _held(proxy: FaultProxy) -> Hold:
+    """Holds the statuses of these commands, on the one connection."""
+    tags: set[int] = set()
+    hold = Hold(lambda unit: unit.opcode == bhs.SCSI_RESPONSE and unit.itt in tags)
+    assert proxy.stack(True, lambda _flow: _Notes(tags)) == 1
+    proxy.stack(False, lambda _flow: hold)
+    return hold
 
 
 async def _lose_a_block(disk: AsyncDisk, disk_below: FailingDisk) -> None:
@@ -118,14 +136,10 @@ async def changes_a_dropped_block_in_part(
     async with disk_and_session("async", url, {"io-timeout": "120"}) as (disk, session):
         assert disk.info.block_size == BLOCK and disk.info.write_cache
         await _lose_a_block(disk, disk_below)
-        tags: set[int] = set()
-        hold = Hold(lambda unit: unit.opcode == bhs.SCSI_RESPONSE and unit.itt in tags)
-        if not hears:
-            assert proxy.stack(True, lambda _flow: _Notes(tags)) == 1
-            proxy.stack(False, lambda _flow: hold)
+        hold = None if hears else _held(proxy)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(write, disk, b"x" * 512, _AT + 512)
-            if not hears:
+            if hold is not None:
                 with trio.fail_after(_PATIENCE_S):
                     await until(lambda: hold.holding)
                 proxy.cut()
@@ -181,3 +195,45 @@ async def changes_a_block_in_part(
         await disk.flush()
         await _is_whole(disk, disk_below)
         assert session.counts.reconnects == 1
+
+
+async def loses_the_answer_that_tells(
+    url: str, proxy: FaultProxy, disk_below: FailingDisk, fua: bool
+) -> None:
+    """With ``shared=yes``: a block is written, and the kernel cannot write it back for a flush, or
+    for a write with FUA beside it (``fua``). The status, which says so, is lost with the
+    connection, and reads go on showing the block: the next flush tells of the loss all the same,
+    once. ``url``: leads through ``proxy``."""
+    options = {"io-timeout": "120", "shared": "yes"}
+    async with disk_and_session("async", url, options) as (disk, session):
+        assert disk.info.write_cache
+        await write(disk, b"a" * BLOCK, 0)
+        await disk.flush()
+        await in_thread(disk_below.fill)
+        await write(disk, b"w" * BLOCK, _AT)
+        hold = _held(proxy)
+
+        async def durably() -> None:
+            await write(disk, b"b" * BLOCK, 0, fua=True)
+
+        async def flush() -> None:
+            with pytest.raises(IserblkError):
+                await disk.flush()
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(durably if fua else flush)
+            with trio.fail_after(_PATIENCE_S):
+                await until(lambda: hold.holding)
+            await in_thread(disk_below.empty)
+            proxy.cut()
+        if fua:
+            await flush()
+        assert await read(disk, _AT, BLOCK) == b"w" * BLOCK
+        await disk.flush()
+        assert session.counts.reconnects == 1
+        await in_thread(disk_below.write_back)
+        assert await read(disk, _AT, BLOCK) == bytes(BLOCK)
+        await write(disk, b"w" * BLOCK, _AT)
+        await disk.flush()
+        await in_thread(disk_below.write_back)
+        assert await read(disk, _AT, BLOCK) == b"w" * BLOCK

@@ -18,7 +18,8 @@ class MortalTgtd:
     """tgtd over Traditional iSCSI. ``programs``: the directory with tgtd and tgtadm. ``address``,
     ``port``: where it listens (afterwards ``address`` has both); ``also``: further addresses.
     ``place``: a directory for its log and its disk of ``size`` bytes. What it has answered is in
-    that file, ``disk``, and outlives it. Its LUN has the identifiers that every tgtd gives."""
+    that file, ``disk``, and outlives it; ``device`` takes its place. Its LUN has the identifiers
+    that every tgtd gives."""
 
     def __init__(
         self,
@@ -29,6 +30,7 @@ class MortalTgtd:
         size: int,
         iqn: str = IQN,
         also: Sequence[str] = (),
+        device: str = "",
     ) -> None:
         self.url = f"iscsi://{address}:{port}/{iqn}/1"
         self._iqn = iqn
@@ -38,9 +40,10 @@ class MortalTgtd:
         self._place = place
         # Its own control socket: the usual place may belong to another tgtd.
         self._environment = {**os.environ, "TGT_IPC_SOCKET": str(place / "ipc")}
-        self.disk = place / "tgtd-disk"
-        with self.disk.open("wb") as file:
-            file.truncate(size)
+        self.disk = Path(device or place / "tgtd-disk")
+        if not device:
+            with self.disk.open("wb") as file:
+                file.truncate(size)
         said = subprocess.run([programs / "tgtd", "-V"], capture_output=True, text=True, check=True)
         self.version = f"tgt {said.stdout.strip()}"
         self.start()

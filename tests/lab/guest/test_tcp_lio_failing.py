@@ -41,6 +41,12 @@ def two_connections() -> Iterator[None]:
 
 
 @pytest.fixture
+def through_proxy() -> Iterator[FaultProxy]:
+    with FaultProxy((os.environ["LAB_ADDRESS"], int(os.environ["LAB_PORT"]))) as proxy:
+        yield proxy
+
+
+@pytest.fixture
 def failing(tmp_path: Path) -> Iterator[lio.Failing]:
     made = lio.Failing(tmp_path / "failing")
     yield made
@@ -93,15 +99,29 @@ async def test_a_write_that_could_not_be_kept(
     )
 
 
+@pytest.mark.parametrize("fua", [False, True], ids=["flush", "FUA"])
+async def test_the_answer_that_tells_of_a_loss_is_lost(
+    failing: lio.Failing, through_proxy: FaultProxy, record: Record, fua: bool
+) -> None:
+    """And the kernel goes on showing what it could not write: a comparison proves nothing."""
+    url = through_proxy.through(failing.url)
+    await failing_disk.loses_the_answer_that_tells(url, through_proxy, failing.disk, fua)
+    record(
+        ours="initiator",
+        peer="LIO",
+        transport="TCP",
+        ran=failing_disk.LOST_ANSWER,
+    )
+
+
 @pytest.mark.usefixtures("two_connections")
 async def test_a_block_is_changed_in_part_while_the_report_of_a_loss_is_on_its_way(
-    tmp_path: Path, record: Record
+    tmp_path: Path, through_proxy: FaultProxy, record: Record
 ) -> None:
     failing = lio.Failing(tmp_path / "failing", failing_disk.BLOCK)
     try:
-        with FaultProxy((os.environ["LAB_ADDRESS"], int(os.environ["LAB_PORT"]))) as proxy:
-            url = proxy.through(failing.url)
-            await failing_disk.changes_a_block_in_part(url, proxy, failing.disk, 2)
+        url = through_proxy.through(failing.url)
+        await failing_disk.changes_a_block_in_part(url, through_proxy, failing.disk, 2)
     finally:
         failing.remove()
     record(
