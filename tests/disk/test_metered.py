@@ -19,11 +19,7 @@ from iserblk.disk.seam import NO_CLIENT, Rest
 from iserblk.errors import OutOfRange
 from iserblk.loop import clock
 from iserblk.metrics.counting import (
-    BYTES,
-    ERRORS,
     FLUSH,
-    HISTOGRAM,
-    NANOSECONDS,
     OPERATIONS,
     READ,
     TRIM,
@@ -82,8 +78,8 @@ class Bench:
 
     def row(self, operation: int) -> dict[str, int]:
         row = self.metrics.total()[operation]
-        buckets = {f"2^{power} µs": number for power, number in enumerate(row[:HISTOGRAM])}
-        sums = {"bytes": row[BYTES], "errors": row[ERRORS], "ns": row[NANOSECONDS]}
+        buckets = {f"2^{power} µs": number for power, number in enumerate(row.buckets)}
+        sums = {"bytes": row.bytes, "errors": row.errors, "ns": row.nanoseconds}
         return {name: number for name, number in {**buckets, **sums}.items() if number}
 
 
