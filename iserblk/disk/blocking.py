@@ -184,6 +184,9 @@ class ThreadClient:
     def unheard(self) -> None:
         self._places.do(self._disk, self.client.unheard)
 
+    def lost_elsewhere(self, losses: int) -> None:
+        self._places.do(self._disk, partial(self.client.lost_elsewhere, losses))
+
     def ended(self) -> None:
         self._places.do(self._disk, self.client.ended)
 

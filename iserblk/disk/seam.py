@@ -125,6 +125,11 @@ class FlushClient(Protocol):
         """After all, the last answer that it was told of a loss with has not reached it."""
         ...
 
+    def lost_elsewhere(self, losses: int) -> None:
+        """Another process has counted so many losses more, of which it was not told. For an
+        ``only_client``."""
+        ...
+
     def ended(self) -> None:
         """It does not flush any more, or may have gone without a word. What it was not told of is
         left to clients that begin later."""
@@ -143,6 +148,9 @@ class _NoClient:
 
     def unheard(self) -> None:
         """The same."""
+
+    def lost_elsewhere(self, losses: int) -> None:
+        """It is no only client."""
 
     def ended(self) -> None:
         """It leaves nothing."""

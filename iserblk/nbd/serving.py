@@ -63,11 +63,13 @@ class Succession(Protocol):
         ...
 
     def counted(self, count: LossCount) -> None:
-        """There are so many by now. Raises nothing."""
+        """There are so many by now; a successor that has the connections is told. Raises
+        nothing."""
         ...
 
-    async def predecessor_ended(self) -> None:
-        """Return when its process has ended."""
+    async def predecessor_ended(self, lost: Callable[[int], object]) -> None:
+        """Return when its process has ended. ``lost`` is called with the number of losses that it
+        hears of until then, and that ``losses_before`` has not returned yet."""
         ...
 
     async def offer(self, server: NbdServer, flush: Callable[[], Awaitable[None]]) -> None:
@@ -179,7 +181,7 @@ class Life:
                 client = _OnlyClient(succession, export) if succession else None
                 metrics = disks.serve_metrics if beside else None
                 async with server.serving(sockets, taken or ()):
-                    await self._serve(server, export, metrics, nursery)
+                    await self._serve(server, client, metrics, nursery)
                 if client is not None:
                     client.ended()
                 await self._flush()
@@ -205,12 +207,12 @@ class Life:
     async def _serve(
         self,
         server: NbdServer,
-        export: Export,
+        client: _OnlyClient | None,
         metrics: Callable[[], None] | None,
         nursery: trio.Nursery,
     ) -> None:
-        """Until the server is to end. ``export``: what a successor takes over. ``metrics``: see
-        ``_offer``."""
+        """Until the server is to end. ``client``: what a successor takes over. ``metrics``: see
+        ``_OnlyClient.offer``."""
         terms = self._terms
         if terms.until_unused:
             nursery.start_soon(self._end_when_unused, server)
@@ -221,8 +223,8 @@ class Life:
         self._is_ready = True
         self._ready()
         async with trio.open_nursery() as offering:
-            if terms.succession is not None:
-                offering.start_soon(_offer, terms.succession, server, export, metrics)
+            if client is not None:
+                offering.start_soon(client.offer, server, metrics)
             await self._stop.wait()
             self._ending.ask()
             offering.cancel_scope.cancel()
@@ -307,8 +309,21 @@ class _OnlyClient:
         self._changed()
 
     def _changed(self) -> None:
-        if not self._succession.given:
-            self._succession.counted(self._client.count)
+        self._succession.counted(self._client.count)
+
+    async def offer(self, server: NbdServer, serve_metrics: Callable[[], None] | None) -> None:
+        """Body of a task. ``serve_metrics``: to be called when the predecessor has ended."""
+        if serve_metrics is not None:
+            await self._succession.predecessor_ended(self._client.lost_elsewhere)
+            try:
+                serve_metrics()
+            except IserblkError as error:
+                log.warning("%s", error)
+        await self._succession.offer(server, self._flush)
+
+    async def _flush(self) -> None:
+        if self._disk.dirty:
+            await self._disk.flush(NO_CLIENT)
 
     def ended(self) -> None:
         """The last flush is to follow. Until it has succeeded, a successor, if there is one, has to
@@ -333,27 +348,11 @@ async def _take(
     if before_opening and not succession.opens_last:
         return None
     taken = await succession.take()
+
+    def count(_losses: int = 0) -> None:  # if the LUN cannot be opened here, another server tells
+        succession.counted(succession.losses_before())
+
     if before_opening:
-        await succession.predecessor_ended()
+        count()
+        await succession.predecessor_ended(count)
     return taken
-
-
-async def _offer(
-    succession: Succession,
-    server: NbdServer,
-    export: Export,
-    serve_metrics: Callable[[], None] | None,
-) -> None:
-    """Body of a task. ``serve_metrics``: to be called when the predecessor has ended."""
-
-    async def flush() -> None:
-        if export.disk.dirty:
-            await export.disk.flush(NO_CLIENT)
-
-    if serve_metrics is not None:
-        await succession.predecessor_ended()
-        try:
-            serve_metrics()
-        except IserblkError as error:
-            log.warning("%s", error)
-    await succession.offer(server, flush)

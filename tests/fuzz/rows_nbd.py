@@ -21,6 +21,7 @@ from iserblk.nbd.kernel.handover import (
     encode_refused,
     expect_untrusted,
     hello_untrusted,
+    more_losses_untrusted,
 )
 from iserblk.nbd.kernel.links import shake_hands
 from iserblk.nbd.messages import Negotiated
@@ -207,10 +208,13 @@ def _hand_over(case: Case) -> None:
     ]
     try:
         if chance.random() < 0.2:
-            if chance.random() < 0.5:
-                assert WITHOUT_LOSSES <= hello_untrusted(case.data) <= VERSION
-            else:
-                expect_untrusted(case.data, Kind.TAKEN, version)
+            match chance.randrange(3):
+                case 0:
+                    assert WITHOUT_LOSSES <= hello_untrusted(case.data) <= VERSION
+                case 1:
+                    expect_untrusted(case.data, Kind.TAKEN, version)
+                case _:
+                    assert more_losses_untrusted(case.data, 2) >= 0
             return
         for packet in packets:
             sent = packet if chance.random() < 0.9 else case.data

@@ -341,7 +341,7 @@ class Heir:
     def counted(self, count: LossCount) -> None:
         self.counts.append(count)
 
-    async def predecessor_ended(self) -> None:
+    async def predecessor_ended(self, lost: Callable[[int], object]) -> None:
         raise AssertionError("there is no predecessor")
 
     async def offer(self, server: NbdServer, flush: Callable[[], Awaitable[None]]) -> None:
@@ -395,6 +395,34 @@ def test_losses_of_a_predecessor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     heir = serve_heir(tmp_path, monkeypatch, LossCount(4, 3))
     assert heir.told == [nbd.EIO, 0] and heir.error == ""
     assert (heir.counts[0], heir.counts[-1]) == ((4, 3), (4, 4))
+
+
+def test_losses_of_a_predecessor_where_the_lun_cannot_be_opened(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """When the predecessor has ended: they are counted as soon as they are known, for the server
+    that comes next."""
+
+    class Last(Heir):
+        inherits = opens_last = True
+
+        async def take(self) -> list[PausedConnection]:
+            return []
+
+        async def predecessor_ended(self, lost: Callable[[int], object]) -> None:
+            assert self.counts == [(4, 3)]
+            self.before = LossCount(5, 3)
+            lost(1)
+
+    monkeypatch.setattr("iserblk.nbd.serving.open_disks", open_async)
+    monkeypatch.setenv("FAKE_FAULTS", json.dumps({"open": "ConnectFailed"}))
+    heir = Last(Path(), lambda: None)
+    heir.before = LossCount(4, 3)
+    urls = ["iser://127.0.0.1/iqn.2026-11.example:a/0"]
+    watcher = Watcher()
+    with pytest.raises(ConnectFailed):
+        serve(urls, {}, [], watcher.ready, watcher.stopping, Terms(succession=heir))
+    assert heir.counts == [(4, 3), (5, 3)]
 
 
 @pytest.mark.logs("flush: made to fail")

@@ -119,6 +119,9 @@ class _End:
 
     def receive_last(self) -> bytes:
         self.is_deaf = True
+        return self.receive_at_once()
+
+    def receive_at_once(self) -> bytes:
         if self.packets:
             return self.packets.popleft()[0]
         if self.peer.is_closed:
@@ -184,6 +187,7 @@ class _Succession:
 
     def counted(self, count: LossCount) -> None:
         self._losses = count
+        self._giver.tell()
 
     async def take(self) -> list[PausedConnection]:
         assert self._taker is not None
@@ -191,9 +195,9 @@ class _Succession:
         self._takes()
         return taken
 
-    async def predecessor_ended(self) -> None:
+    async def predecessor_ended(self, lost: Callable[[int], object]) -> None:
         assert self._taker is not None
-        await self._taker.old_server_ended()
+        await self._taker.old_server_ended(lost)
 
     async def offer(self, server: NbdServer, flush: Callable[[], Awaitable[None]]) -> None:
         while not self.given:

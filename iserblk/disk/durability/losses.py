@@ -111,5 +111,9 @@ class Client:
         self.known = self._before
         self._losses.changed()
 
+    def lost_elsewhere(self, losses: int) -> None:
+        self._losses.count += losses
+        self._losses.changed()
+
     def ended(self) -> None:
         self._losses.leave(self)

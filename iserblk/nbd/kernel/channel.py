@@ -39,6 +39,11 @@ class Channel(Protocol):
         """Return when there is a packet, or the other end is gone."""
         ...
 
+    def receive_at_once(self) -> bytes:
+        """The packet that is there; empty when the other end is gone. Raises BlockingIOError when
+        there is none."""
+        ...
+
     def receive_last(self) -> bytes:
         """The packet that is there; nothing can come any more: what the other end sends from now
         on fails there. Raises BlockingIOError when there is none."""
@@ -91,9 +96,12 @@ class PacketSocket:
     async def until_received(self) -> None:
         await until_readable(self._sock)
 
+    def receive_at_once(self) -> bytes:
+        return self._sock.recv(MOST + 1, socket.MSG_DONTWAIT)
+
     def receive_last(self) -> bytes:
         self._sock.shutdown(socket.SHUT_RD)
-        return self._sock.recv(MOST + 1, socket.MSG_DONTWAIT)
+        return self.receive_at_once()
 
     async def send(self, packet: bytes, sock: socket.socket | None = None) -> None:
         rights = struct.pack("i", sock.fileno()) if sock else b""

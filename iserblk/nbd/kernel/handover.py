@@ -8,8 +8,10 @@ from the other; without I/O.
                                  ←         CONNECTION, with the socket as SCM_RIGHTS; for each
                                  ←         BYTES, as many as the connection has announced
                                  ←         ALL
+                                 ←         LOSSES, whenever it hears of one more
     TAKEN                        →
     serves                                 ends
+                                 ←         LOSSES, as before
 
 Or REFUSED in place of LOSSES: then the server goes on as before. It does so, too,
 when TAKEN does not come. A message is a packet (SOCK_SEQPACKET), and begins in all versions alike:
@@ -17,17 +19,19 @@ when TAKEN does not come. A message is a packet (SOCK_SEQPACKET), and begins in 
     0  magic ``iserblkN``      8  version, 2 bytes      10  kind, 2 bytes      12  data
 
 LOSSES: how often the LUN has lost writes, and of how many of these the kernel was told, 8 bytes
-each. Version 1 has no LOSSES. A server speaks the version of the HELLO; to a successor that has
-only version 1 it hands over only while there is no loss to tell. A successor begins with its own
-version; to a server that refuses that in version 1 it says HELLO again, in version 1.
+each. Behind ALL only the first number counts. (Until it has logged out, the server may hear of a
+loss, as by a deferred error.) Version 1 has no LOSSES. A server speaks the version of the HELLO; to
+a successor that has only version 1 it hands over only while there is no loss to tell. A successor
+begins with its own version; to a server that refuses that in version 1 it says HELLO again, in
+version 1.
 
 REFUSED is the same in all versions: 1 byte, 1 where the successor may have the server end instead;
 and a text in UTF-8. CONNECTION: modes (bit 0 structured replies, 1 extended headers, 2 metadata
 contexts), transmission flags, 2 bytes each, and the number of bytes to come, 4 bytes. ALL: how many
 connections there were, 2 bytes. Numbers are big-endian.
 
-What comes is untrusted: ``decode_untrusted`` and ``Takeover.receive_untrusted`` raise
-RemoteProtocolError and nothing else.
+What comes is untrusted: ``decode_untrusted``, ``more_losses_untrusted`` and
+``Takeover.receive_untrusted`` raise RemoteProtocolError and nothing else.
 """
 
 from __future__ import annotations
@@ -186,6 +190,14 @@ def _expect(message: Message, kind: Kind) -> None:
 
 def _of_version(version: int) -> str:
     return f"it hands over in version {version}, and not {VERSION}"
+
+
+def more_losses_untrusted(packet: bytes, known: int) -> int:
+    """``packet`` is LOSSES that came behind ALL: how many there are beside the ``known`` ones."""
+    message = decode_untrusted(packet)
+    if message.kind != Kind.LOSSES or len(message.data) != _LOSSES.size:
+        raise RemoteProtocolError(_NAME, f"message {message.kind} behind {Kind.ALL.name}")
+    return max(0, LossCount(*_LOSSES.unpack(message.data)).losses - known)
 
 
 class OlderServer(IserblkError):

@@ -44,7 +44,7 @@ from iserblk.nbd.serving import Terms, serve
 log = logging.getLogger(__name__)
 
 
-class _Report:
+class Report:
     """The pipe to attach."""
 
     def __init__(self, descriptor: int) -> None:
@@ -65,13 +65,13 @@ class _Report:
             self._pipe = -1
 
 
-class _Succession:
+class DeviceSuccession:
     """Implements Succession: of the servers of ``home``."""
 
-    def __init__(self, home: Home, how: str, report: _Report) -> None:
+    def __init__(self, home: Home, how: str, report: Report) -> None:
         self.inherits = how != LISTEN
         self.opens_last = how == TAKE_FIRST
-        self.taken = False
+        self.taken: list[PausedConnection] = []
         self.successors: socket.socket | None = None  # where they connect
         self._home = home
         self._report = report
@@ -89,17 +89,19 @@ class _Succession:
 
     def counted(self, count: LossCount) -> None:
         self._losses = count
-        self._owed.write(count)
+        if not self.given:
+            self._owed.write(count)  # first: what the successor writes then is the last word
+        if not self._giver.tell() and self.given:  # it is gone: the server that follows it tells
+            self._owed.write(LossCount(count.losses, 0))
 
     async def take(self) -> list[PausedConnection]:
         assert self._taker is not None
-        found = await self._taker.take()
-        self.taken = True
-        return found
+        self.taken = await self._taker.take()
+        return self.taken
 
-    async def predecessor_ended(self) -> None:
+    async def predecessor_ended(self, lost: Callable[[int], object]) -> None:
         assert self._taker is not None
-        await self._taker.old_server_ended()
+        await self._taker.old_server_ended(lost)
 
     async def offer(self, server: NbdServer, flush: Callable[[], Awaitable[None]]) -> None:
         with contextlib.ExitStack() as places:
@@ -123,11 +125,13 @@ class _Succession:
 
     def close(self) -> None:
         self._giver.close()
-        if self._taker is not None:
-            self._taker.close()
+        for each in self.taken:  # unless they were served, they are open still
+            each.sock.close()
+        if self._taker is not None and (lost := self._taker.close()):
+            self._owed.write(LossCount(lost, 0))
 
 
-def _serve(home: Home, how: str, report: _Report, words: Sequence[str]) -> None:
+def _serve(home: Home, how: str, report: Report, words: Sequence[str]) -> None:
     urls, options = from_words(words)
 
     def ready() -> None:
@@ -149,7 +153,7 @@ def _serve(home: Home, how: str, report: _Report, words: Sequence[str]) -> None:
         return home.wish.made or is_stopping({own_unit(), *mounts})
 
     with contextlib.ExitStack() as stack:
-        succession = _Succession(home, how, report)
+        succession = DeviceSuccession(home, how, report)
         stack.callback(succession.close)  # last: a successor then takes over the places
         sockets = [] if succession.inherits else succession.listen(stack)
         recorded = stack.enter_context(Recorded("attach", str(home.device.path)))
@@ -174,7 +178,7 @@ def _serve(home: Home, how: str, report: _Report, words: Sequence[str]) -> None:
 def main(arguments: Sequence[str]) -> int:
     """The body of the process; returns its exit status."""
     path, descriptor, how, *words = arguments
-    report = _Report(int(descriptor))
+    report = Report(int(descriptor))
     run = Path(path).parent
     home = Home(Device(run.name, Directories(run=run.parent)))
     log_to_syslog(f"iserblk-{run.name}")

@@ -5,6 +5,10 @@ Until TAKEN has been sent, the connections are the old server's, whatever happen
 from then on they are the successor's. A packet that ``send`` has taken is in the receiver's queue,
 also if the sender dies. An old server that will not wait any longer first shuts its end down for
 receiving: TAKEN is then either in the queue, or ``send`` fails, and cannot come later.
+
+Until it has logged out, the old server may hear of a loss of writes, which the kernel has to be
+told by its successor then. So it sends what it counts behind LOSSES at once (``Giver.tell``), and
+the successor looks before it serves, and listens until the old server has ended.
 """
 
 from __future__ import annotations
@@ -40,6 +44,7 @@ from iserblk.nbd.kernel.handover import (
     encode_refused,
     expect_untrusted,
     hello_untrusted,
+    more_losses_untrusted,
 )
 from iserblk.nbd.kernel.orders import NoHandOver
 from iserblk.nbd.server import NbdServer
@@ -67,6 +72,7 @@ class Giver:
         self._losses = losses
         self._version = VERSION  # of the successor
         self._held: Channel | None = None
+        self._told: int | None = None  # losses that were sent; None: no successor has ALL
 
     async def offer(
         self, listening: socket.socket, server: NbdServer, flush: Callable[[], Awaitable[None]]
@@ -91,6 +97,23 @@ class Giver:
                 sock.close()
             else:
                 await self.attend(PacketSocket(sock), server, flush)
+
+    def tell(self) -> bool:
+        """Tell the successor of the losses that were counted behind LOSSES. False: it does not know
+        all of them."""
+        losses = self._losses()
+        if self._held is None or self._told is None:
+            return False
+        if losses.losses > self._told:
+            if self._version == WITHOUT_LOSSES:
+                return False
+            try:
+                self._held.send_at_once(encode_losses(losses))
+            except OSError as error:
+                log.warning("the successor does not hear of a loss: %s", error.strerror or error)
+                return False
+            self._told = losses.losses
+        return True
 
     def close(self) -> None:
         """The successor sees this, or the end of the process."""
@@ -150,6 +173,8 @@ class Giver:
                 for each in connections:
                     await _send_connection(channel, each, self._version)
                 await channel.send(encode_all(len(connections), self._version))
+                self._told = losses.losses
+                self.tell()
                 await channel.until_received()
         finally:
             if self.state is State.OFFERED and _taken(channel, self._version):
@@ -159,6 +184,7 @@ class Giver:
             else:
                 if self.state is State.OFFERED:
                     log.warning("the connections stay here: the successor did not take them")
+                self._told = None
                 self.enter(Event.KEPT)
                 server.go_on()
 
@@ -189,13 +215,15 @@ def _taken(channel: Channel, version: int) -> bool:
 
 class Taker:
     """The successor's side. ``path``: where the old server listens. ``connect``: connects there;
-    see ``connected``. ``losses``: those of the LUN, after ``take``."""
+    see ``connected``. ``losses``: those of the LUN that the old server has counted, after
+    ``take``."""
 
     def __init__(self, path: Path, connect: Callable[[Path], Channel] = connected) -> None:
         self.losses = LossCount()
         self._path = path
         self._connect = connect
         self._channel: Channel | None = None
+        self._taken = False
 
     async def take(self) -> list[PausedConnection]:
         """Raises NoHandOver, with the connections where they are; IserblkError when the old server
@@ -214,6 +242,7 @@ class Taker:
                 raise RemoteProtocolError("hand-over", "a connection that is no stream")
             self.losses = takeover.losses
             channel.send_at_once(encode(Kind.TAKEN, version=version))
+            self._taken = True
             taken, sockets = sockets, []
         except Refused as error:
             if error.may_end:
@@ -228,6 +257,9 @@ class Taker:
         finally:
             for each in sockets:
                 each.close()
+        with suppress(OSError):  # nothing is there: so it is, as a rule
+            while packet := channel.receive_at_once():
+                self._count(packet)
         return [
             PausedConnection(sock, each.negotiated, each.unparsed)
             for sock, each in zip(taken, takeover.given, strict=True)
@@ -245,15 +277,37 @@ class Taker:
             takeover.receive_untrusted(packet, len(beside))
         return takeover, channel
 
-    async def old_server_ended(self) -> None:
-        """After ``take``."""
-        with suppress(OSError):
-            while self._channel is not None and await self._channel.receive():
-                pass
+    def _count(self, packet: bytes) -> int:
+        """A packet that came behind ALL; returns the losses that it tells of. (A packet that makes
+        no sense stands for a loss.)"""
+        losses, told = self.losses
+        try:
+            more = more_losses_untrusted(packet, losses)
+        except RemoteProtocolError as error:
+            log.warning("%s", error)
+            more = 1
+        self.losses = LossCount(losses + more, told)
+        return more
 
-    def close(self) -> None:
+    async def old_server_ended(self, lost: Callable[[int], object]) -> None:
+        """After ``take``. ``lost`` is called with the number of losses that it hears of meanwhile,
+        which ``losses`` has then."""
+        with suppress(OSError):
+            while self._channel is not None and (packet := await self._channel.receive()):
+                lost(self._count(packet))
+
+    def close(self) -> int:
+        """Returns the losses that came last; of those that would come later the old server keeps
+        account."""
+        lost = 0
         if self._channel is not None:
+            with suppress(OSError):
+                packet = self._channel.receive_last() if self._taken else b""
+                while packet:
+                    lost += self._count(packet)
+                    packet = self._channel.receive_at_once()
             self._channel.close()
+        return lost
 
 
 @contextmanager

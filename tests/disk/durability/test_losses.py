@@ -9,7 +9,7 @@ import pytest
 
 from iserblk.commands.command import Operation
 from iserblk.disk.durability.losses import Losses
-from iserblk.disk.seam import FlushClient, LossCount
+from iserblk.disk.seam import NO_CLIENT, FlushClient, LossCount
 from iserblk.errors import IserblkError, WritesLost
 from tests.disk.durability.test_promise import BLOCK, DEFERRED, MEDIUM_ERROR, POWER_ON, SYNC, Bench
 from tests.support import logs
@@ -107,6 +107,18 @@ def test_losses_that_another_process_has_counted(told: int) -> None:
     assert hears(client, losses) and changes == [(4, 3), (4, 4)]
     client.unheard()
     assert changes[-1] == (4, 3) and hears(client, losses)
+
+
+def test_losses_that_another_process_counts_meanwhile() -> None:
+    """Of which the client is told, and which no client that begins later has to hear of."""
+    losses = Losses()
+    changes: list[LossCount] = []
+    client = losses.only_client(LossCount(3, 3), lambda: changes.append(client.count))
+    client.lost_elsewhere(2)
+    assert changes == [(5, 3)] and hears(client, losses) and not hears(client, losses)
+    assert changes[-1] == (5, 5) and not losses.untold
+    NO_CLIENT.lost_elsewhere(2)
+    assert losses.count == 5
 
 
 # -- the flushes of a LUN -------------------------------------------------------------------------

@@ -87,6 +87,20 @@ async def test_nothing_comes_behind_the_last_packet(ends: Ends) -> None:
         there.send(b"late")
 
 
+async def test_what_is_there_at_once(ends: Ends) -> None:
+    """The other end does not notice."""
+    channel, there = ends
+    with pytest.raises(BlockingIOError):
+        channel.receive_at_once()
+    there.send(b"one")
+    there.send(b"two")
+    assert [channel.receive_at_once(), channel.receive_at_once()] == [b"one", b"two"]
+    there.send(b"last")
+    there.send(b"and more")
+    assert [channel.receive_last(), channel.receive_at_once()] == [b"last", b"and more"]
+    assert channel.receive_at_once() == b""
+
+
 async def test_there_is_no_last_packet(ends: Ends) -> None:
     """Nor does one come later."""
     channel, there = ends

@@ -31,6 +31,7 @@ from iserblk.nbd.kernel.handover import (
     encode_refused,
     expect_untrusted,
     hello_untrusted,
+    more_losses_untrusted,
 )
 from iserblk.nbd.messages import Negotiated
 
@@ -85,6 +86,15 @@ def test_golden_bytes(version: int) -> None:
 
 def test_golden_bytes_of_losses() -> None:
     assert b"iserblkN\0\2\0\7" + struct.pack(">QQ", 3, 2) == LOSSES
+
+
+def test_losses_behind_all() -> None:
+    assert [more_losses_untrusted(LOSSES, known) for known in range(5)] == [3, 2, 1, 0, 0]
+    for packet in (encode_all(1), encode(Kind.LOSSES, b"7"), LOSSES + b"\0"):
+        with pytest.raises(RemoteProtocolError, match="behind ALL"):
+            more_losses_untrusted(packet, 0)
+    with pytest.raises(RemoteProtocolError, match="a message of 0 bytes"):
+        more_losses_untrusted(b"", 0)
 
 
 def test_every_connection_arrives() -> None:

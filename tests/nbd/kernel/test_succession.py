@@ -18,6 +18,7 @@ from iserblk.disk.seam import LossCount
 from iserblk.errors import CommandTimeout, IserblkError, LocalProtocolError
 from iserblk.nbd import messages as nbd
 from iserblk.nbd.client import PausedConnection
+from iserblk.nbd.kernel.channel import PacketSocket
 from iserblk.nbd.kernel.handover import (
     MOST,
     TABLE,
@@ -70,6 +71,12 @@ class Old:
             await self._stop.wait()
             offering.cancel_scope.cancel()
         self.ended.set()
+
+    def lose(self) -> bool:
+        """It hears of a loss. Whether the successor knows."""
+        losses, told = self.losses
+        self.losses = LossCount(losses + 1, told)
+        return self.giver.tell()
 
     async def flush(self) -> None:
         if self.flush_fails:
@@ -463,6 +470,81 @@ async def test_losses_go_with_the_connections(tmp_path: Path, losses: LossCount)
         assert taker.losses == losses
 
 
+async def hear_all(sock: socket.socket, version: int = VERSION) -> list[int]:
+    """The kinds of what a successor hears up to ALL."""
+    sock.send(encode(Kind.HELLO, version=version))
+    kinds: list[int] = []
+    while Kind.ALL not in kinds:
+        kind, numbers = await hear(sock)
+        kinds.append(kind)
+        for number in numbers:
+            os.close(number)
+    await trio.testing.wait_all_tasks_blocked()
+    return kinds
+
+
+@pytest.mark.logs("does not hear of a loss: Broken pipe")
+async def test_losses_that_it_hears_of_until_its_end(tmp_path: Path) -> None:
+    """The successor is told as soon as it has ALL; False says that it is gone."""
+    async with old_server(tmp_path, fake()) as old:
+        old.losses = LossCount(1, 1)
+        assert not old.lose()
+        with ask(old) as sock:
+            assert await hear_all(sock) == [Kind.LOSSES, Kind.CONNECTION, Kind.ALL]
+            assert old.lose() and sock.recv(MOST) == encode_losses(LossCount(3, 1))
+            sock.send(encode(Kind.TAKEN))
+            await until(lambda: old.giver.state is State.GIVEN)
+            assert old.lose() and sock.recv(MOST) == encode_losses(LossCount(4, 1))
+            assert old.giver.tell()
+            with pytest.raises(BlockingIOError):
+                sock.recv(MOST)
+        assert old.giver.tell() and not old.lose()
+
+
+@pytest.mark.logs("the connections stay here: the successor did not take them")
+async def test_losses_that_it_hears_of_when_it_goes_on(tmp_path: Path) -> None:
+    """They are for the next successor."""
+    async with old_server(tmp_path, fake()) as old:
+        with ask(old) as sock:
+            await hear_all(sock)
+        await until(lambda: old.giver.state is State.SERVING)
+        assert not old.lose()
+        taker = Taker(old.path)
+        close(await taker.take())
+        taker.close()
+        assert taker.losses == (1, 0)
+
+
+@pytest.mark.logs("message 6 behind ALL")
+async def test_a_successor_looks_for_losses_when_it_has_taken(tmp_path: Path) -> None:
+    """And later, until the old server has ended. What makes no sense is a loss."""
+    here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    mine, theirs = socket.socketpair()
+    taker = Taker(tmp_path, lambda _path: PacketSocket(here))
+    with mine, theirs:
+        there.send(encode_losses(LossCount(1, 1)))
+        (packet,) = encode_connection(Given(nbd.Negotiated("", False, False, False, 0), b""))
+        socket.send_fds(there, [packet], [theirs.fileno()])
+        there.send(encode_all(1))
+        there.send(encode_losses(LossCount(3, 1)))
+        close(await taker.take())
+        assert taker.losses == (3, 1)
+    heard: list[int] = []
+    there.send(encode_losses(LossCount(3, 1)))
+    there.send(encode_losses(LossCount(7, 1)))
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(taker.old_server_ended, heard.append)
+        await until(lambda: len(heard) == 2)
+        nursery.cancel_scope.cancel()
+    assert heard == [0, 4] and taker.losses == (7, 1)
+    there.send(encode_losses(LossCount(8, 1)))
+    there.send(encode(Kind.TAKEN))
+    assert taker.close() == 2
+    with pytest.raises(BrokenPipeError):
+        there.send(encode_losses(LossCount(11, 1)))
+    there.close()
+
+
 @pytest.mark.logs("too old to tell")
 async def test_a_successor_of_version_1(tmp_path: Path) -> None:
     """It gets the connections, but not while there is a loss to tell, which it would not tell. Nor
@@ -477,16 +559,13 @@ async def test_a_successor_of_version_1(tmp_path: Path) -> None:
         await answers(old.clients[0], 1)
         old.losses = LossCount(1, 1)
         with ask(old) as sock:
-            sock.send(encode(Kind.HELLO, version=WITHOUT_LOSSES))
-            kinds = []
-            while Kind.ALL not in kinds:
-                kind, numbers = await hear(sock)
-                kinds.append(kind)
-                for number in numbers:
-                    os.close(number)
-            assert kinds == [Kind.CONNECTION, Kind.ALL]
+            assert await hear_all(sock, WITHOUT_LOSSES) == [Kind.CONNECTION, Kind.ALL]
+            assert old.giver.tell() and not old.lose()
             sock.send(encode(Kind.TAKEN, version=WITHOUT_LOSSES))
-        await until(lambda: old.giver.state is State.GIVEN)
+            await until(lambda: old.giver.state is State.GIVEN)
+            assert not old.giver.tell()
+            with pytest.raises(BlockingIOError):
+                sock.recv(MOST)
 
 
 async def test_an_old_server_of_version_1(tmp_path: Path) -> None:
