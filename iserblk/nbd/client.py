@@ -126,7 +126,7 @@ class _Hearing:
             self.client.ended()
 
     def end(self) -> None:
-        """The connection is over."""
+        """The connection is over, or goes to another process."""
         self.look()
         if self.unsure:
             self.client.unheard()
@@ -383,6 +383,11 @@ class Client:
         """The client has ended, or is gone."""
         return self._over
 
+    def hear_no_more(self) -> None:
+        """While it is paused: a loss that it was told of, and may not have received yet, is not
+        told. (Another process may have the connection when that ends.)"""
+        self._hearing.end()
+
     def connection(self) -> PausedConnection:
         """While it is paused, and nothing is under way: all there is to know of it."""
         transmission = self._transmission
@@ -398,7 +403,6 @@ class Client:
     def hand_over(self) -> None:
         """After ``pause``: another process has the connection now. ``serve`` ends, and does nothing
         that the client could notice."""
-        self._hearing.unsure = False  # what is in the socket stays in it
         self._handed_over = True
         self._ended.set()
 

@@ -164,7 +164,10 @@ class NbdServer:
         return sum(client.open_requests for client in self._clients)
 
     def connections(self) -> list[PausedConnection]:
-        """While it is paused: the clients that are left."""
+        """While it is paused: the clients that are left. What any client was told of losses, and
+        may not have received, is not told from now on."""
+        for client in self._clients:  # those that have gone, too: their ends may come later
+            client.hear_no_more()
         return [client.connection() for client in self._clients if not client.over]
 
     def go_on(self) -> None:

@@ -162,7 +162,7 @@ class Giver:
             connections = server.connections()
             if not connections:
                 raise Refused("it has no connections", True)
-            losses = self._losses()
+            losses = self._losses()  # behind ``connections``, which may change it
             if self._version == WITHOUT_LOSSES and losses.told < losses.losses:
                 # Its successor, too, would take what was lost for safe if this one ended.
                 raise Refused(_UNTOLD, False)

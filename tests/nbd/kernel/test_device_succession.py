@@ -273,3 +273,23 @@ async def test_nothing_is_owed_behind_a_hand_over_without_losses(servers: Server
             old = new
     await old.ended.wait()
     assert old.error == "" and not servers.home.owed.exists()
+
+
+@pytest.mark.parametrize("how", [TAKE, TAKE_FIRST])
+async def test_an_answer_that_was_not_read_goes_with_its_connection(
+    how: str, servers: Servers
+) -> None:
+    """The kernel gives one of its connections up, with the answer that tells of a loss unread in
+    it, and repeats the flush on another one."""
+    old = await servers.start()
+    async with (
+        await connected(servers.home.socket) as given_up,
+        await connected(servers.home.socket) as servers.kernel,
+    ):
+        await servers.write()
+        old.disks.lose()
+        await given_up.send(request(nbd.FLUSH))
+        await trio.testing.wait_all_tasks_blocked()
+        await servers.start(how)
+        await trio.aclose_forcefully(given_up.stream)
+        assert [await servers.flush(), await servers.flush()] == [nbd.EIO, 0]
