@@ -180,10 +180,12 @@ class Life:
                     taken = await _take(succession, before_opening=False)
                 client = _OnlyClient(succession, export) if succession else None
                 metrics = disks.serve_metrics if beside else None
-                async with server.serving(sockets, taken or ()):
-                    await self._serve(server, client, metrics, nursery)
-                if client is not None:
-                    client.ended()
+                try:
+                    async with server.serving(sockets, taken or ()):
+                        await self._serve(server, client, metrics, nursery)
+                finally:  # cancelled, there is no last flush
+                    if client is not None:
+                        client.ended()
                 await self._flush()
                 if client is not None and not self.failed:
                     client.is_flushed()

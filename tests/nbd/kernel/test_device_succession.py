@@ -56,6 +56,7 @@ class Server:
         self.ended = trio.Event()
         self.error = ""
         self.disks = disks
+        self.scope = trio.CancelScope()
         self._home = home
         self._how = how
 
@@ -69,7 +70,8 @@ class Server:
             terms = Terms(until_unused=True, succession=heir)
             life = Life(URLS, {}, self.ready.set, lambda: None, terms, UntilTold(()))
             try:
-                await life.run(sockets)
+                with self.scope:
+                    await life.run(sockets)
             except BaseExceptionGroup as group:
                 self.error = str(first_error(group))
             except IserblkError as error:
@@ -293,3 +295,23 @@ async def test_an_answer_that_was_not_read_goes_with_its_connection(
         await servers.start(how)
         await trio.aclose_forcefully(given_up.stream)
         assert [await servers.flush(), await servers.flush()] == [nbd.EIO, 0]
+
+
+async def test_a_server_that_ends_without_its_last_flush_owes_it(servers: Servers) -> None:
+    """As where it is told twice to end, and requests are not answered yet."""
+    server = await servers.start()
+    async with await connected(servers.home.socket) as servers.kernel:
+        await servers.write()
+        server.scope.cancel()
+        await server.ended.wait()
+    await servers.next_one_tells()
+
+
+async def test_a_server_that_ends_at_once_owes_nothing_that_is_flushed(servers: Servers) -> None:
+    server = await servers.start()
+    async with await connected(servers.home.socket) as servers.kernel:
+        await servers.write()
+        assert await servers.flush() == 0
+        server.scope.cancel()
+        await server.ended.wait()
+    assert not servers.home.owed.exists()
