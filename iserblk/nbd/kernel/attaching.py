@@ -17,6 +17,7 @@ from iserblk.nbd.kernel import client, device, server
 from iserblk.nbd.kernel.detaching import PATIENCE_S, clear
 from iserblk.nbd.kernel.device import Device, Directories
 from iserblk.nbd.kernel.orders import NoHandOver
+from iserblk.nbd.kernel.owed import Owed
 from iserblk.nbd.kernel.programs import nbdkit_program
 from iserblk.nbd.kernel.state import Home, State, locked
 
@@ -218,6 +219,7 @@ def _end(home: Home, state: State, old: server.Server) -> None:
         old.kill()  # told to end, it would wait for the kernel to disconnect
     elif not old.end(min(state.io_timeout, LONGEST_S) + PATIENCE_S):
         log.warning(_KILLED, home.device.path)
+        Owed(home.owed).owe()  # what it has not flushed was in its memory
     if home.owed.exists():
         log.warning(
             "%s: writes were lost, or the last flush has failed; the next flush fails",

@@ -31,6 +31,11 @@ class Owed:
             return _SOME
         return LossCount(losses, told) if 0 <= told < losses else _SOME
 
+    def owe(self) -> None:
+        """There is one at least. Raises nothing."""
+        if self.read() == LossCount():
+            self.write(_SOME)
+
     def write(self, count: LossCount) -> None:
         """In one step. Raises nothing."""
         try:

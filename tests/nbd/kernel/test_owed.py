@@ -28,6 +28,15 @@ def test_a_file_that_makes_no_sense_is_a_loss(tmp_path: Path, text: str) -> None
     assert Owed(path).read() == (1, 0)
 
 
+def test_at_least_one(tmp_path: Path) -> None:
+    owed = Owed(tmp_path / "owed")
+    owed.owe()
+    assert owed.read() == (1, 0)
+    owed.write(LossCount(8, 7))
+    owed.owe()
+    assert owed.read() == (8, 7)
+
+
 @pytest.mark.logs("owed: Not a directory")
 def test_where_it_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "file").touch()

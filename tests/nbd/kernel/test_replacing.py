@@ -5,12 +5,18 @@ from __future__ import annotations
 import os
 import signal
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
 from iserblk.metrics.address import socket_of
+from iserblk.nbd.kernel import attaching, client
+from iserblk.nbd.kernel.attaching import Lun, replace
+from iserblk.nbd.kernel.device import Device, Directories
+from iserblk.nbd.kernel.orders import NoHandOver
+from iserblk.nbd.kernel.state import Home
 from tests.nbd.kernel.attachers import SIZE, Attacher, path_of
-from tests.nbd.kernel.fake_kernel import FakeKernel
+from tests.nbd.kernel.fake_kernel import FakeKernel, FakeNetlink
 from tests.support.nbdkit import need
 from tests.support.target import END_S, TargetProcess, running_target
 
@@ -180,6 +186,34 @@ def test_a_server_that_has_ended_owing(
     words = ["--nbdkit"] if by_nbdkit else []
     status, _, err = tool.ended("attach", "--replace", *words, f"{target.url}/0", "nbd0")
     assert status == 0 and "/nbd0: writes were lost, or the last flush has failed" in err
+    line = tool.refused(1, "detach", "nbd0")
+    assert "detached, but the last flush failed (the target has lost writes)" in line
+    tool.assert_nothing_left()
+
+
+@pytest.mark.logs("has not handed over", "was killed", "the next flush fails")
+def test_a_server_that_has_to_be_killed(
+    kernel: FakeKernel, target: TargetProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has not flushed, and its journal is gone: its successor fails the next flush."""
+
+    def stopped(*_: object, **__: object) -> NoReturn:
+        raise NoHandOver("it does not answer")
+
+    tool = Attacher(kernel)
+    tool.good("attach", f"{target.url}/0?io-timeout=1", "nbd0")
+    (first,) = tool.servers()
+    os.kill(first, signal.SIGSTOP)
+    places = Directories(kernel.root / "sys", kernel.root / "dev", Path("/proc"), tool.run)
+    monkeypatch.setattr(client, "KERNEL", FakeNetlink(kernel.root))
+    monkeypatch.setattr(attaching, "PATIENCE_S", 0.0)
+    monkeypatch.setattr("iserblk.nbd.kernel.server.succeeded", stopped)
+    device = Device("nbd0", places)
+    name = Home(device).state().backend
+    url = f"{target.url}/0"
+    assert replace(Lun([url], url, {}, 1.0, SIZE, 512, 1 << 20, name), device)
+    (second,) = tool.servers()
+    assert second != first
     line = tool.refused(1, "detach", "nbd0")
     assert "detached, but the last flush failed (the target has lost writes)" in line
     tool.assert_nothing_left()
