@@ -515,6 +515,33 @@ async def test_losses_that_it_hears_of_when_it_goes_on(tmp_path: Path) -> None:
         assert taker.losses == (1, 0)
 
 
+async def test_a_successor_that_is_too_late(tmp_path: Path) -> None:
+    """The old server goes on by the time that it has everything: it may not serve, too."""
+    here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    mine, theirs = socket.socketpair()
+    taker = Taker(tmp_path, lambda _path: PacketSocket(here))
+    before = descriptors_to_begin_with()
+    with mine, theirs, there:
+        there.send(encode_losses(LossCount()))
+        (packet,) = encode_connection(Given(nbd.Negotiated("", False, False, False, 0), b""))
+        socket.send_fds(there, [packet], [theirs.fileno()])
+        there.send(encode_all(1))
+        send = PacketSocket.send
+
+        async def send_and_be_late(
+            channel: PacketSocket, packet: bytes, sock: socket.socket | None = None
+        ) -> None:
+            await send(channel, packet, sock)
+            there.shutdown(socket.SHUT_RD)
+
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr(PacketSocket, "send", send_and_be_late)
+            with pytest.raises(NoHandOver, match=os.strerror(errno.EPIPE)):
+                await taker.take()
+        assert descriptors() == before
+        assert taker.close() == 0
+
+
 @pytest.mark.logs("message 6 behind ALL")
 async def test_a_successor_looks_for_losses_when_it_has_taken(tmp_path: Path) -> None:
     """And later, until the old server has ended. What makes no sense is a loss."""
