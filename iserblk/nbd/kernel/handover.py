@@ -8,10 +8,8 @@ from the other; without I/O.
                                  ←         CONNECTION, with the socket as SCM_RIGHTS; for each
                                  ←         BYTES, as many as the connection has announced
                                  ←         ALL
-                                 ←         LOSSES, whenever it hears of one more
     TAKEN                        →
     serves                                 ends
-                                 ←         LOSSES, as before
 
 Or REFUSED in place of LOSSES: then the server goes on as before. It does so, too,
 when TAKEN does not come. A message is a packet (SOCK_SEQPACKET), and begins in all versions alike:
@@ -19,11 +17,11 @@ when TAKEN does not come. A message is a packet (SOCK_SEQPACKET), and begins in 
     0  magic ``iserblkN``      8  version, 2 bytes      10  kind, 2 bytes      12  data
 
 LOSSES: how often the LUN has lost writes, and of how many of these the kernel was told, 8 bytes
-each. Behind ALL only the first number counts. (Until it has logged out, the server may hear of a
-loss, as by a deferred error.) Version 1 has no LOSSES. A server speaks the version of the HELLO; to
-a successor that has only version 1 it hands over only while there is no loss to tell. A successor
-begins with its own version; to a server that refuses that in version 1 it says HELLO again, in
-version 1.
+each. It comes again, between any two messages, when the server hears of one more, as by a deferred
+error, until it has logged out; behind ALL only the first number counts. Version 1 has no LOSSES. A
+server speaks the version of the HELLO; to a successor that has only version 1 it hands over only
+while there is no loss to tell. A successor begins with its own version; to a server that refuses
+that in version 1 it says HELLO again, in version 1.
 
 REFUSED is the same in all versions: 1 byte, 1 where the successor may have the server end instead;
 and a text in UTF-8. CONNECTION: modes (bit 0 structured replies, 1 extended headers, 2 metadata
@@ -235,10 +233,11 @@ class Takeover:
             raise Refused(_of_version(message.version), True)
         if self.complete or descriptors != (kind == Kind.CONNECTION):
             raise RemoteProtocolError(_NAME, f"message {kind} with {descriptors} descriptors")
-        if kind == Kind.LOSSES and not self._counted and len(data) == _LOSSES.size:
+        if kind == Kind.LOSSES and self._version != WITHOUT_LOSSES and len(data) == _LOSSES.size:
             self._counted = True
-            self.losses = LossCount(*_LOSSES.unpack(data))
-            if self.losses.told > self.losses.losses:
+            losses, told = _LOSSES.unpack(data)
+            self.losses = LossCount(max(losses, self.losses.losses), told)
+            if told > losses:
                 raise RemoteProtocolError(_NAME, "more losses were told than there were")
         elif kind == Kind.CONNECTION and self._counted and not self._left:
             self._begin(data)

@@ -72,7 +72,7 @@ class Giver:
         self._losses = losses
         self._version = VERSION  # of the successor
         self._held: Channel | None = None
-        self._told: int | None = None  # losses that were sent; None: no successor has ALL
+        self._told: int | None = None  # losses that were sent; None: nothing is offered
 
     async def offer(
         self, listening: socket.socket, server: NbdServer, flush: Callable[[], Awaitable[None]]
@@ -167,14 +167,13 @@ class Giver:
                 # Its successor, too, would take what was lost for safe if this one ended.
                 raise Refused(_UNTOLD, False)
             self.enter(Event.STILL)
+            self._told = losses.losses  # first: what is heard from now on comes before ALL
             with trio.move_on_after(TAKEN_S):
                 if self._version != WITHOUT_LOSSES:
                     await channel.send(encode_losses(losses))
                 for each in connections:
                     await _send_connection(channel, each, self._version)
                 await channel.send(encode_all(len(connections), self._version))
-                self._told = losses.losses
-                self.tell()
                 await channel.until_received()
         finally:
             if self.state is State.OFFERED and _taken(channel, self._version):

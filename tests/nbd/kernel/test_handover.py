@@ -88,6 +88,16 @@ def test_golden_bytes_of_losses() -> None:
     assert b"iserblkN\0\2\0\7" + struct.pack(">QQ", 3, 2) == LOSSES
 
 
+def test_losses_that_are_heard_of_meanwhile() -> None:
+    """Between any two messages; those of the first message may come behind them."""
+    more = encode_losses(LossCount(5, 2))
+    first, second = connections(given(b"abc"))
+    takeover = heard(more, LOSSES, first, more, second, LOSSES, encode_all(1))
+    assert takeover.complete and takeover.losses == (5, 2)
+    with pytest.raises(RemoteProtocolError, match="out of place"):
+        Takeover(WITHOUT_LOSSES).receive_untrusted(encode(Kind.LOSSES, LOSSES[12:], 1), 0)
+
+
 def test_losses_behind_all() -> None:
     assert [more_losses_untrusted(LOSSES, known) for known in range(5)] == [3, 2, 1, 0, 0]
     for packet in (encode_all(1), encode(Kind.LOSSES, b"7"), LOSSES + b"\0"):
@@ -179,8 +189,6 @@ def connection(modes: int = 0, unparsed: int = 0) -> bytes:
 @pytest.mark.parametrize(
     "packets",
     [
-        [LOSSES],
-        [connection(), LOSSES],
         [b""],
         [b"iserblkN\0\2\0"],
         [b"iserblkM\0\2\0\5\0\1"],
