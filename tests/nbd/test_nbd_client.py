@@ -679,6 +679,31 @@ async def test_what_waits_for_memory_is_answered_when_the_server_ends() -> None:
         await one.over.wait()
 
 
+async def test_what_waits_for_memory_in_a_pause_stays_as_it_is() -> None:
+    """Memory that comes wakes the client; another process may have the connection by then, and
+    what is received here would be lost."""
+    memory, disk = Memory(total=2 * MIB), DirectFake()
+    async with served(disk, memory, 2) as (one, other):
+        await other.raw.send(request(nbd.READ, 0, 2 * MIB, 1))
+        await until(lambda: disk.begun)
+        await one.raw.send(request(nbd.READ, 0, 2 * MIB, 2))
+        await until(lambda: memory.starved)
+        await one.client.pause()
+        found = one.client.connection().unparsed
+        await one.raw.send(request(nbd.READ, 0, 512, 3))
+        disk.end()
+        await other.raw.reply(2 * MIB)
+        await trio.testing.wait_all_tasks_blocked()
+        assert found == one.client.connection().unparsed == request(nbd.READ, 0, 2 * MIB, 2)
+        one.client.go_on()
+        await until(lambda: disk.begun)
+        disk.end()
+        assert await one.raw.reply(2 * MIB) == Reply(0, 2, bytes(2 * MIB))
+        await until(lambda: disk.begun)
+        disk.end()
+        assert await one.raw.reply(512) == Reply(0, 3, bytes(512))
+
+
 async def test_more_replies_than_one_system_call_takes() -> None:
     async with served(fake()) as (one,):
         await one.raw.send(b"".join(request(nbd.READ, 0, 1, n) for n in range(3000)))

@@ -385,6 +385,52 @@ async def test_ended_with_taken_on_its_way(tmp_path: Path) -> None:
             assert here.recv(100) == b"still there"
 
 
+async def test_nothing_acts_on_what_is_given(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server may end in that moment, and would shut its sockets down."""
+    async with old_server(tmp_path, fake(), 2) as old:
+        hand_over = old.server.hand_over
+        left: list[int] = []
+
+        def hand_over_and_look() -> None:
+            hand_over()
+            left.append(old.server.clients)
+
+        monkeypatch.setattr(old.server, "hand_over", hand_over_and_look)
+        close(await take(old))
+        await until(lambda: left)
+        assert left == [0]
+
+
+async def test_a_client_that_shakes_hands_in_the_pause_is_not_served(tmp_path: Path) -> None:
+    """What it wrote would be flushed by no server."""
+    disk = HeldDisk()
+    async with old_server(tmp_path, disk) as old, trio.open_nursery() as nursery:
+        (client,) = old.clients
+        stream = await trio.open_unix_socket(str(tmp_path / "nbd"))
+        await client.send(write(b"slow", 0, 1))
+        await until(lambda: disk.waiting == 1)
+        found: list[PausedConnection] = []
+
+        async def run() -> None:
+            found.extend(await take(old))
+
+        late = RawClient(stream)
+        await late.greet()
+        nursery.start_soon(run)
+        await until(lambda: old.giver.state is State.DRAINING)
+        with pytest.raises((EOFError, trio.BrokenResourceError)):
+            await late.choose()
+            await late.send(write(b"late", 8, 2))
+            await late.reply()
+        disk.go.set()
+        await until(lambda: found)
+        assert disk.ended == 1 and not disk.dirty
+        close(found)
+        await stream.aclose()
+
+
 async def deaf(path: Path, *packets: bytes) -> None:
     """Body of a task: an old server that says just this."""
     with listening_for_successors(path) as listening:
@@ -485,7 +531,7 @@ async def hear_all(sock: socket.socket, version: int = VERSION) -> list[int]:
 
 @pytest.mark.logs("does not hear of a loss: Broken pipe")
 async def test_losses_that_it_hears_of_until_its_end(tmp_path: Path) -> None:
-    """The successor is told as soon as it has ALL; False says that it is gone."""
+    """The successor is told at once; False says that there is none."""
     async with old_server(tmp_path, fake()) as old:
         old.losses = LossCount(1, 1)
         assert not old.lose()
