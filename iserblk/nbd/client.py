@@ -166,6 +166,7 @@ class Client:
         self._blocked = False  # the socket takes no more at the moment
         self._over = False  # nothing more is received: the client has said so, or is gone
         self._woken = False  # the strand
+        self._tells = 0  # losses, by an answer of which TLS keeps a part
         self._unfinished = False  # there is more to receive that the socket may not show
         self._stopped = False
         self._cut_short = False  # what is long ends early: the client is gone, or the server ends
@@ -498,8 +499,12 @@ class Client:
 
     def told(self, losses: int) -> None:
         """Implements Answered. The answer is in the socket, where its client reads it, as a rule;
-        ``_Hearing`` looks whether it has."""
-        if self._all_has_left():
+        ``_Hearing`` looks whether it has. Where TLS has kept a part of it, ``_send`` tells when
+        that has left. (Nothing may be sent here: an error would come while requests are being
+        released.)"""
+        if self._tls is not None and self._tls.keeps():
+            self._tells = losses
+        else:
             self._hearing.told(losses)
 
     def _wake(self) -> None:
@@ -608,6 +613,9 @@ class Client:
             transmission.sent(count)
         if transmission.out_size or (tls is not None and not tls.flush()):
             self._blocked = True
+        elif self._tells:
+            losses, self._tells = self._tells, 0
+            self._hearing.told(losses)
 
     def _begin(self, requests: list[Request]) -> None:
         """Send the command of each, where one will do and there is room for it."""

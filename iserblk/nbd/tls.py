@@ -178,6 +178,10 @@ class TlsStream:
                 return False
             self._unsent = self._unsent[count:]
 
+    def keeps(self) -> bool:
+        """``send`` has taken something that has not left."""
+        return bool(self._unsent) or self._out.pending > 0
+
     def close_notify(self) -> None:
         """Nothing follows. Does not wait, and raises nothing."""
         with contextlib.suppress(OSError, ValueError):

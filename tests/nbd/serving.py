@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import fcntl
 import socket
 import ssl
+import termios
+from array import array
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -121,6 +124,13 @@ class Again(DirectFake):
 
 def fake(number: int = 0, **changes: object) -> AsyncFake:
     return AsyncFake(FakeDisk(lun_info(number, **changes)))
+
+
+def arrived(sock: socket.socket) -> int:
+    """Bytes that have not been received."""
+    count = array("i", [0])
+    fcntl.ioctl(sock, termios.FIONREAD, count)
+    return count[0]
 
 
 def server_of(*disks: AsyncFake, context: ssl.SSLContext | None = None) -> NbdServer:

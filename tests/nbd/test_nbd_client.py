@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
+import ssl
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 import pytest
 import trio
@@ -23,10 +26,12 @@ from iserblk.nbd.buffers import CLIENT_BYTES, HEADROOM, Memory
 from iserblk.nbd.client import MANY, Client
 from iserblk.nbd.exports import Export
 from iserblk.nbd.handshake import Tls
+from iserblk.nbd.tls import TlsStream, by_certificates
 from iserblk.nbd.transmission import MOST_REFUSALS
 from tests.nbd.serving import Again, DirectFake, HeldDisk, fake
+from tests.support.certificates import Authority
 from tests.support.fake_disk import AsyncFake, FakeDisk, lun_info
-from tests.support.nbd_client import RawClient, Reply, go, request, write
+from tests.support.nbd_client import Corked, RawClient, Reply, behind_tls, go, request, write
 from tests.support.until import until
 
 KIB, MIB = 1 << 10, 1 << 20
@@ -36,15 +41,25 @@ class Served:
     """A client of the server, ``client``, of ``export``; and what is at the other end of its
     socket."""
 
-    def __init__(self, client: Client, raw: RawClient, export: Export) -> None:
+    def __init__(
+        self,
+        client: Client,
+        raw: RawClient,
+        export: Export,
+        context: ssl.SSLContext | None = None,
+    ) -> None:
         self.client = client
         self.raw = raw
         self.export = export
         self.over = trio.Event()  # ``serve`` has returned
+        self._context = context  # of TLS, without which it is not served then
 
     async def run(self, sock: socket.socket) -> None:
+        tls = Tls.REQUIRE if self._context else Tls.OFF
         with sock:
-            agreed = await self.client.shake_hands({"lun0": self.export}, "lun0", Tls.OFF, None)
+            agreed = await self.client.shake_hands(
+                {"lun0": self.export}, "lun0", tls, self._context
+            )
             if agreed is not None:
                 await self.client.serve(*agreed)
         self.over.set()
@@ -57,6 +72,7 @@ async def served(
     count: int = 1,
     handshakes: bool = True,
     patient: bool = True,
+    context: ssl.SSLContext | None = None,
 ) -> AsyncIterator[list[Served]]:
     """Clients of one disk. At the end all must be over."""
     export = Export("lun0", disk, patient=patient)
@@ -68,7 +84,7 @@ async def served(
             there.setblocking(False)
             raw = RawClient(trio.SocketStream(trio.socket.from_stdlib_socket(there)))
             client = Client(here, f"client {number}", group, memory, 0)
-            found.append(Served(client, raw, export))
+            found.append(Served(client, raw, export, context))
             nursery.start_soon(found[-1].run, here)
             if handshakes:
                 await raw.shake_hands()
@@ -290,6 +306,85 @@ async def test_an_answer_that_does_not_reach_its_client(
     async with served(disk) as (again,):
         assert await flush(again) == nbd.EIO and not await flush(again)
     assert not disk.fake.losses.untold
+
+
+@asynccontextmanager
+async def served_with_tls(
+    disk: AsyncFake,
+    place: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    memory: Memory | None = None,
+) -> AsyncIterator[tuple[Served, RawClient, Corked]]:
+    """As ``served``, one client behind TLS, whose socket takes little. ``place``: for
+    certificates."""
+    authority = Authority(place / "ca")
+    context = by_certificates(str(authority.server(place / "server")), False)
+    trust = ssl.create_default_context(cafile=str(authority.place / "ca-cert.pem"))
+    here, there = socket.socketpair()
+    here.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+    monkeypatch.setattr(socket, "socketpair", lambda: (here, there))
+    async with served(disk, memory, handshakes=False, context=context) as (one,):
+        monkeypatch.undo()
+        client, cork = await behind_tls(one.raw, trust)
+        yield one, client, cork
+
+
+@LOST
+@pytest.mark.parametrize("reads", [True, False])
+async def test_an_answer_of_which_tls_has_kept_a_part(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reads: bool
+) -> None:
+    """The client was told of the loss when all of the answer has left, and not when the socket is
+    empty before that."""
+    disk = fake()
+    async with served_with_tls(disk, tmp_path, monkeypatch) as (one, client, cork):
+        disk.fake.losses.add()
+        await client.send(request(nbd.READ, 0, 60 * KIB, 1) + request(nbd.FLUSH, cookie=2))
+        await cork.pull()
+        await until(lambda: one.client.has_begun and not one.client.open_requests)
+        assert disk.fake.losses.untold
+        if reads:
+            found = await client.replies({1: 60 * KIB, 2: 0})
+            assert found[2].error == nbd.EIO and not disk.fake.losses.untold
+            await client.send(request(nbd.FLUSH, cookie=3))
+            assert await client.reply() == Reply(0, 3)
+            await client.send(request(nbd.DISC))
+        else:
+            assert isinstance(one.raw.stream, trio.SocketStream)
+            with socket.socket(fileno=os.dup(one.raw.stream.socket.fileno())) as sock:
+                sock.recv(60 * KIB)
+            one.client.give_way(False)
+            await trio.aclose_forcefully(one.raw.stream)
+        await one.over.wait()
+        assert disk.fake.losses.untold is not reads
+
+
+@LOST
+async def test_a_connection_that_breaks_behind_the_answer_to_a_flush(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """TLS finds that out when it is asked to send what it has kept. The memory of each request is
+    given back once, and the client ends."""
+    disk, memory = fake(), Memory()
+    async with served_with_tls(disk, tmp_path, monkeypatch, memory) as (one, client, cork):
+        flush = TlsStream.flush
+        count = 0
+
+        def broken(self: TlsStream) -> bool:
+            nonlocal count
+            count += 1
+            if count > 2:  # before and behind what ``send`` takes
+                raise BrokenPipeError(errno.EPIPE, "made to fail")
+            return flush(self)
+
+        disk.fake.losses.add()
+        await client.send(request(nbd.READ, 0, 60 * KIB, 1) + request(nbd.FLUSH, cookie=2))
+        monkeypatch.setattr(TlsStream, "flush", broken)
+        await cork.pull()
+        with trio.fail_after(20):
+            await one.over.wait()
+        assert (one.client.open_requests, memory.used, memory.open) == (0, 0, 0)
+        assert disk.fake.losses.untold
 
 
 @LOST

@@ -26,13 +26,14 @@ from iserblk.nbd import messages as nbd
 from iserblk.nbd import server as server_module
 from iserblk.nbd.server import NbdServer
 from iserblk.nbd.tls import TlsStream, by_certificates
-from tests.nbd.serving import DirectFake, HeldDisk, at, fake, server_of, serving
+from tests.nbd.serving import DirectFake, HeldDisk, arrived, at, fake, server_of, serving
 from tests.support.certificates import Authority
 from tests.support.fake_disk import AsyncFake
 from tests.support.nbd_client import (
     WHOLE,
     RawClient,
     Reply,
+    behind_tls,
     connect,
     connected,
     go,
@@ -494,13 +495,6 @@ async def test_a_large_reply_leaves_though_its_client_is_busy(tmp_path: Path) ->
                 await client.replies({1: length})
 
 
-def arrived(sock: socket.socket) -> int:
-    """Bytes that have not been received."""
-    count = array("i", [0])
-    fcntl.ioctl(sock, termios.FIONREAD, count)
-    return count[0]
-
-
 def sent(sock: socket.socket) -> bool:
     """All has arrived at the other end."""
     left = array("i", [1])
@@ -517,47 +511,6 @@ async def test_over_tcp_clients_have_names(caplog: pytest.LogCaptureFixture) -> 
                 await client.greet(flags=1 << 7)
                 assert await is_let_go(client)
     assert caplog.messages == [f"{name}: NBD: unknown client flags 0x80"]
-
-
-class Corked(trio.abc.Stream):
-    """Keeps what is sent until ``pull``: so it comes at once."""
-
-    def __init__(self, stream: trio.abc.Stream) -> None:
-        self._stream = stream
-        self._kept = bytearray()
-        self.keeps = False
-
-    async def send_all(self, data: bytes | bytearray | memoryview) -> None:
-        if self.keeps:
-            self._kept += data
-            await trio.lowlevel.checkpoint()
-        else:
-            await self._stream.send_all(data)
-
-    async def pull(self) -> None:
-        self.keeps = False
-        await self._stream.send_all(bytes(self._kept))
-
-    async def wait_send_all_might_not_block(self) -> None:
-        await self._stream.wait_send_all_might_not_block()
-
-    async def receive_some(self, max_bytes: int | None = None) -> bytes | bytearray:
-        return await self._stream.receive_some(max_bytes)
-
-    async def aclose(self) -> None:
-        await self._stream.aclose()
-
-
-async def behind_tls(plain: RawClient, trust: ssl.SSLContext) -> tuple[RawClient, Corked]:
-    """A client that has chosen its export behind TLS, and what keeps back its records."""
-    await plain.greet()
-    await plain.send(option(nbd.Option.STARTTLS))
-    assert await plain.option_reply() == (nbd.REP_ACK, b"")
-    cork = Corked(plain.stream)
-    client = RawClient(trio.SSLStream(cork, trust, server_hostname="localhost"))
-    assert await client.choose() == 8 * MIB
-    cork.keeps = True
-    return client, cork
 
 
 @pytest.mark.logs("let go: too many handshakes at once", "connection has been closed")

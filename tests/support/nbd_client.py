@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import ssl
 import struct
 from pathlib import Path
 from typing import NamedTuple
@@ -179,3 +180,44 @@ async def connected(place: Path | str, export: str = "") -> RawClient:
     client = await connect(place)
     await client.shake_hands(export)
     return client
+
+
+class Corked(trio.abc.Stream):
+    """Keeps what is sent until ``pull``: so it comes at once."""
+
+    def __init__(self, stream: trio.abc.Stream) -> None:
+        self._stream = stream
+        self._kept = bytearray()
+        self.keeps = False
+
+    async def send_all(self, data: bytes | bytearray | memoryview) -> None:
+        if self.keeps:
+            self._kept += data
+            await trio.lowlevel.checkpoint()
+        else:
+            await self._stream.send_all(data)
+
+    async def pull(self) -> None:
+        self.keeps = False
+        await self._stream.send_all(bytes(self._kept))
+
+    async def wait_send_all_might_not_block(self) -> None:
+        await self._stream.wait_send_all_might_not_block()
+
+    async def receive_some(self, max_bytes: int | None = None) -> bytes | bytearray:
+        return await self._stream.receive_some(max_bytes)
+
+    async def aclose(self) -> None:
+        await self._stream.aclose()
+
+
+async def behind_tls(plain: RawClient, trust: ssl.SSLContext) -> tuple[RawClient, Corked]:
+    """A client that has chosen its export behind TLS, and what keeps back its records."""
+    await plain.greet()
+    await plain.send(option(nbd.Option.STARTTLS))
+    assert await plain.option_reply() == (nbd.REP_ACK, b"")
+    cork = Corked(plain.stream)
+    client = RawClient(trio.SSLStream(cork, trust, server_hostname="localhost"))
+    await client.choose()
+    cork.keeps = True
+    return client, cork
