@@ -28,7 +28,7 @@ from iserblk.nbd.exports import Export
 from iserblk.nbd.handshake import Tls
 from iserblk.nbd.tls import TlsStream, by_certificates
 from iserblk.nbd.transmission import MOST_REFUSALS
-from tests.nbd.serving import Again, DirectFake, HeldDisk, fake
+from tests.nbd.serving import Again, DirectFake, HeldDisk, arrived, fake
 from tests.support.certificates import Authority
 from tests.support.fake_disk import AsyncFake, FakeDisk, lun_info
 from tests.support.nbd_client import Corked, RawClient, Reply, behind_tls, go, request, write
@@ -387,6 +387,25 @@ async def test_a_connection_that_breaks_behind_the_answer_to_a_flush(
         assert disk.fake.losses.untold
 
 
+async def test_data_of_which_one_turn_receives_a_part(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has come at once, in more TLS records than a turn takes: the socket does not show the
+    rest."""
+    disk = fake()
+    data = os.urandom(30 * KIB)
+    async with served_with_tls(disk, tmp_path, monkeypatch) as (one, client, cork):
+        whole = write(data, 0, 1)
+        for at in range(0, len(whole), 100):
+            await client.send(whole[at : at + 100])
+        await cork.pull()
+        with trio.fail_after(20):
+            assert await client.reply() == Reply(0, 1)
+        await client.send(request(nbd.DISC))
+        await one.over.wait()
+    assert disk.fake.data[: len(data)] == data
+
+
 @LOST
 async def test_an_answer_that_its_client_does_not_read() -> None:
     """It was in the socket when the client died."""
@@ -460,7 +479,10 @@ async def test_a_client_that_comes_again_before_its_end_is_noticed(answers: int)
 
 
 @LOST
-async def test_a_second_answer_that_was_not_read_takes_the_first_back_too() -> None:
+@pytest.mark.parametrize("read", [0, 1])  # of the answers
+async def test_a_second_answer_that_was_not_read_takes_the_first_back_if_that_was_not_either(
+    read: int,
+) -> None:
     disk = fake()
     async with served(disk) as (one,):
         known = disk.new_client().count.told
@@ -468,9 +490,12 @@ async def test_a_second_answer_that_was_not_read_takes_the_first_back_too() -> N
             disk.fake.losses.add()
             await one.raw.send(request(nbd.FLUSH, cookie=cookie))
             await until(lambda: not disk.fake.losses.untold)
+            if cookie < read:
+                assert (await one.raw.reply()).error == nbd.EIO
+                one.client.give_way(False)
         await trio.aclose_forcefully(one.raw.stream)
         await one.over.wait()
-        assert disk.new_client().count == (2, known)
+        assert disk.new_client().count == (2, known + read)
 
 
 @LOST
@@ -576,6 +601,37 @@ async def test_a_client_that_goes_in_a_pause() -> None:
         assert not one.over.is_set()
         one.client.go_on()
         await one.over.wait()
+
+
+async def test_a_client_that_is_given_up_while_it_takes_no_reply() -> None:
+    """Its end frees the place that another client waits for: the socket need not show it."""
+    async with served(fake()) as (one,):
+        await one.raw.send(request(nbd.READ, 0, 8 * MIB, 1))
+        await trio.testing.wait_all_tasks_blocked()
+        one.client.give_up()
+        with trio.fail_after(20):
+            await one.over.wait()
+
+
+async def test_what_comes_behind_the_end_takes_no_reply_away(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Closing a TCP socket in which something waits would throw away what has not left it."""
+    disk = DirectFake()
+    here, there = tcp_pair()
+    length = 128 * KIB
+    here.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 2 * length)
+    there.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4 * KIB)
+    monkeypatch.setattr(socket, "socketpair", lambda: (here, there))
+    async with served(disk) as (one,):
+        await one.raw.send(request(nbd.READ, 0, length, 1) + request(nbd.DISC))
+        await until(lambda: one.client.over)
+        await one.raw.send(request(nbd.READ, 0, 1, 2))
+        await until(lambda: arrived(here))
+        disk.end()
+        await one.over.wait()
+        assert await one.raw.reply(length) == Reply(0, 1, bytes(length))
+        assert await one.raw.end() == b""
 
 
 @pytest.mark.logs("others need the memory")
