@@ -122,8 +122,7 @@ class _Hearing:
         self.look()
         if self.unsure:
             self.client.unheard()
-        if self.client.owed:
-            self.client.ended()
+        self.client.ended()
 
     def end(self) -> None:
         """The connection is over, or goes to another process."""
