@@ -9,7 +9,8 @@ import signal
 import subprocess
 import sys
 import threading
-from collections import Counter
+import time
+from collections import Counter, deque
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from functools import partial
@@ -35,7 +36,7 @@ from iserblk.errors import (
     WritesLost,
 )
 from iserblk.iscsi import bhs
-from iserblk.loop.strands import elsewhere, here, park
+from iserblk.loop.strands import elsewhere, here, park, pause
 from tests.initiator.peer import Heard, answering, disk_of, linked
 from tests.nbd.serving import Again, DirectFake
 from tests.support import logs
@@ -756,6 +757,65 @@ def test_closed_right_before_an_answer_is_settled() -> None:
         thread.send(other)
         assert waits.wait(60)
     assert done.wait(60) and isinstance(request.error, ConnectionLost) and not disk.rests
+
+
+@pytest.mark.parametrize("how", ["taken back", "closed"])
+def test_what_ends_before_its_strand_has_begun(how: str) -> None:
+    """Nothing of the strand runs then. The thread that waits is told all the same."""
+    disk: Any = DirectFake()
+    begun: list[str] = []
+    told, done = threading.Event(), threading.Event()
+
+    async def end() -> None:
+        if how == "closed":
+            thread.close()
+        else:
+            thread.take_back(HandedRequest(thread, disk, told.set), last)
+
+    async def give_way() -> None:
+        if not done.is_set():
+            time.sleep(0.01)  # noqa: ASYNC251 (trio's thread is to find out what is wanted)
+            await pause()  # so no strand behind it begins in this turn
+
+    async def begin() -> None:
+        begun.append("last")
+
+    def hand_over() -> None:
+        for operation in [end, *[give_way] * 100]:
+            request = HandedRequest(thread, disk, lambda: None)
+            request.call(disk, operation)
+            thread.send(request)
+        thread.send(last)
+
+    with _thread_of(disk) as thread:
+        last = HandedRequest(thread, disk, done.set)
+        last.call(disk, begin)
+        thread.call(hand_over)
+        assert done.wait(60) and (how == "closed" or told.wait(60))
+    assert isinstance(last.error, ConnectionLost) and not begun
+
+
+@pytest.mark.parametrize("kind", ["request", "letter"])
+def test_the_thread_ends_while_something_is_handed_over(kind: str) -> None:
+    """It has looked for what is left before it comes, and does not look again."""
+
+    class Late(deque[HandedRequest]):
+        def append(self, request: HandedRequest) -> None:
+            thread.close()
+            thread.join()
+            super().append(request)
+
+    disk: Any = DirectFake()
+    done = threading.Event()
+    with _thread_of(disk) as thread:
+        request = HandedRequest(thread, disk, done.set)
+        request.read(disk, memoryview(bytearray(4096)), 0)
+        thread._inbox = Late()
+        if kind == "request":
+            thread.send(request)
+        else:
+            thread.take_back(request, HandedRequest(thread, disk, lambda: None))
+        assert done.is_set() and isinstance(request.error, ConnectionLost)
 
 
 def test_a_write_with_fua_of_a_thread_is_one() -> None:

@@ -278,6 +278,24 @@ def test_nothing_is_sent_to_another_lun(core: DiskCore, replays: list[list[str]]
     assert not replays
 
 
+@pytest.mark.logs("another LUN is there now")
+def test_a_lun_that_is_another_for_good_does_not_hold_up_the_others(
+    replays: list[list[str]],
+) -> None:
+    """It is asked nothing any more, and the other LUNs of its session go on."""
+    old, fresh = FakeLuns(), FakeLuns()
+    for session in (old, fresh):
+        session.luns[5] = FakeLun(serial="S5")
+    cores = [known(old), known(old, 5)]
+    for session in (old, fresh):
+        session.luns[0] = FakeLun(serial="S2")
+    cores[0].identity.suspect("it may be another")
+    with pytest.raises(LunChanged):
+        finish(cores[0].identity.reassure(cores[0].deadline()))
+    finish(resume.resume_all(cores, session_of(fresh)))
+    assert {number for number, _ in fresh.asked} == {5} and len(replays) == 1
+
+
 @pytest.mark.logs(logs.LOST_WRITES)
 def test_the_first_commands_may_tell_of_a_loss(replays: list[list[str]]) -> None:
     """A deferred error comes once on the fresh connection, so the disk must listen in time."""
