@@ -662,8 +662,10 @@ async def test_a_client_that_is_let_go_in_a_pause(taking: bool) -> None:
         one.client.go_on()
 
 
-async def test_another_process_goes_on() -> None:
-    """With what was received and not begun; the client notices nothing."""
+@pytest.mark.parametrize("early", [True, False])
+async def test_another_process_goes_on(early: bool) -> None:
+    """With what was received and not begun, and with what has come in the pause (``early``); the
+    client notices nothing."""
     memory = Memory()
     disk = fake()
     async with served(disk, memory) as (one,), open_strands() as group:
@@ -672,6 +674,8 @@ async def test_another_process_goes_on() -> None:
         await trio.testing.wait_all_tasks_blocked()
         await one.client.pause()
         found = one.client.connection()
+        if early:
+            await one.raw.send(whole[20 * KIB :])
         with socket.socket(fileno=os.dup(found.sock.fileno())) as sock:
             one.client.hand_over()
             await one.over.wait()
@@ -679,8 +683,10 @@ async def test_another_process_goes_on() -> None:
             other = Client(sock, "other", group, memory, 0)
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(other.serve, Export("lun0", disk), other.continued(found))
-                await one.raw.send(whole[20 * KIB :])
-                assert await one.raw.reply() == Reply(0, 1)
+                if not early:
+                    await one.raw.send(whole[20 * KIB :])
+                with trio.fail_after(20):
+                    assert await one.raw.reply() == Reply(0, 1)
                 await one.raw.send(request(nbd.DISC))
                 await one.raw.stream.aclose()
     assert disk.fake.data[: 40 * KIB] == b"half" * 10 * KIB
@@ -1161,7 +1167,8 @@ async def test_cancelled_it_does_not_say_that_the_target_is_slow() -> None:
     assert scope.cancelled_caught
 
 
-async def test_cancelled_it_leaves_the_socket_alone() -> None:
+@pytest.mark.parametrize("pauses", [True, False])
+async def test_cancelled_it_leaves_the_socket_alone(pauses: bool) -> None:
     """Its caller closes the socket; an answer that comes after that must not use the descriptor,
     which is another connection's by then."""
     disk, memory = DirectFake(), Memory()
@@ -1181,11 +1188,14 @@ async def test_cancelled_it_leaves_the_socket_alone() -> None:
                 await raw.send(request(nbd.READ, 0, 512, 1))
                 await until(lambda: disk.begun)
                 number = here.fileno()
+                if pauses:
+                    nursery.start_soon(client.pause)
+                    await trio.testing.wait_all_tasks_blocked()
                 nursery.cancel_scope.cancel()
             os.dup2(mine.fileno(), number)
             other.send(b"not for the client")
             disk.end()
-            strands.here().run()
+            await trio.testing.wait_all_tasks_blocked()
             os.close(number)
             assert mine.recv(100) == b"not for the client"
             with pytest.raises(BlockingIOError):
@@ -1449,6 +1459,20 @@ async def test_refusals_that_are_not_read_stop_what_comes_behind_them() -> None:
         nursery.start_soon(send)
         await trio.testing.wait_all_tasks_blocked()
         assert len(await one.raw.replies(dict.fromkeys(range(count), 0))) == count
+
+
+async def test_a_client_that_sends_while_the_server_ends() -> None:
+    """It learns at once that nothing more is received, and is answered what was."""
+    disk = HeldDisk()
+    async with served(disk) as (one,):
+        await one.raw.send(request(nbd.READ, 0, 512, 1))
+        await until(lambda: disk.waiting == 1)
+        one.client.stop()
+        with pytest.raises(trio.BrokenResourceError):
+            await one.raw.send(request(nbd.READ, 0, 512, 2))
+        disk.go.set()
+        assert await one.raw.reply(512) == Reply(0, 1, bytes(512))
+        assert await one.raw.end() == b""
 
 
 @pytest.mark.logs("requests that it has not received")
