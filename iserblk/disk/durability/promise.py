@@ -93,6 +93,15 @@ class FlushToken(NamedTuple):
     gaps: int
 
 
+class _Wait(NamedTuple):
+    """A command that waits for the medium, and is no flush of the disk's. ``tag``: that of its slot
+    before it was sent."""
+
+    slot: Command
+    tag: int
+    begun: float
+
+
 def _fails_without_reason(slot: Command, sense: Sense) -> bool:
     """Whether the command ended with CHECK CONDITION and no sense key: nothing is known of it.
     (With the key NO SENSE it was carried out.)"""
@@ -210,9 +219,9 @@ class Durability:
         self._flushing = 0  # flushes under way that have something to flush
         self._numbers = count(1)  # of flushes
         self._unanswered: set[int] = set()  # flushes whose outcome at the target is not known yet
-        # When these began, those with nothing to flush, and by the complement of the index of their
-        # slot other commands that wait for the medium.
+        # When these began, and those with nothing to flush.
         self._begun: dict[int, float] = {}
+        self._waits: dict[int, _Wait] = {}  # other commands, by the index of their slot
         self._doubted = False  # the journal is to be sent again before the next flush
         self._told_since = -1.0  # the loss of a connection that was told last
         self._replays = 0  # losses that a replay makes good
@@ -299,10 +308,10 @@ class Durability:
         """Note that a command which waits for the medium, and is no flush of the disk's, is about
         to be submitted: it may be told what the target could not keep. ``end_wait`` is to follow,
         before its slot is given back."""
-        self._begun[~slot.index] = monotonic()
+        self._waits[slot.index] = _Wait(slot, slot.tag, monotonic())
 
     def end_wait(self, slot: Command) -> None:
-        self._begun.pop(~slot.index, None)
+        self._waits.pop(slot.index, None)
 
     def flushes_under_way(self) -> frozenset[int]:
         """The flushes that the target has not answered yet."""
@@ -423,7 +432,9 @@ class Durability:
                 # No more than a precaution, with most targets and most losses of a connection.
                 self._lose_cache("may have lost its cache, as its session was lost", logging.INFO)
         # What was under way, and waits for the medium, may have failed, and its answer is lost.
-        unheard = any(begun <= since for begun in self._begun.values())
+        unheard = any(begun <= since for begun in self._begun.values()) or any(
+            each.begun <= since and each.slot.tag != each.tag for each in self._waits.values()
+        )
         self.unproved = self.unproved or (self.replay_needed and unheard)
 
     def _replays_all(self) -> bool:
