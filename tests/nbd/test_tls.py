@@ -234,6 +234,15 @@ def test_more_than_the_socket_takes(directory: Path, authority: Authority) -> No
         assert got + peer.read() == data + b"more"
 
 
+def test_what_is_taken_at_once_has_a_limit(directory: Path, authority: Authority) -> None:
+    """A client that takes no replies costs no second copy of all of them, which nothing counts."""
+    buffers: list[bytes | memoryview] = [bytes(64 << 10)] * 16
+    with pair(directory, client_context(authority), small=True) as (stream, peer, there):
+        agree(stream, peer, there)
+        assert stream.send(buffers, MIB) == 64 << 10
+        assert stream.send(buffers, MIB) == WOULD_BLOCK
+
+
 def test_the_end(directory: Path, authority: Authority) -> None:
     with pair(directory, client_context(authority)) as (stream, peer, there):
         agree(stream, peer, there)
