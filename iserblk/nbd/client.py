@@ -369,7 +369,7 @@ class Client:
 
     def _look_whether_still(self, still: trio.Event) -> None:
         transmission = self._transmission
-        under_way = transmission.open or transmission.out_size or self._blocked or self._done
+        under_way = transmission.open or transmission.out_size
         if not under_way and (self._over or not transmission.midway):
             still.set()
 

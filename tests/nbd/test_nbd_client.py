@@ -593,6 +593,40 @@ async def test_a_pause() -> None:
         assert await one.raw.reply(5) == Reply(0, 2, bytes(5))
 
 
+async def test_a_pause_waits_until_refusals_are_taken() -> None:
+    """No other process would send the rest of them."""
+    count = 40_000  # whose answers are more than the socket takes
+    async with served(fake()) as (one,), trio.open_nursery() as nursery:
+        paused = trio.Event()
+
+        async def pause() -> None:
+            await one.client.pause()
+            paused.set()
+
+        said = b"".join(request(77, 0, 0, number) for number in range(count))
+        nursery.start_soon(one.raw.send, said)
+        await trio.testing.wait_all_tasks_blocked()
+        nursery.start_soon(pause)
+        await trio.testing.wait_all_tasks_blocked()
+        assert not paused.is_set() and not one.client.open_requests
+        nursery.start_soon(one.raw.replies, dict.fromkeys(range(count), 0))
+        await paused.wait()
+        one.client.go_on()
+
+
+async def test_a_client_that_goes_in_the_middle_of_a_write_does_not_hold_up_a_pause() -> None:
+    async with served(fake()) as (one,), trio.open_nursery() as nursery:
+        await one.raw.send(write(b"x" * 8 * MIB)[:MIB])
+        await trio.testing.wait_all_tasks_blocked()
+        nursery.start_soon(one.client.pause)
+        await trio.testing.wait_all_tasks_blocked()
+        await trio.aclose_forcefully(one.raw.stream)
+        with trio.fail_after(20):
+            await one.over.wait()
+        await trio.testing.wait_all_tasks_blocked()
+        assert not nursery.child_tasks  # the pause does not wait any more
+
+
 async def test_a_client_that_goes_in_a_pause() -> None:
     async with served(fake()) as (one,):
         await one.client.pause()
@@ -690,6 +724,20 @@ async def test_another_process_goes_on(early: bool) -> None:
                 await one.raw.send(request(nbd.DISC))
                 await one.raw.stream.aclose()
     assert disk.fake.data[: 40 * KIB] == b"half" * 10 * KIB
+
+
+@LOST
+async def test_an_answer_that_is_not_read_when_another_process_takes_over() -> None:
+    """It stays in the socket, and its client reads it there."""
+    disk = fake()
+    async with served(disk) as (one,):
+        disk.fake.losses.add()
+        await one.raw.send(request(nbd.FLUSH, cookie=1))
+        await until(lambda: not disk.fake.losses.untold)
+        await one.client.pause()
+        one.client.hand_over()
+        await one.over.wait()
+        assert not disk.fake.losses.untold
 
 
 @pytest.mark.parametrize("left", [True, False])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import json
+import os
 import resource
 import socket
 import ssl
@@ -15,6 +16,7 @@ from pathlib import Path
 
 import pytest
 import trio
+import trio.testing
 from trio.testing import MockClock
 
 from iserblk.disk.seam import FlushClient
@@ -70,6 +72,52 @@ async def test_clients_of_several_exports(tmp_path: Path) -> None:
         assert await first.reply(5) == Reply(0, 3, b"first")
         await first.send(request(nbd.DISC))
         assert await is_let_go(first)
+
+
+async def test_no_connection_is_taken_in_a_pause(tmp_path: Path) -> None:
+    """Another process may take it. One that is in its handshake is let go: the process does not
+    inherit it."""
+    disk = HeldDisk()
+    server = server_of(disk)
+    async with (
+        at(tmp_path, server) as path,
+        await connected(path),
+        await connect(path) as greeted,
+        await connect(path) as late,
+    ):
+        await greeted.greet()
+        disk.hold_size = True
+        await late.greet()
+        await late.send(go())
+        await until(lambda: disk.waiting == 1)
+        await server.pause()
+        assert await is_let_go(greeted) and await is_let_go(late)
+        async with await connect(path) as new:
+            await trio.testing.wait_all_tasks_blocked()
+            assert isinstance(new.stream, trio.SocketStream)
+            with socket.socket(fileno=os.dup(new.stream.socket.fileno())) as sock:
+                assert not arrived(sock)
+            disk.hold_size = False
+            server.go_on()
+            assert await new.shake_hands() == 8 * MIB
+            assert server.clients == 2
+
+
+async def test_a_handshake_that_ends_as_a_pause_begins(tmp_path: Path) -> None:
+    """It cannot be cancelled any more. Its client is none of those that are paused."""
+
+    class Pausing(AsyncFake):
+        async def refresh(self) -> int:
+            with trio.CancelScope(shield=True):
+                await server.pause()
+            return self.size
+
+    server = server_of(Pausing(fake().fake))
+    async with at(tmp_path, server) as path, await connect(path) as one:
+        await one.greet()
+        await one.send(go())
+        assert await is_let_go(one) and not server.clients
+        server.go_on()
 
 
 async def test_what_was_received_is_answered_at_the_end(tmp_path: Path) -> None:
