@@ -204,12 +204,17 @@ async def test_disc_that_comes_in_a_pause() -> None:
         await one.over.wait()
 
 
-class Noting(AsyncFake):
+class Noting(DirectFake):
     """Notes what changes it, and whether with FUA."""
 
     def __init__(self) -> None:
-        super().__init__(fake().fake)
+        super().__init__()
         self.fuas: list[tuple[str, bool]] = []
+
+    def begin_write(self, buffer: memoryview, offset: int, waiter: Waiter) -> Command | None:
+        self.fuas.append(("write", False))
+        loop_here().call_soon(self.end)
+        return super().begin_write(buffer, offset, waiter)
 
     async def write(
         self, buffer: memoryview, offset: int, fua: bool = False, rest: Rest | None = None
