@@ -74,6 +74,34 @@ async def test_clients_of_several_exports(tmp_path: Path) -> None:
         assert await is_let_go(first)
 
 
+class CountingMemory(buffers.Memory):
+    """``counts``: of clients, as the server tells them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.counts: list[int] = []
+
+    def guarantee(self, clients: int) -> None:
+        self.counts.append(clients)
+        super().guarantee(clients)
+
+
+@pytest.mark.logs("let go without a request")
+@pytest.mark.parametrize("room", [2, 1])
+async def test_clients_that_come_and_go_share_what_is_guaranteed(tmp_path: Path, room: int) -> None:
+    """All that is guaranteed to them is bounded by their number. Where there is no room, an idle
+    client makes it before another one takes it."""
+    server = server_of(fake())
+    server.most_clients, server.spare = room, 0
+    server.memory = memory = CountingMemory()
+    async with at(tmp_path, server) as path:
+        async with await connected(path), await connected(path):
+            pass
+        await until(lambda: not server.clients)
+    assert memory.counts[:2] == ([1, 2] if room == 2 else [1, 0])
+    assert max(memory.counts) == room and memory.counts[-1] == 0
+
+
 async def test_no_connection_is_taken_in_a_pause(tmp_path: Path) -> None:
     """Another process may take it. One that is in its handshake is let go: the process does not
     inherit it."""
