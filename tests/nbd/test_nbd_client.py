@@ -497,10 +497,26 @@ async def test_a_second_answer_that_was_not_read_takes_the_first_back_if_that_wa
             await until(lambda: not disk.fake.losses.untold)
             if cookie < read:
                 assert (await one.raw.reply()).error == nbd.EIO
-                one.client.give_way(False)
         await trio.aclose_forcefully(one.raw.stream)
         await one.over.wait()
         assert disk.new_client().count == (2, known + read)
+
+
+@LOST
+async def test_an_answer_that_was_read_long_before_its_client_dies() -> None:
+    """What the client leaves unread then is another one."""
+    disk = fake()
+    async with served(disk) as (one,):
+        disk.fake.losses.add()
+        assert await flush(one) == nbd.EIO
+        one.client.give_way(False)
+        await one.raw.send(request(nbd.READ, 0, 512, 2))
+        assert isinstance(one.raw.stream, trio.SocketStream)
+        with socket.socket(fileno=os.dup(one.raw.stream.socket.fileno())) as sock:
+            await until(lambda: arrived(sock))
+        await trio.aclose_forcefully(one.raw.stream)
+        await one.over.wait()
+        assert not disk.fake.losses.untold
 
 
 @LOST
