@@ -364,6 +364,18 @@ async def test_an_answer_of_which_tls_has_kept_a_part(
         assert disk.fake.losses.untold is not reads
 
 
+async def test_the_end_waits_for_what_tls_has_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No request is open any more."""
+    async with served_with_tls(fake(), tmp_path, monkeypatch) as (one, client, cork):
+        await client.send(request(nbd.READ, 0, 60 * KIB, 1) + request(nbd.DISC))
+        await cork.pull()
+        await until(lambda: one.client.over and not one.client.open_requests)
+        assert await client.reply(60 * KIB) == Reply(0, 1, bytes(60 * KIB))
+        await one.over.wait()
+
+
 @LOST
 async def test_a_connection_that_breaks_behind_the_answer_to_a_flush(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
