@@ -119,7 +119,8 @@ async def test_no_connection_is_taken_in_a_pause(tmp_path: Path) -> None:
         await late.send(go())
         await until(lambda: disk.waiting == 1)
         await server.pause()
-        assert await is_let_go(greeted) and await is_let_go(late)
+        with trio.fail_after(20):
+            assert await is_let_go(greeted) and await is_let_go(late)
         async with await connect(path) as new:
             await trio.testing.wait_all_tasks_blocked()
             assert isinstance(new.stream, trio.SocketStream)
@@ -127,7 +128,8 @@ async def test_no_connection_is_taken_in_a_pause(tmp_path: Path) -> None:
                 assert not arrived(sock)
             disk.hold_size = False
             server.go_on()
-            assert await new.shake_hands() == 8 * MIB
+            with trio.fail_after(20):
+                assert await new.shake_hands() == 8 * MIB
             assert server.clients == 2
 
 
@@ -144,7 +146,8 @@ async def test_a_handshake_that_ends_as_a_pause_begins(tmp_path: Path) -> None:
     async with at(tmp_path, server) as path, await connect(path) as one:
         await one.greet()
         await one.send(go())
-        assert await is_let_go(one) and not server.clients
+        with trio.fail_after(20):
+            assert await is_let_go(one) and not server.clients
         server.go_on()
 
 
