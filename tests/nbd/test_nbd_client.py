@@ -760,19 +760,6 @@ async def test_another_process_goes_on(early: bool) -> None:
 
 
 @LOST
-async def test_an_answer_that_is_not_read_when_another_process_takes_over() -> None:
-    """It stays in the socket, and its client reads it there."""
-    disk = fake()
-    async with served(disk) as (one,):
-        disk.fake.losses.add()
-        await one.raw.send(request(nbd.FLUSH, cookie=1))
-        await until(lambda: not disk.fake.losses.untold)
-        await one.client.pause()
-        one.client.hand_over()
-        await one.over.wait()
-        assert not disk.fake.losses.untold
-
-
 @pytest.mark.parametrize("left", [True, False])
 async def test_cancelled_it_leaves_another_process_the_connection(left: bool) -> None:
     """Also where the server does not know yet that the other process has taken it."""
