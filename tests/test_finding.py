@@ -119,6 +119,7 @@ ELSEWHERE: dict[str, str] = {
 # serial numbers of a connection that is hours old.
 PRIVATE: dict[str, set[str]] = {
     "tests/datamover/test_stream_initiator.py": {"_receives"},
+    "tests/disk/test_disk_thread.py": {"_inbox"},
     "tests/disk/durability/test_journal.py": {"_spare", "_spare_buffers", "_spared"},
     "tests/disk/durability/test_promise_turning_volatile.py": {"_batch", "_closed", "_spare"},
     "tests/disk/lun/test_reservation.py": {"_look", "_register", "_unlock"},
