@@ -527,9 +527,6 @@ class DiskCore:
     ) -> None:
         self.session = session
         self.queue = session.queue
-        self._take_now = session.queue.take_now  # bound once, for each request
-        self._submit = session.queue.submit
-        self._release = session.queue.release
         self.lun = lun
         self.info = info
         self.geometry = geometry
@@ -812,7 +809,7 @@ class DiskCore:
             or not 0 <= offset <= self.size - length
         ):
             return None
-        slot = self._take_now()
+        slot = self.queue.take_now()
         if slot is None:
             return None
         slot.waiter = waiter
@@ -824,7 +821,7 @@ class DiskCore:
         self.pack_read(slot.cdb, offset // block, length // block, 0)
         self._epochs[slot.index] = self.durability.epoch
         waiter.pending = 1
-        self._submit(slot)
+        self.queue.submit(slot)
         return slot
 
     def begin_write(self, buffer: memoryview, offset: int, waiter: Waiter) -> Command | None:
@@ -845,14 +842,14 @@ class DiskCore:
             or (journal is not None and not journal.has_room(length))
         ):
             return None
-        slot = self._take_now()
+        slot = self.queue.take_now()
         if slot is None:
             return None
         slot.waiter = waiter  # as in ``begin_read``
         lba = offset // block
         blocks = length // block
         if not self.ranges.claim(slot, lba, lba + blocks - 1, None):
-            self._release(slot)
+            self.queue.release(slot)
             return None
         fill_write(slot, self.lun, buffer)
         self.pack_write(slot.cdb, lba, blocks, 0)
@@ -861,7 +858,7 @@ class DiskCore:
             journal.add(slot, buffer)
         self._epochs[slot.index] = durability.losses.count
         waiter.pending = 1
-        self._submit(slot)
+        self.queue.submit(slot)
         return slot
 
     def ended(self, slot: Command) -> Rest | None:
@@ -876,7 +873,7 @@ class DiskCore:
             and not durability.replay_needed  # as ``stale``, without its call
             and self._epochs[slot.index] == durability.epoch
         ):
-            self._release(slot)
+            self.queue.release(slot)
             return None
         return self._failed(slot, durability.stale(self._epochs[slot.index]))
 
@@ -898,10 +895,10 @@ class DiskCore:
                     try:
                         journal.keep(slot)
                     except (MemoryError, OSError):
-                        self._release(slot)
+                        self.queue.release(slot)
                         raise self._not_kept() from None
                 rest = self._rest(slot) if self._may_be_lost(slot) else None
-                self._release(slot)
+                self.queue.release(slot)
                 return rest
             if durability.journal is not None:
                 durability.journal.ended(slot)
@@ -933,7 +930,7 @@ class DiskCore:
     def _failed(self, slot: Command, again: bool) -> Rest | None:
         problem = failure(slot, self.info.name)
         rest, late = self._rest(slot), monotonic() >= slot.deadline
-        self._release(slot)
+        self.queue.release(slot)
         if problem is not None:
             if no_room(problem):
                 self.queue.shrink()
@@ -955,7 +952,7 @@ class DiskCore:
         if slot.last >= slot.first:
             with contextlib.suppress(MemoryError, OSError):
                 self.note_ended(slot)  # what is not acknowledged need not be kept
-        self._release(slot)
+        self.queue.release(slot)
         self.ranges.changed()
 
     def doubt_unheard(self, slot: Command, what: str) -> None:
