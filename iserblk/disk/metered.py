@@ -21,13 +21,15 @@ from iserblk.disk.seam import (
 )
 from iserblk.loop.clock import monotonic, nanoseconds
 from iserblk.metrics.counting import (
+    BYTES,
+    ERRORS,
     FLUSH,
+    NANOSECONDS,
     READ,
     TRIM,
     WRITE,
     ZERO,
     LunMetrics,
-    Row,
     index_of,
 )
 
@@ -54,22 +56,21 @@ class _Timed:
 def count(metrics: LunMetrics, operation: int, took: int, length: int, failed: bool) -> None:
     """Count a request that took so many nanoseconds."""
     row = metrics.of_this_thread.rows[operation]
-    row.buckets[index_of(took)] += 1
-    row.nanoseconds += took
+    row[index_of(took)] += 1
+    row[NANOSECONDS] += took
     if failed:
-        row.errors += 1
+        row[ERRORS] += 1
     else:
-        row.bytes += length
+        row[BYTES] += length
 
 
-def _succeeded(row: Row, took: int, length: int) -> None:
+def _succeeded(row: list[int], took: int, length: int) -> None:
     """Count a request that took so many nanoseconds. (Compiled code adds numbers so; by ``+=`` to
     an item of a list it would add objects.)"""
     index = ((took - 1) // 1000).bit_length()
-    buckets = row.buckets
-    buckets[index] = buckets[index] + 1
-    row.bytes += length
-    row.nanoseconds += took
+    row[index] = row[index] + 1
+    row[BYTES] = row[BYTES] + length
+    row[NANOSECONDS] = row[NANOSECONDS] + took
 
 
 class MeteredAsync:
@@ -196,10 +197,9 @@ class MeteredAsync:
             took = int(monotonic() * 1e9) - begun
             row = self._rows[READ]  # as ``_succeeded``, without its call
             index = ((took - 1) // 1000).bit_length()
-            buckets = row.buckets
-            buckets[index] = buckets[index] + 1
-            row.bytes += length
-            row.nanoseconds += took
+            row[index] = row[index] + 1
+            row[BYTES] = row[BYTES] + length
+            row[NANOSECONDS] = row[NANOSECONDS] + took
         return rest
 
     def end_write(self, slot: Command) -> Rest | None:

@@ -21,37 +21,19 @@ FLUSH: Final = 2
 TRIM: Final = 3
 ZERO: Final = 4
 
+# A row: numbers of requests by duration (index 0: up to 1 µs; i: more than 2^(i-1), up to 2^i µs;
+# see ``index_of``), then three sums.
 HISTOGRAM: Final = 64
+BYTES: Final = 64  # of successful requests
+ERRORS: Final = 65
+NANOSECONDS: Final = 66
+_ROW: Final = 67
 
-
-class Row:
-    """The counters of one operation. ``buckets``: numbers of requests by duration (index 0: up to
-    1 µs; i: more than 2^(i-1), up to 2^i µs; see ``index_of``). ``bytes``: of successful requests;
-    ``nanoseconds``: of all. (Attributes, as compiled code adds to them without an object.)"""
-
-    __slots__ = ("buckets", "bytes", "errors", "nanoseconds")
-
-    def __init__(self) -> None:
-        self.buckets = [0] * HISTOGRAM
-        self.bytes = 0
-        self.errors = 0
-        self.nanoseconds = 0
-
-    def add(self, other: Row) -> None:
-        buckets = self.buckets
-        for index, value in enumerate(other.buckets):
-            if value:
-                buckets[index] += value
-        self.bytes += other.bytes
-        self.errors += other.errors
-        self.nanoseconds += other.nanoseconds
-
-
-Rows = list[Row]
+Rows = list[list[int]]
 
 
 def index_of(nanoseconds: int) -> int:
-    """The bucket of a request of this duration. (The data path has this code inline.)"""
+    """The index in a row for a request of this duration. (The data path has this code inline.)"""
     return ((nanoseconds - 1) // 1000).bit_length()
 
 
@@ -76,16 +58,16 @@ class _OfThisThread(threading.local):
         try:
             rows = pool.pop()
         except IndexError:
-            rows = [Row() for _ in OPERATIONS]
+            rows = [[0] * _ROW for _ in OPERATIONS]
             every.append(rows)
         self.rows = rows
         self._lease = _Lease(pool, rows)
 
 
 class LunMetrics:
-    """The counters of one LUN. A thread increments ``of_this_thread.rows[READ]`` (or [WRITE], …),
-    and must not pass these rows to another thread. ``served_at``: the value of ``metrics=``; "":
-    metrics are off, and nothing is counted."""
+    """The counters of one LUN. A thread increments ``of_this_thread.rows[READ]`` (or [WRITE], …) at
+    the indices above, and must not pass these lists to another thread. ``served_at``: the value of
+    ``metrics=``; "": metrics are off, and nothing is counted."""
 
     def __init__(self) -> None:
         self.served_at = ""
@@ -106,8 +88,10 @@ class LunMetrics:
     def total(self) -> Rows:
         """The sums of all threads' counters, by operation. A request that ends meanwhile may be in
         some of the numbers and not yet in others."""
-        total = [Row() for _ in OPERATIONS]
+        total = [[0] * _ROW for _ in OPERATIONS]
         for rows in list(self._every):
             for sums, row in zip(total, rows, strict=True):
-                sums.add(row)
+                for index, value in enumerate(row):
+                    if value:
+                        sums[index] += value
         return total

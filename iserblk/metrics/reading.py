@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from iserblk.metrics.counting import OPERATIONS, Row
+from iserblk.metrics.counting import BYTES, ERRORS, HISTOGRAM, NANOSECONDS, OPERATIONS
 from iserblk.metrics.target_reading import TargetReading
 
 # The bounds of published buckets: 8, 16, … µs, up to 2^26 µs (67 s). Shorter times are noise.
@@ -70,14 +70,14 @@ class OperationReading:
         )
 
 
-def of_row(row: Row) -> OperationReading:
+def of_row(row: Sequence[int]) -> OperationReading:
     """Make a reading from a row of ``LunMetrics.total``."""
     buckets = (
-        sum(row.buckets[: FIRST_BOUND + 1]),
-        *row.buckets[FIRST_BOUND + 1 : LAST_BOUND + 1],
-        sum(row.buckets[LAST_BOUND + 1 :]),
+        sum(row[: FIRST_BOUND + 1]),
+        *row[FIRST_BOUND + 1 : LAST_BOUND + 1],
+        sum(row[LAST_BOUND + 1 : HISTOGRAM]),
     )
-    return OperationReading(buckets, row.bytes, row.errors, row.nanoseconds / 1e9)
+    return OperationReading(buckets, row[BYTES], row[ERRORS], row[NANOSECONDS] / 1e9)
 
 
 def together(parts: Sequence[OperationReading]) -> OperationReading:

@@ -19,7 +19,11 @@ from iserblk.disk.seam import NO_CLIENT, Rest
 from iserblk.errors import OutOfRange
 from iserblk.loop import clock
 from iserblk.metrics.counting import (
+    BYTES,
+    ERRORS,
     FLUSH,
+    HISTOGRAM,
+    NANOSECONDS,
     OPERATIONS,
     READ,
     TRIM,
@@ -78,8 +82,8 @@ class Bench:
 
     def row(self, operation: int) -> dict[str, int]:
         row = self.metrics.total()[operation]
-        buckets = {f"2^{power} µs": number for power, number in enumerate(row.buckets)}
-        sums = {"bytes": row.bytes, "errors": row.errors, "ns": row.nanoseconds}
+        buckets = {f"2^{power} µs": number for power, number in enumerate(row[:HISTOGRAM])}
+        sums = {"bytes": row[BYTES], "errors": row[ERRORS], "ns": row[NANOSECONDS]}
         return {name: number for name, number in {**buckets, **sums}.items() if number}
 
 

@@ -7,19 +7,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from iserblk.metrics.counting import (
+    BYTES,
+    ERRORS,
     HISTOGRAM,
-    Row,
+    NANOSECONDS,
+    LunMetrics,
     index_of,
 )
 from iserblk.metrics.reading import BOUNDS_US, OperationReading, of_row, together
 
 
 def reading_of(*microseconds: float) -> OperationReading:
-    row = Row()
+    row = LunMetrics().total()[0]
     for each in microseconds:
         nanoseconds = round(each * 1000)
-        row.buckets[index_of(nanoseconds)] += 1
-        row.nanoseconds += nanoseconds
+        row[index_of(nanoseconds)] += 1
+        row[NANOSECONDS] += nanoseconds
     return of_row(row)
 
 
@@ -32,17 +35,17 @@ def test_nothing_yet() -> None:
 
 
 def test_sums_of_a_row() -> None:
-    row = Row()
-    row.buckets[5], row.bytes, row.errors, row.nanoseconds = 3, 12288, 1, 90_000
+    row = LunMetrics().total()[0]
+    row[5], row[BYTES], row[ERRORS], row[NANOSECONDS] = 3, 12288, 1, 90_000
     reading = of_row(row)
     assert (reading.requests, reading.bytes, reading.errors) == (3, 12288, 1)
     assert reading.mean_us == pytest.approx(30)
 
 
 def test_every_index_is_told() -> None:
-    row = Row()
+    row = LunMetrics().total()[0]
     for index in range(HISTOGRAM):
-        row.buckets[index] = 1
+        row[index] = 1
     reading = of_row(row)
     assert reading.requests == HISTOGRAM
     assert reading.buckets[0] == 4  # up to 1, 2, 4, 8 µs
