@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import product
 from random import Random
 
@@ -91,6 +92,21 @@ def test_a_medium_shows_what_it_has_lost_until_its_page_is_evicted() -> None:
     assert not medium.evict(chance, 1.0)
     assert medium.read_into(memoryview(shown), 4096, True)
     assert shown == old
+
+
+@pytest.mark.parametrize("is_lost", [False, True])
+@pytest.mark.parametrize("change", [LingeringMedia.zero, LingeringMedia.punch])
+def test_zeroes_are_shown_at_once(
+    change: Callable[[LingeringMedia, int, int], None], is_lost: bool
+) -> None:
+    medium, shown = LingeringMedia(1 << 14), bytearray(4096)
+    medium.write(memoryview(b"a" * 8192), 4096, True, False)
+    with medium.losing(lambda: is_lost):
+        change(medium, 4096, 4096)
+    assert medium.read_into(memoryview(shown), 4096, True) and not any(shown)
+    assert medium.content[4096:8192] == (b"a" if is_lost else b"\0") * 4096
+    assert medium.shown[8192:12288] == b"a" * 4096
+    assert medium.extents(0, 12288, 9) == [(0, 8192, False), (8192, 4096, True)]
 
 
 def test_worlds_are_drawn_with_each_medium_and_each_way_to_share() -> None:
