@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from itertools import count
@@ -20,6 +21,7 @@ from tests.support.programs import SLOW_S, run
 T = TypeVar("T")
 
 _numbers = count()
+_NOTHING_MORE_S = 0.5
 
 
 class Host:
@@ -94,6 +96,10 @@ def captured(host: Host, net: str, file: Path) -> Iterator[None]:
             assert line, "tcpdump ended"
             line = process.stderr.readline()
         yield
+        # tcpdump ends at once when it is told, whatever it has not taken yet.
+        size = -1
+        while size != (size := file.stat().st_size):
+            time.sleep(_NOTHING_MORE_S)
     finally:
         process.send_signal(signal.SIGINT)
         process.communicate(timeout=SLOW_S)
