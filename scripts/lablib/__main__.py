@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import socket
 import subprocess
@@ -12,12 +13,13 @@ from pathlib import Path
 import click
 
 from lablib.acceleration import usable
-from lablib.archive import say
+from lablib.archive import Absent, say
 from lablib.command import run_command
 from lablib.host import path
-from lablib.kernel import the_kernel
+from lablib.kernel import Kernel, the_kernel, user_mode_kernel
 from lablib.setups import SETUPS, provide
-from lablib.vm import Machine, NotBooted, Wish
+from lablib.vm import Machine, NotBooted
+from lablib.wish import Wish
 
 _LIO_PORT = 3260
 _BOOTS = 3
@@ -40,13 +42,17 @@ _BOOTS = 3
               help="Forward a port of 127.0.0.1 to the guest; implies --net.")  # fmt: skip
 @click.option("--in-turn", is_flag=True,
               help="Emulate the guest's processors by one of the host's, in turn.")  # fmt: skip
+@click.option("--user-mode", is_flag=True,
+              help="Instead of emulating processors, run a kernel in user mode (six times faster, "
+              "one processor) where it has all that the set-up needs.")  # fmt: skip
 @click.option("--memory", default="2G", metavar="SIZE", help="Memory of the guest (default 2G).")
 @click.option("--list", "only_list", is_flag=True, help="Print the set-ups and do nothing.")
 @click.option("-v", "--verbose", is_flag=True, help="Say how long booting took.")
 @click.argument("command", nargs=-1, type=click.UNPROCESSED)
 def lab(
     name: str, limit_s: float, mtu: int, results: Path | None, net: bool,
-    forwards: tuple[str, ...], in_turn: bool, memory: str, only_list: bool, verbose: bool,
+    forwards: tuple[str, ...], in_turn: bool, user_mode: bool, memory: str, only_list: bool,
+    verbose: bool,
     command: tuple[str, ...],
 ) -> int:  # fmt: skip
     """Run COMMAND in a virtual machine with the distribution's full kernel.
@@ -64,16 +70,21 @@ def lab(
     if not command:
         raise click.UsageError("no COMMAND")
     setup = SETUPS[name]
+    if not re.fullmatch(r"[1-9][0-9]*[MG]", memory):
+        raise click.UsageError(f"--memory {memory}: not a number with M or G behind it")
     ports = [_parse_forward(text) for text in forwards]
     kernel = the_kernel()
     variables = provide(setup, kernel)
+    kvm = usable(kernel)
+    if user_mode and setup.user_mode and not (kvm or net or ports):
+        kernel = _in_user_mode() or kernel
     if setup.on_host:
         ports.append((_free_port(), _LIO_PORT))
     if results is not None:
         results.mkdir(parents=True, exist_ok=True)
         results = results.resolve()
     wish = Wish(
-        kernel, setup.name, kvm=usable(kernel), in_turn=in_turn, memory=memory, mtu=mtu,
+        kernel, setup.name, kvm=kvm, in_turn=in_turn, memory=memory, mtu=mtu,
         network=net, forwards=tuple(ports), results=results, variables=variables,
     )  # fmt: skip
     for boot in range(1, _BOOTS + 1):
@@ -84,6 +95,19 @@ def lab(
                 raise
             say(f"{str(hung).splitlines()[0]}; starting another guest")
     raise AssertionError
+
+
+def _in_user_mode() -> Kernel | None:
+    """The kernel of user mode, if it can be had and works here."""
+    if os.geteuid() != 0:
+        say("using software emulation: a kernel in user mode needs root")
+        return None
+    try:
+        kernel = user_mode_kernel()
+    except Absent as reason:
+        say(f"using software emulation: {reason}")
+        return None
+    return kernel if usable(kernel) else None
 
 
 def _run(wish: Wish, on_host: bool, command: tuple[str, ...], limit_s: float, verbose: bool) -> int:

@@ -1,6 +1,7 @@
-"""Finds out whether hardware acceleration works here, once, with a guest that does nothing.
+"""Finds out how guests can run here, once, with a guest that does nothing.
 
-If the host itself is a virtual machine, a guest may hang although /dev/kvm exists.
+If the host itself is a virtual machine, a guest may hang although /dev/kvm exists. A container may
+forbid what a kernel in user mode needs.
 """
 
 from __future__ import annotations
@@ -11,22 +12,23 @@ from pathlib import Path
 
 from lablib.archive import cache, say
 from lablib.kernel import Kernel
-from lablib.vm import Died, Machine, Wish
+from lablib.vm import Died, Machine
+from lablib.wish import Wish
 
 _BANNER_S = 20
 _WHOLE_S = 90
 
 
 def usable(kernel: Kernel) -> bool:
-    """Whether acceleration works. The answer is kept until the host boots again, or the kernel
-    changes. Raises Absent."""
-    if not os.access("/dev/kvm", os.R_OK | os.W_OK):
+    """Whether hardware acceleration works, or, with a kernel of user mode, whether that does. The
+    answer is kept until the host boots again, or the kernel changes. Raises Absent."""
+    if not kernel.user_mode and not os.access("/dev/kvm", os.R_OK | os.W_OK):
         return False
     tried = {
         "host": Path("/proc/sys/kernel/random/boot_id").read_text().strip(),
         "kernel": kernel.root.name,
     }
-    kept = cache() / "acceleration.json"
+    kept = cache() / ("user-mode.json" if kernel.user_mode else "acceleration.json")
     try:
         known = json.loads(kept.read_text())
     except (OSError, ValueError):
@@ -40,8 +42,9 @@ def usable(kernel: Kernel) -> bool:
 
 
 def _try(kernel: Kernel) -> bool:
-    say("trying hardware acceleration (once)")
-    with Machine(Wish(kernel, kvm=True), ["true"]) as machine:
+    what = "a kernel in user mode" if kernel.user_mode else "hardware acceleration"
+    say(f"trying {what} (once)")
+    with Machine(Wish(kernel, kvm=not kernel.user_mode), ["true"]) as machine:
 
         def banner() -> bool:
             return machine.console.exists() and "Linux version" in machine.console.read_text(
@@ -52,6 +55,6 @@ def _try(kernel: Kernel) -> bool:
             machine.wait(_BANNER_S, until=banner)
             works = machine.wait(_WHOLE_S) == 0
         except Died as how:
-            say(f"using software emulation: with /dev/kvm {str(how).splitlines()[0]}")
+            say(f"using software emulation: with {what} {str(how).splitlines()[0]}")
             return False
     return works

@@ -1,7 +1,8 @@
 """The guest's kernel: the distribution's full one, and siw built for it, in the cache.
 
 The image comes as linux-image-amd64 ships it (the cloud kernel has no RDMA). siw is in Debian's
-source, but not in its package: it is built once as an external module.
+source, but not in its package: it is built once as an external module. The kernel of user mode is
+the distribution's, too; it has no RDMA at all.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from pathlib import Path
 from lablib.archive import Absent, Archive, cache, call, filling, say
 
 _BUILD_TIMEOUT_S = 300
+_USER_MODE_MODULES = "usr/lib/uml/modules"
 
 
 @dataclass(frozen=True)
@@ -21,14 +23,20 @@ class Kernel:
     """One unpacked kernel. ``root`` is laid out like a root file system: boot, lib/modules."""
 
     root: Path
+    user_mode: bool = False
+    """The kernel is a program of the host, which runs the guest's programs as its own processes."""
 
     @property
     def release(self) -> str:
         """The output of ``uname -r`` in the guest."""
+        if self.user_mode:
+            return next((self.root / _USER_MODE_MODULES).iterdir()).name
         return self.image.name.removeprefix("vmlinuz-")
 
     @property
     def image(self) -> Path:
+        if self.user_mode:
+            return self.root / "usr" / "bin" / "linux.uml"
         return next((self.root / "boot").glob("vmlinuz-*"))
 
     @property
@@ -69,6 +77,30 @@ def _fetch_kernel(scratch: Path, current: Path) -> None:
     root.rename(home)
     current.symlink_to(home.name)
     say(f"kernel {release} is in {home}")
+
+
+def user_mode_kernel() -> Kernel:
+    """The kernel of user mode in the cache; downloaded if there is none. Raises Absent."""
+    current = cache() / "user-mode"
+    if not current.exists():
+        with filling() as scratch:
+            if not current.exists():
+                _fetch_user_mode(scratch, current)
+    return Kernel(current.resolve(), user_mode=True)
+
+
+def _fetch_user_mode(scratch: Path, current: Path) -> None:
+    root = scratch / "root"
+    Archive(scratch).unpack(["user-mode-linux"], root)
+    # depmod and modprobe know modules by this path alone.
+    (root / "lib").mkdir()
+    (root / "lib" / "modules").symlink_to(f"../{_USER_MODE_MODULES}")
+    release = Kernel(root, user_mode=True).release
+    call(["depmod", "-b", str(root), release], _BUILD_TIMEOUT_S)
+    home = cache() / f"user-mode-{release}"
+    root.rename(home)
+    current.symlink_to(home.name)
+    say(f"kernel {release} of user mode is in {home}")
 
 
 def siw_module(kernel: Kernel) -> Path:

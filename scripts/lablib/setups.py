@@ -25,18 +25,23 @@ class Setup:
     """The command runs on the host, and reaches the guest through a forwarded port."""
     contains: str = ""
     """A set-up whose tests run in this one's guest, which has all that they need: a boot less."""
+    user_mode: bool = False
+    """The kernel of user mode has all that the set-up needs."""
 
 
 SETUPS = {
     setup.name: setup
     for setup in (
-        Setup("none", "the kernel with its nbd module, nothing else"),
+        Setup("none", "the kernel with its nbd module, nothing else", user_mode=True),
         Setup(
             "tcp",
             "no RDMA: LIO's target over TCP, the kernel's iscsi_tcp, iscsid; tgtd, not started",
             ("open-iscsi", "tgt"),
+            user_mode=True,
         ),
-        Setup("ip", "no RDMA: SCTP, IPsec and veth, for tests with network namespaces"),
+        Setup(
+            "ip", "no RDMA: SCTP, IPsec and veth, for tests with network namespaces", user_mode=True
+        ),
         Setup("rxe", "a Soft-RoCE device, rxe0"),
         Setup("siw", "a software iWARP device, siw0", ("siw",)),
         Setup("rxe-lio", "rxe0, and LIO's iSER target on it"),

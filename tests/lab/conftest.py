@@ -101,7 +101,8 @@ def pytest_terminal_summary(
     for guest in guests.values():
         kept = failed.intersection(guest.nodeids)
         terminalreporter.write_line(
-            f"lab: {guest.group}: {len(guest.nodeids)} tests in {guest.seconds:.0f} s"
+            f"lab: {guest.group} ({guest.kernel() or 'no kernel'}): "
+            f"{len(guest.nodeids)} tests in {guest.seconds:.0f} s"
             + (f"; its console and output are in {guest.directory}" if kept else "")
         )
         if not kept:

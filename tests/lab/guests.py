@@ -17,7 +17,7 @@ import pytest
 from lablib.host import why_not
 from lablib.setups import SETUPS
 
-from tests.lab.reporting import REPORTS
+from tests.lab.reporting import KERNEL, REPORTS
 from tests.support.target import ROOT
 
 _LIMIT_S = 2400
@@ -111,7 +111,7 @@ class Guest:
                     *("--timeout", str(_LONG_LIMIT_S if long else _LIMIT_S)),
                     *("--results", self.directory),
                     # Other guests, or tests, have the other processors of this machine.
-                    *([] if long else ["--in-turn"]),
+                    *([] if long else ["--in-turn", "--user-mode"]),
                     *self.group.options,
                     *("python", "-m", "pytest", "-p", "tests.lab.without_hypothesis"),
                     *("-p", "tests.lab.reporting"),
@@ -138,6 +138,11 @@ class Guest:
             if running:
                 time.sleep(_POLL_S)
         return self._reports[item.nodeid]
+
+    def kernel(self) -> str:
+        """The guest's kernel, in words; "" if the guest has not got so far."""
+        file = self.directory / KERNEL
+        return file.read_text() if file.exists() else ""
 
     def end(self) -> None:
         """End the guest: its tests have reported, or are not waited for. May be called again."""

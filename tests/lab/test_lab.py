@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import subprocess
 import sys
@@ -9,11 +10,13 @@ from pathlib import Path
 
 import pytest
 from lablib import __main__ as command_line
-from lablib import host, kernel, vm
+from lablib import host, kernel, user_mode, vm
 from lablib.host import path, why_not
 from lablib.setups import SETUPS
+from lablib.wish import Wish
 
 from tests.support.target import ROOT
+from tests.support.until import until_blocking
 
 SCRIPT = str(ROOT / "scripts" / "lab")
 CONSOLE_OF_A_PANIC = "Kernel panic - not syncing: sysrq triggered crash"
@@ -21,6 +24,12 @@ CONSOLE_OF_A_PANIC = "Kernel panic - not syncing: sysrq triggered crash"
 
 def lab(*arguments: str) -> subprocess.CompletedProcess[bytes]:
     return subprocess.run([SCRIPT, *arguments], capture_output=True, check=False)
+
+
+def descendants(process: int) -> list[int]:
+    """The processes that it has started, those of these, and so on."""
+    children = Path(f"/proc/{process}/task/{process}/children").read_text().split()
+    return [pid for child in map(int, children) for pid in (child, *descendants(child))]
 
 
 @pytest.fixture
@@ -46,6 +55,7 @@ def test_the_list_names_every_set_up() -> None:
         (["--setup", "none"], "no COMMAND"),
         (["--forward", "80", "true"], "--forward 80"),
         (["--timeout", "0", "true"], "--timeout"),
+        (["--memory", "2X", "true"], "--memory 2X"),
     ],
 )
 def test_bad_arguments(arguments: list[str], words: str) -> None:
@@ -113,12 +123,25 @@ def test_emulated_processors_run_in_turn_where_that_is_asked_for(
     emulator.write_text('#!/bin/sh\necho "$@" >&2\n')
     emulator.chmod(0o755)
     monkeypatch.setenv("PATH", f"{programs}:{path()}")
-    wish = vm.Wish(kernel.Kernel(root), in_turn=in_turn)
+    wish = Wish(kernel.Kernel(root), in_turn=in_turn)
     with vm.Machine(wish, ["true"]) as machine, pytest.raises(vm.Died) as how:
         machine.wait(60)
     assert "-smp 2" in str(how.value)
     assert ("-accel tcg,thread=single" in str(how.value)) is in_turn
     assert "-global virtio-pci.ioeventfd=off" in str(how.value)
+
+
+def test_guests_in_user_mode_have_different_processors(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As long as there are any left."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _process: {3, 5})
+    with user_mode.processor() as first:
+        with user_mode.processor() as second, user_mode.processor() as third:
+            assert {first, second} == {3, 5} and third in (3, 5)
+        with user_mode.processor() as again:
+            assert again == second
 
 
 @pytest.mark.parametrize("directory", ["/var/tmp/clone", "/run/user/0/clone"])
@@ -130,14 +153,15 @@ def test_a_checkout_that_guests_do_not_see(monkeypatch: pytest.MonkeyPatch, dire
 
 @pytest.mark.timeout(600)
 @pytest.mark.usefixtures("guests")
-def test_output_and_exit_status_come_through_unchanged(tmp_path: Path) -> None:
+@pytest.mark.parametrize("how", ["--in-turn", "--user-mode"])
+def test_output_and_exit_status_come_through_unchanged(how: str, tmp_path: Path) -> None:
     """Every byte value comes through, on both streams at once; the guest's own messages do not."""
     data = tmp_path / "data"
     data.write_bytes(bytes(range(256)) + random.Random(1).randbytes(1 << 20))
     results = tmp_path / "results"
     written = tmp_path / "written-in-the-guest"
     script = 'cat "$0" >&2 & cat "$0"; wait; echo kept >"$LAB_RESULTS/kept"; echo >"$1"; exit 77'
-    done = lab("--in-turn", "--results", str(results), "sh", "-c", script, str(data), str(written))
+    done = lab(how, "--results", str(results), "sh", "-c", script, str(data), str(written))
     assert done.returncode == 77
     # (Not pytest's comparison of long bytes: showing a difference would take hours.)
     content = data.read_bytes()
@@ -152,12 +176,27 @@ def test_output_and_exit_status_come_through_unchanged(tmp_path: Path) -> None:
     assert not written.exists()
 
 
+@pytest.mark.timeout(600)
+@pytest.mark.usefixtures("guests")
+def test_no_process_of_a_guest_outlives_scripts_lab() -> None:
+    """In user mode the guest's processes are the host's, too."""
+    command = [SCRIPT, "--user-mode", "sh", "-c", "echo started; sleep 1000"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"started\n"
+        theirs = descendants(process.pid)
+        assert theirs
+        process.kill()
+    until_blocking(lambda: not any(Path(f"/proc/{pid}").exists() for pid in theirs))
+
+
 @pytest.mark.long
 @pytest.mark.timeout(600)
 @pytest.mark.usefixtures("guests")
-def test_a_panic_is_reported() -> None:
+@pytest.mark.parametrize("how", ["--in-turn", "--user-mode"])
+def test_a_panic_is_reported(how: str) -> None:
     # Output takes a moment from the command to the host, and a panic does not wait for it.
-    done = lab("sh", "-c", "echo before; sleep 2; echo c >/proc/sysrq-trigger")
+    done = lab(how, "sh", "-c", "echo before; sleep 2; echo c >/proc/sysrq-trigger")
     assert (done.returncode, done.stdout) == (1, b"before\n")
     first, *rest = done.stderr.decode().splitlines()
     assert first.startswith("lab: the guest died: ") and CONSOLE_OF_A_PANIC in first

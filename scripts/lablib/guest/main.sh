@@ -22,9 +22,16 @@ fail() {
   exec sleep infinity # the host ends the guest
 }
 
-# Device names come from sysfs: without udev there is no /dev/virtio-ports.
+# port NAME: the device that takes the command's output NAME (out, err).
 port() {
-  local entry
+  local entry number
+  if [ -n "$LAB_USER_MODE" ]; then
+    [ "$1" = out ] && number=0 || number=1
+    stty raw -echo <"/dev/ttyS$number" || fail "no serial line $number"
+    printf '/dev/ttyS%s\n' $number
+    return
+  fi
+  # Device names come from sysfs: without udev there is no /dev/virtio-ports.
   for entry in /sys/class/virtio-ports/*; do
     if [ "$(cat "$entry/name")" = "lab.$1" ]; then
       printf '/dev/%s\n' "${entry##*/}"
@@ -54,20 +61,27 @@ cached() {
   ln -s "/run/host$LAB_MODULES" "/usr/lib/modules/$(uname -r)"
 }
 
-# Directories that both sides write must be mounted on top of that.
-number=0
-for shared in "$LAB_RUN" ${LAB_RESULTS:+"$LAB_RESULTS"}; do
-  number=$((number + 1))
-  mkdir -p /run/shared/$number
-  mount --bind "$shared" /run/shared/$number
-done
-cached
-number=0
-for shared in "$LAB_RUN" ${LAB_RESULTS:+"$LAB_RESULTS"}; do
-  number=$((number + 1))
-  mountpoint -q "$shared" || mount --bind /run/shared/$number "$shared" ||
-    fail "$shared cannot be shared"
-done
+if [ -n "$LAB_USER_MODE" ]; then
+  mkdir -p /usr/lib/modules
+  mount -t tmpfs tmpfs /usr/lib/modules
+  ln -s "$LAB_MODULES" "/usr/lib/modules/$(uname -r)"
+  [ -z "$LAB_RESULTS" ] || share "$LAB_RESULTS" || fail "$LAB_RESULTS cannot be shared"
+else
+  # Directories that both sides write must be mounted on top of that.
+  number=0
+  for shared in "$LAB_RUN" ${LAB_RESULTS:+"$LAB_RESULTS"}; do
+    number=$((number + 1))
+    mkdir -p /run/shared/$number
+    mount --bind "$shared" /run/shared/$number
+  done
+  cached
+  number=0
+  for shared in "$LAB_RUN" ${LAB_RESULTS:+"$LAB_RESULTS"}; do
+    number=$((number + 1))
+    mountpoint -q "$shared" || mount --bind /run/shared/$number "$shared" ||
+      fail "$shared cannot be shared"
+  done
+fi
 
 . "$here/setups.sh"
 
@@ -76,7 +90,7 @@ pkill -x systemd-udevd
 ulimit -l unlimited
 ulimit -c 0
 ip link set lo up mtu "$LAB_MTU"
-load nbd loop # without udev nothing loads them when they are needed
+load nbd loop fuse # without udev nothing loads them when they are needed
 set -a # the command gets the variables that a set-up sets
 [ -z "$LAB_NETWORK" ] || network
 "setup_${LAB_SETUP//-/_}"
