@@ -10,12 +10,12 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from iserblk.disk.ending import LONGEST_S
 from iserblk.errors import BadArgument, Busy, IserblkError
 from iserblk.names import random_isid
 from iserblk.nbd.kernel import client, device, server
-from iserblk.nbd.kernel.detaching import PATIENCE_S, clear
+from iserblk.nbd.kernel.detaching import PATIENCE_S, clear, longest_request
 from iserblk.nbd.kernel.device import Device, Directories
+from iserblk.nbd.kernel.links import flush
 from iserblk.nbd.kernel.orders import NoHandOver
 from iserblk.nbd.kernel.owed import Owed
 from iserblk.nbd.kernel.programs import nbdkit_program
@@ -149,11 +149,11 @@ def replace(lun: Lun, wanted: Device) -> bool:
 
     A server of ours that still runs hands its connections over when its successor is ready. If it
     does not, a warning is logged; then the old server, if it still runs, answers what it has
-    received, flushes and ends (nbdkit is killed), its successor starts, and the kernel is connected
-    anew. Raises BadArgument when another LUN is attached there, or the LUN is smaller than the
-    device; Busy when another attach or detach is under way; IserblkError when the successor cannot
-    serve. If the old server has ended by then, requests wait for some time, then fail, until
-    another replace succeeds.
+    received, flushes and ends (nbdkit is killed behind a flush), its successor starts, and the
+    kernel is connected anew. Raises BadArgument when another LUN is attached there, or the LUN is
+    smaller than the device; Busy when another attach or detach is under way; IserblkError when the
+    successor cannot serve. If the old server has ended by then, requests wait for some time, then
+    fail, until another replace succeeds.
     """
     with locked(wanted) as home:
         if not home.is_ours():
@@ -216,8 +216,11 @@ def _end(home: Home, state: State, old: server.Server) -> None:
     """A loss of which the kernel has not heard, and a last flush that has failed, are left to the
     successor (``Owed``)."""
     if state.by_nbdkit:
+        flushed = old.ended() or _flushed(home, state)
         old.kill()  # told to end, it would wait for the kernel to disconnect
-    elif not old.end(min(state.io_timeout, LONGEST_S) + PATIENCE_S):
+        if not flushed:
+            Owed(home.owed).owe()  # what it was to write again was in its memory
+    elif not old.end(longest_request(state)):
         log.warning(_KILLED, home.device.path)
         Owed(home.owed).owe()  # what it has not flushed was in its memory
     if home.owed.exists():
@@ -225,6 +228,18 @@ def _end(home: Home, state: State, old: server.Server) -> None:
             "%s: writes were lost, or the last flush has failed; the next flush fails",
             home.device.path,
         )
+
+
+def _flushed(home: Home, state: State) -> bool:
+    """Whether nbdkit has put all that the kernel has written on stable storage. (The kernel's own
+    flush of the device would wait for the successor, and take the report of the loss from whoever
+    flushes next.)"""
+    if home.device.changed() == state.changed:
+        return True
+    failure = flush(home.socket, longest_request(state))
+    if failure:
+        log.warning("%s: nbdkit does not flush: %s", home.device.path, failure)
+    return not failure
 
 
 @contextlib.contextmanager

@@ -157,7 +157,7 @@ def _release(home: Home) -> _Ended:
             if not _free(home, _FREE_S):
                 raise Busy(f"{device.path}: disconnected, but {_names(device)} still has it open; "
                            f"end that, then `iserblk detach {device.path}`")  # fmt: skip
-        if not server.end(min(home.state().io_timeout, LONGEST_S) + PATIENCE_S):
+        if not server.end(longest_request(home.state())):
             log.warning("%s: its server did not end in time, and was killed", device.path)
             in_order = False
     owed = "the target has lost writes" if home.owed.exists() else ""
@@ -241,7 +241,7 @@ def _flush(home: Home, claim: int, state: State) -> tuple[str, bool]:
 
     thread = threading.Thread(target=fsync, name="fsync", daemon=True)
     thread.start()
-    patience = min(state.io_timeout, LONGEST_S) + PATIENCE_S
+    patience = longest_request(state)
     progress, deadline = device.completed(), monotonic() + patience
     while thread.is_alive():
         thread.join(_POLL_S)
@@ -262,3 +262,8 @@ def _flush(home: Home, claim: int, state: State) -> tuple[str, bool]:
             alive = alive and not server.ended()
         return failures[0], alive
     return "", alive
+
+
+def longest_request(state: State) -> float:
+    """Seconds after which a request has ended, or its server hangs."""
+    return min(state.io_timeout, LONGEST_S) + PATIENCE_S

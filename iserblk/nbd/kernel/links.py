@@ -65,10 +65,30 @@ def kept(inodes: set[int]) -> set[int]:
     return inodes & {int(line.split()[6]) for line in lines}
 
 
-def _open(path: Path) -> Link:
+def flush(path: Path, within_s: float) -> str:
+    """Have the server at ``path`` flush, by a connection for that alone. Returns why it has not, or
+    "". Each answer may take ``within_s``."""
+    try:
+        link = _open(path, within_s)
+        with link.sock as sock:
+            if not link.flags & nbd.SEND_FLUSH:
+                return ""
+            sock.settimeout(within_s)
+            sock.sendall(nbd.REQUEST.pack(nbd.REQUEST_MAGIC, 0, nbd.FLUSH, 0, 0, 0))
+            magic, error, _ = nbd.SIMPLE_REPLY.unpack(_receive(sock, nbd.SIMPLE_REPLY.size))
+            if magic != nbd.SIMPLE_REPLY_MAGIC:
+                raise RemoteProtocolError("NBD", "no answer to the flush")
+            return os.strerror(error) if error else ""
+    except OSError as error:
+        return error.strerror or str(error)
+    except RemoteProtocolError as error:
+        return str(error)
+
+
+def _open(path: Path, answer_s: float = _ANSWER_S) -> Link:
     sock = socket.socket(socket.AF_UNIX)
     try:
-        sock.settimeout(_ANSWER_S)
+        sock.settimeout(answer_s)
         with contextlib.suppress(PermissionError):  # then the buffer is of the usual size
             sock.setsockopt(socket.SOL_SOCKET, SO_SNDBUFFORCE, _SEND_BYTES)
         sock.connect(str(path))
@@ -113,6 +133,6 @@ def _receive(sock: socket.socket, count: int) -> bytes:
     while len(found) < count:
         data = sock.recv(count - len(found))
         if not data:
-            raise RemoteProtocolError("NBD", "the server has ended the handshake")
+            raise RemoteProtocolError("NBD", "the server has ended the connection")
         found += data
     return found

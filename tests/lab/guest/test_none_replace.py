@@ -29,6 +29,7 @@ from tests.lab.guest.attached import (
     mounted,
     nothing_left,
 )
+from tests.support.nbdkit import need
 from tests.support.programs import SLOW_S, run
 from tests.support.target import TargetProcess, running_target
 from tests.support.until import until_blocking
@@ -259,3 +260,24 @@ def test_growth_reaches_the_device(tmp_path: Path) -> None:
     ):
         os.truncate(tmp_path / "lun", 32 * MIB)
         until_blocking(lambda: block("nbd0", "size") == str(32 * MIB // 512))
+
+
+def test_nbdkit_is_killed_that_was_to_write_again_what_the_target_has_lost(tmp_path: Path) -> None:
+    """An acknowledged write is lost with the target's cache; only nbdkit has it, and hangs. The
+    kernel hears of it by its next flush."""
+    need("nbdkit")
+    specs = [f"{tmp_path}/lun:size=64M:volatile-cache=16M"]
+    target = TargetProcess(specs, tmp_path / "log")
+    words = ("--nbdkit", f"{target.url}/0?io-timeout=1")
+    with attached(*words, DEVICE):
+        run("dd", "if=/dev/urandom", f"of={DEVICE}", "bs=4k", "count=1", "oflag=direct")
+        os.kill(server(), signal.SIGSTOP)
+        target.kill()
+        target = TargetProcess(specs, tmp_path / "log", target.listen)
+        done = iserblk("attach", "--replace", *words, DEVICE)
+        assert done.returncode == 0 and "the next flush fails" in done.stderr
+        with DEVICE.open("rb") as disk:
+            with pytest.raises(OSError, match="Input/output error"):
+                os.fsync(disk.fileno())
+            os.fsync(disk.fileno())
+    target.stop()

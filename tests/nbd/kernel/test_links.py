@@ -1,4 +1,4 @@
-"""The handshake for the kernel, with servers that are told what to say."""
+"""The handshake for the kernel, and a flush, with servers that are told what to say."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 from iserblk.errors import IserblkError, RemoteProtocolError
 from iserblk.nbd import messages as nbd
 from iserblk.nbd.kernel.client import LARGEST
-from iserblk.nbd.kernel.links import SO_SNDBUFFORCE, kept, open_links
+from iserblk.nbd.kernel.links import SO_SNDBUFFORCE, flush, kept, open_links
 
 GREETING = nbd.GREETING.pack(nbd.MAGIC, nbd.OPTION_MAGIC, nbd.FIXED_NEWSTYLE | nbd.NO_ZEROES)
 SIZE, FLAGS = 12 << 20, nbd.HAS_FLAGS | nbd.SEND_FLUSH
@@ -87,8 +87,8 @@ def test_size_and_flags_of_the_default_export(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "error"),
     [
-        (b"", "has ended the handshake"),
-        (GREETING[:-1], "has ended the handshake"),
+        (b"", "has ended the connection"),
+        (GREETING[:-1], "has ended the connection"),
         (b"x" * len(GREETING), "fixed newstyle"),
         (nbd.GREETING.pack(nbd.MAGIC, nbd.OPTION_MAGIC, 0), "fixed newstyle"),
         (GREETING + reply(nbd.REP_ERR_POLICY, b"not you"), "refuses the default export: not you"),
@@ -107,6 +107,43 @@ def test_what_a_server_must_not_say(words: bytes, error: str, tmp_path: Path) ->
         open_links(path, 1),
     ):
         pass
+
+
+@pytest.mark.parametrize(
+    ("words", "failure"),
+    [
+        (GOOD + nbd.SIMPLE_REPLY.pack(nbd.SIMPLE_REPLY_MAGIC, 0, 0), ""),
+        (GOOD + nbd.SIMPLE_REPLY.pack(nbd.SIMPLE_REPLY_MAGIC, 5, 0), "Input/output error"),
+        (GOOD + nbd.SIMPLE_REPLY.pack(7, 0, 0), "no answer to the flush"),
+        (GOOD, "has ended the connection"),
+        (GREETING + reply(nbd.REP_ERR_POLICY, b"not you"), "refuses the default export: not you"),
+    ],
+)
+def test_a_flush(words: bytes, failure: str, tmp_path: Path) -> None:
+    path = tmp_path / "socket"
+    with saying(path, words) as heard:
+        said = flush(path, 10)
+        assert said.endswith(failure) and bool(said) is bool(failure)
+    if words.startswith(GOOD):
+        assert heard[0].endswith(nbd.REQUEST.pack(nbd.REQUEST_MAGIC, 0, nbd.FLUSH, 0, 0, 0))
+
+
+def test_a_server_that_has_nothing_to_flush_is_not_asked(tmp_path: Path) -> None:
+    """As for a LUN that is read-only."""
+    export = nbd.INFO_EXPORT_DATA.pack(nbd.INFO_EXPORT, SIZE, nbd.HAS_FLAGS)
+    words = GREETING + reply(nbd.REP_INFO, export) + reply(nbd.REP_ACK)
+    with saying(tmp_path / "socket", words) as heard:
+        assert flush(tmp_path / "socket", 10) == ""
+    assert heard[0].endswith(bytes(6))
+
+
+def test_a_server_that_does_not_answer_a_flush(tmp_path: Path) -> None:
+    path = tmp_path / "socket"
+    assert flush(path, 10) == "No such file or directory"
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(str(path))
+        listening.listen()
+        assert flush(path, 0.01) == "timed out"
 
 
 def test_no_server(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from typing import NoReturn
 import pytest
 
 from iserblk.metrics.address import socket_of
-from iserblk.nbd.kernel import attaching, client
+from iserblk.nbd.kernel import client, detaching
 from iserblk.nbd.kernel.attaching import Lun, replace
 from iserblk.nbd.kernel.device import Device, Directories
 from iserblk.nbd.kernel.orders import NoHandOver
@@ -206,7 +206,7 @@ def test_a_server_that_has_to_be_killed(
     os.kill(first, signal.SIGSTOP)
     places = Directories(kernel.root / "sys", kernel.root / "dev", Path("/proc"), tool.run)
     monkeypatch.setattr(client, "KERNEL", FakeNetlink(kernel.root))
-    monkeypatch.setattr(attaching, "PATIENCE_S", 0.0)
+    monkeypatch.setattr(detaching, "PATIENCE_S", 0.0)
     monkeypatch.setattr("iserblk.nbd.kernel.server.succeeded", stopped)
     device = Device("nbd0", places)
     name = Home(device).state().backend
@@ -216,6 +216,40 @@ def test_a_server_that_has_to_be_killed(
     assert second != first
     line = tool.refused(1, "detach", "nbd0")
     assert "detached, but the last flush failed (the target has lost writes)" in line
+    tool.assert_nothing_left()
+
+
+@pytest.mark.logs("nbdkit does not flush", "the next flush fails")
+@pytest.mark.parametrize("how", ["flushes", "hangs", "has nothing to flush", "is dead"])
+def test_nbdkit_is_killed_behind_a_flush(
+    how: str, kernel: FakeKernel, target: TargetProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the target has lost with its cache nbdkit is to write again, and that is in its
+    memory."""
+    need("nbdkit")
+    tool = Attacher(kernel, by_nbdkit=True)
+    tool.good("attach", f"{target.url}/0?io-timeout=1", "nbd0")
+    places = Directories(kernel.root / "sys", kernel.root / "dev", Path("/proc"), tool.run)
+    device = Device("nbd0", places)
+    home = Home(device)
+    (server,) = tool.servers()
+    if how == "is dead":
+        os.kill(server, signal.SIGKILL)
+    elif how != "flushes":
+        os.kill(server, signal.SIGSTOP)
+    if how != "has nothing to flush":
+        written = device.changed() + 8
+        monkeypatch.setattr(Device, "changed", lambda _device: written)
+    monkeypatch.setattr(client, "KERNEL", FakeNetlink(kernel.root))
+    monkeypatch.setattr(detaching, "PATIENCE_S", 0.0)
+    url = f"{target.url}/0"
+    lun = Lun([url], url, {}, 1.0, SIZE, 512, 1 << 20, home.state().backend, by_nbdkit=True)
+    assert replace(lun, device)
+    assert home.owed.exists() is (how == "hangs")
+    if how == "hangs":
+        assert "the target has lost writes" in tool.refused(1, "detach", "nbd0")
+    else:
+        tool.good("detach", "nbd0")
     tool.assert_nothing_left()
 
 
