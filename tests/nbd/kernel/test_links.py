@@ -29,8 +29,11 @@ GOOD = GREETING + reply(nbd.REP_INFO, BLOCK_SIZE) + reply(nbd.REP_INFO, EXPORT) 
 
 
 @contextmanager
-def saying(path: Path, words: bytes, clients: int = 1) -> Iterator[list[bytes]]:
-    """A server that says ``words`` to each client, then listens. Yields what the clients said."""
+def saying(
+    path: Path, words: bytes, clients: int = 1, *, ends: bool = True
+) -> Iterator[list[bytes]]:
+    """A server that says ``words`` to each client, then listens. Yields what the clients said.
+    ``ends``: clients are to see that there will be no more."""
     heard: list[bytes] = []
 
     def serve() -> None:
@@ -39,7 +42,8 @@ def saying(path: Path, words: bytes, clients: int = 1) -> Iterator[list[bytes]]:
             sock, _ = listening.accept()
             with suppress(BrokenPipeError):
                 sock.sendall(words)
-            sock.shutdown(socket.SHUT_WR)
+            if ends:
+                sock.shutdown(socket.SHUT_WR)
             socks.append(sock)
         for sock in socks:
             # A client that does not like the words closes before it has read them.
@@ -144,6 +148,9 @@ def test_a_server_that_does_not_answer_a_flush(tmp_path: Path) -> None:
         listening.bind(str(path))
         listening.listen()
         assert flush(path, 0.01) == "timed out"
+    path.unlink()
+    with saying(path, GOOD, ends=False):
+        assert flush(path, 0.2) == "timed out"
 
 
 def test_no_server(tmp_path: Path) -> None:
