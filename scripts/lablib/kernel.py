@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -51,12 +52,18 @@ class Kernel:
 
 def the_kernel() -> Kernel:
     """The kernel in the cache; downloaded if there is none. Raises Absent."""
-    current = cache() / "kernel"
-    if not current.exists():
+    return Kernel(_kept("kernel", _fetch_kernel).resolve())
+
+
+def _kept(name: str, make: Callable[[Path, Path], None]) -> Path:
+    """The file or directory of that name in the cache. If it is missing, ``make`` makes it: of a
+    scratch directory and the path."""
+    path = cache() / name
+    if not path.exists():
         with filling() as scratch:
-            if not current.exists():
-                _fetch_kernel(scratch, current)
-    return Kernel(current.resolve())
+            if not path.exists():
+                make(scratch, path)
+    return path
 
 
 def _fetch_kernel(scratch: Path, current: Path) -> None:
@@ -81,12 +88,7 @@ def _fetch_kernel(scratch: Path, current: Path) -> None:
 
 def user_mode_kernel() -> Kernel:
     """The kernel of user mode in the cache; downloaded if there is none. Raises Absent."""
-    current = cache() / "user-mode"
-    if not current.exists():
-        with filling() as scratch:
-            if not current.exists():
-                _fetch_user_mode(scratch, current)
-    return Kernel(current.resolve(), user_mode=True)
+    return Kernel(_kept("user-mode", _fetch_user_mode).resolve(), user_mode=True)
 
 
 def _fetch_user_mode(scratch: Path, current: Path) -> None:
@@ -105,15 +107,11 @@ def _fetch_user_mode(scratch: Path, current: Path) -> None:
 
 def siw_module(kernel: Kernel) -> Path:
     """siw.ko for that kernel; built if the cache has none. Raises Absent."""
-    module = cache() / f"siw-{kernel.release}-{kernel.version}.ko"
-    if not module.exists():
-        with filling() as scratch:
-            if not module.exists():
-                _build_siw(scratch, kernel).rename(module)
-    return module
+    name = f"siw-{kernel.release}-{kernel.version}.ko"
+    return _kept(name, lambda scratch, module: _build_siw(scratch, module, kernel))
 
 
-def _build_siw(scratch: Path, kernel: Kernel) -> Path:
+def _build_siw(scratch: Path, module: Path, kernel: Kernel) -> None:
     series = ".".join(kernel.release.split(".")[:2])
     flavour = f"linux-headers-{kernel.release}"
     archive = Archive(scratch)
@@ -139,22 +137,21 @@ def _build_siw(scratch: Path, kernel: Kernel) -> Path:
          "CONFIG_RDMA_SIW=m", "CONFIG_DEBUG_INFO_BTF_MODULES=", "modules"],  # no pahole here
         _BUILD_TIMEOUT_S,
     )  # fmt: skip
-    return source / "siw.ko"
+    (source / "siw.ko").rename(module)
 
 
 def open_iscsi() -> Path:
     """open-iscsi with its own libraries, unpacked, because to install it would start a daemon."""
-    directory = cache() / "open-iscsi"
-    if not directory.exists():
-        with filling() as scratch:
-            if not directory.exists():
-                root = scratch / "root"
-                archive = Archive(scratch)
-                own = [
-                    name  # libisns0t64 in some releases
-                    for name in archive.dependencies("open-iscsi")
-                    if name.startswith(("libopeniscsiusr", "libisns0"))
-                ]
-                archive.unpack(["open-iscsi", *own], root)
-                root.rename(directory)
-    return directory
+    return _kept("open-iscsi", _fetch_open_iscsi)
+
+
+def _fetch_open_iscsi(scratch: Path, directory: Path) -> None:
+    root = scratch / "root"
+    archive = Archive(scratch)
+    own = [
+        name  # libisns0t64 in some releases
+        for name in archive.dependencies("open-iscsi")
+        if name.startswith(("libopeniscsiusr", "libisns0"))
+    ]
+    archive.unpack(["open-iscsi", *own], root)
+    root.rename(directory)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from lablib import __main__ as command_line
-from lablib import host, kernel, user_mode, vm
+from lablib import acceleration, host, kernel, user_mode, vm
 from lablib.host import path, why_not
 from lablib.setups import SETUPS
 from lablib.wish import Wish
@@ -174,6 +174,18 @@ def test_output_and_exit_status_come_through_unchanged(how: str, tmp_path: Path)
     assert (results / "kept").read_text() == "kept\n"
     assert "Linux version" in (results / "console").read_text(errors="replace")
     assert not written.exists()
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.usefixtures("guests")
+@pytest.mark.parametrize(("setup", "mode"), [("ip", "1\n"), ("rxe", "\n")])
+def test_a_guest_without_rdma_is_in_user_mode(setup: str, mode: str) -> None:
+    if acceleration.usable(kernel.the_kernel()):
+        pytest.skip("this machine has hardware acceleration, which is faster")
+    if os.geteuid() != 0 or not acceleration.usable(kernel.user_mode_kernel()):
+        pytest.skip("no kernel in user mode works here: root or ptrace is missing")
+    done = lab("--in-turn", "--user-mode", "--setup", setup, "printenv", "LAB_USER_MODE")
+    assert (done.returncode, done.stdout.decode()) == (0, mode)
 
 
 @pytest.mark.timeout(600)
