@@ -24,6 +24,7 @@ SO_SNDBUFFORCE = 32  # asm-generic/socket.h; without the limit net.core.wmem_max
 _NO_NAME = bytes(4)  # length of the name of the default export
 _NO_WISHES = bytes(2)
 _MOST_REPLY = 1 << 16
+_MOST_ERROR = 0x7FFF_FFFF  # of strerror's; a server may say any number of 32 bits
 _UNIX_SOCKETS = Path("/proc/net/unix")
 
 
@@ -78,7 +79,7 @@ def flush(path: Path, within_s: float) -> str:
             magic, error, _ = nbd.SIMPLE_REPLY.unpack(_receive(sock, nbd.SIMPLE_REPLY.size))
             if magic != nbd.SIMPLE_REPLY_MAGIC:
                 raise RemoteProtocolError("NBD", "no answer to the flush")
-            return os.strerror(error) if error else ""
+            return os.strerror(min(error, _MOST_ERROR)) if error else ""
     except OSError as error:
         return error.strerror or str(error)
     except RemoteProtocolError as error:

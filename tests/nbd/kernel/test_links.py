@@ -118,6 +118,7 @@ def test_what_a_server_must_not_say(words: bytes, error: str, tmp_path: Path) ->
     [
         (GOOD + nbd.SIMPLE_REPLY.pack(nbd.SIMPLE_REPLY_MAGIC, 0, 0), ""),
         (GOOD + nbd.SIMPLE_REPLY.pack(nbd.SIMPLE_REPLY_MAGIC, 5, 0), "Input/output error"),
+        (GOOD + nbd.SIMPLE_REPLY.pack(nbd.SIMPLE_REPLY_MAGIC, 0xFFFF_FFFF, 0), " 2147483647"),
         (GOOD + nbd.SIMPLE_REPLY.pack(7, 0, 0), "no answer to the flush"),
         (GOOD, "has ended the connection"),
         (GREETING + reply(nbd.REP_ERR_POLICY, b"not you"), "refuses the default export: not you"),
