@@ -44,7 +44,7 @@ def _place(memory: str, directory: Path) -> Path:
 
 
 def words(wish: Wish, directory: Path, out: int, err: int, number: int) -> list[object]:
-    """The command that runs ``main.sh DIRECTORY`` in user mode, on the host's processor of this
+    """The command that runs ``user-mode.sh`` in user mode, on the host's processor of this
     number. ``out`` and ``err`` are descriptors that take what the guest's command says."""
     return [
         # However the kernel ends, the kernel of the host ends all processes of the guest: without

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from lablib.wish import GUEST, Wish
 
-# Directories that the guest may change in its own memory; guest/main.sh adds the checkout and home.
+# Directories that the guest may change in its own memory; guest/virtme.sh adds the checkout and home.
 _OVERLAYS = ("/etc", "/lib", "/home", "/opt", "/srv", "/usr", "/var", "/tmp")
 _MOST_PORTS = 3  # of one device, with number 0, which is the console's
 # virtme-run is called as a module: the script in .venv/bin names its interpreter by where the
@@ -20,7 +20,7 @@ _VIRTME = "import sys; from virtme.commands.run import main; sys.exit(main())"
 
 
 def words(wish: Wish, directory: Path, out: int, err: int) -> list[object]:
-    """The command that runs ``main.sh DIRECTORY`` in a virtual machine. ``out`` and ``err`` are
+    """The command that runs ``virtme.sh DIRECTORY`` in a virtual machine. ``out`` and ``err`` are
     descriptors that take what the guest's command says."""
     writable = [directory, *([wish.results] if wish.results else [])]
     return [
@@ -32,7 +32,7 @@ def words(wish: Wish, directory: Path, out: int, err: int) -> list[object]:
         *(f"--rwdir={path}" for path in writable),
         *(f"--kopt={option}" for option in _KERNEL_OPTIONS),
         *(f"--qemu-opt={option}" for option in _devices(wish, out, err)),
-        f"--script-sh=exec bash {GUEST / 'main.sh'} {directory}",
+        f"--script-sh=exec bash {GUEST / 'virtme.sh'} {directory}",
     ]
 
 

@@ -1,6 +1,10 @@
-# Runs in the guest, as root: makes the set-up, runs the command, leaves its exit status.
+# Runs in the guest, as root: makes the set-up, runs the command, leaves its exit status. Sourced by
+# the file that is for the kind of guest, virtme.sh or user-mode.sh, with
 #
-#   main.sh DIRECTORY     shared with the host; holds what lablib/vm.py wrote
+#   DIRECTORY     shared with the host; holds what lablib/vm.py wrote
+#
+# and two functions: `files` puts the host's files in place, with those that both sides write, and
+# the modules; `port NAME` prints the device that takes the command's output NAME (out, err).
 #
 # To the host: `booted`, `ready` (variables of the set-up, one a line), `status` (a number, or words).
 
@@ -22,67 +26,7 @@ fail() {
   exec sleep infinity # the host ends the guest
 }
 
-# port NAME: the device that takes the command's output NAME (out, err).
-port() {
-  local entry number
-  if [ -n "$LAB_USER_MODE" ]; then
-    [ "$1" = out ] && number=0 || number=1
-    stty raw -echo <"/dev/ttyS$number" || fail "no serial line $number"
-    printf '/dev/ttyS%s\n' $number
-    return
-  fi
-  # Device names come from sysfs: without udev there is no /dev/virtio-ports.
-  for entry in /sys/class/virtio-ports/*; do
-    if [ "$(cat "$entry/name")" = "lab.$1" ]; then
-      printf '/dev/%s\n' "${entry##*/}"
-      return
-    fi
-  done
-  fail "no virtio port lab.$1"
-}
-
-# Mounts the host's files again, with the guest's page cache: in virtme-ng's own mount each read
-# asks the host, and starting Python takes half a minute.
-cached() {
-  local directory number=0 shared
-  mkdir /run/host
-  mount -t 9p -o ro,trans=virtio,version=9p2000.L,access=any,msize=524288,cache=loose \
-    lab.root /run/host || fail "the host's files cannot be mounted"
-  for directory in /usr "$HOME" "$LAB_TOP"; do
-    number=$((number + 1))
-    mkdir -p /run/over/$number/upper /run/over/$number/work
-    [ "$directory" != / ] && [ -d "/run/host$directory" ] || continue
-    mount -t overlay lab -o "xino=off,lowerdir=/run/host$directory" \
-      -o "upperdir=/run/over/$number/upper,workdir=/run/over/$number/work" "$directory" ||
-      fail "no copy of $directory can be made"
-  done
-  mkdir -p /usr/lib/modules
-  mount -t tmpfs tmpfs /usr/lib/modules
-  ln -s "/run/host$LAB_MODULES" "/usr/lib/modules/$(uname -r)"
-}
-
-if [ -n "$LAB_USER_MODE" ]; then
-  mkdir -p /usr/lib/modules
-  mount -t tmpfs tmpfs /usr/lib/modules
-  ln -s "$LAB_MODULES" "/usr/lib/modules/$(uname -r)"
-  [ -z "$LAB_RESULTS" ] || share "$LAB_RESULTS" || fail "$LAB_RESULTS cannot be shared"
-else
-  # Directories that both sides write must be mounted on top of that.
-  number=0
-  for shared in "$LAB_RUN" ${LAB_RESULTS:+"$LAB_RESULTS"}; do
-    number=$((number + 1))
-    mkdir -p /run/shared/$number
-    mount --bind "$shared" /run/shared/$number
-  done
-  cached
-  number=0
-  for shared in "$LAB_RUN" ${LAB_RESULTS:+"$LAB_RESULTS"}; do
-    number=$((number + 1))
-    mountpoint -q "$shared" || mount --bind /run/shared/$number "$shared" ||
-      fail "$shared cannot be shared"
-  done
-fi
-
+files
 . "$here/setups.sh"
 
 # The guest runs without udev, whether the host has it or not: udev would load modules by itself.

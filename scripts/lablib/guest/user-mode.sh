@@ -1,4 +1,4 @@
-# Runs as the first process of a kernel in user mode: makes the guest's files, and goes on as main.sh.
+# Runs as the first process of a kernel in user mode: makes the guest's files, goes on as main.sh.
 #
 #   user-mode.sh DIRECTORY MODULES     DIRECTORY as for main.sh; MODULES: the kernel's
 #
@@ -27,10 +27,24 @@ mount -t devpts devpts /dev/pts
 mount -t cgroup2 cgroup2 /sys/fs/cgroup
 hostname lab
 
-# share DIRECTORY: the host's directory itself. (Without sync the host would see what has been written
-# when the file is closed.)
+# share DIRECTORY: the host's directory itself. (Without sync the host would see what is written when
+# the file is closed.)
 share() {
   mount -t hostfs -o "sync,$1" none "$1"
+}
+
+files() {
+  mkdir -p /usr/lib/modules
+  mount -t tmpfs tmpfs /usr/lib/modules
+  ln -s "$LAB_MODULES" "/usr/lib/modules/$(uname -r)"
+  [ -z "$LAB_RESULTS" ] || share "$LAB_RESULTS" || fail "$LAB_RESULTS cannot be shared"
+}
+
+port() {
+  local number
+  [ "$1" = out ] && number=0 || number=1
+  stty raw -echo <"/dev/ttyS$number" || fail "no serial line $number"
+  printf '/dev/ttyS%s\n' $number
 }
 
 share "$1"
