@@ -18,7 +18,7 @@ from iserblk.nbd.kernel.device import Device, Directories
 from iserblk.nbd.kernel.links import flush
 from iserblk.nbd.kernel.orders import NoHandOver
 from iserblk.nbd.kernel.owed import Owed
-from iserblk.nbd.kernel.programs import nbdkit_program
+from iserblk.nbd.kernel.programs import nbdkit_program, signals_held
 from iserblk.nbd.kernel.state import Home, State, locked
 
 log = logging.getLogger(__name__)
@@ -216,10 +216,13 @@ def _end(home: Home, state: State, old: server.Server) -> None:
     """A loss of which the kernel has not heard, and a last flush that has failed, are left to the
     successor (``Owed``)."""
     if state.by_nbdkit:
-        flushed = old.ended() or _flushed(home, state)
-        old.kill()  # told to end, it would wait for the kernel to disconnect
-        if not flushed:
-            Owed(home.owed).owe()  # what it was to write again was in its memory
+        failure = "" if old.ended() else _not_flushed(home, state)
+        with signals_held():  # between these two nobody would know of the loss
+            old.kill()  # told to end, it would wait for the kernel to disconnect
+            if failure:  # what it was to write again was in its memory, which has the last word
+                Owed(home.owed).owe()
+        if failure:
+            log.warning("%s: nbdkit did not flush: %s", home.device.path, failure)
     elif not old.end(longest_request(state)):
         log.warning(_KILLED, home.device.path)
         Owed(home.owed).owe()  # what it has not flushed was in its memory
@@ -230,16 +233,13 @@ def _end(home: Home, state: State, old: server.Server) -> None:
         )
 
 
-def _flushed(home: Home, state: State) -> bool:
-    """Whether nbdkit has put all that the kernel has written on stable storage. (The kernel's own
-    flush of the device would wait for the successor, and take the report of the loss from whoever
-    flushes next.)"""
-    if home.device.changed() == state.changed:
-        return True
-    failure = flush(home.socket, longest_request(state))
-    if failure:
-        log.warning("%s: nbdkit does not flush: %s", home.device.path, failure)
-    return not failure
+def _not_flushed(home: Home, state: State) -> str:
+    """Let nbdkit put all that the kernel has written on stable storage. Returns why it has not, or
+    "". (The kernel's own flush of the device would wait for the successor, and take the report of
+    the loss from whoever flushes next.)"""
+    if home.device.unchanged_since(state.changed):
+        return ""
+    return flush(home.socket, longest_request(state))
 
 
 @contextlib.contextmanager

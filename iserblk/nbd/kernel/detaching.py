@@ -254,7 +254,7 @@ def _flush(home: Home, claim: int, state: State) -> tuple[str, bool]:
                 server.kill()
             alive = False
             deadline = monotonic() + patience
-    if failures and device.changed() == state.changed:
+    if failures and device.unchanged_since(state.changed):
         log.info("%s: the flush failed (%s), but nothing was written", device.path, failures[0])
         return "", alive
     if failures:

@@ -104,6 +104,10 @@ class Device:
         statistics = self._statistics()
         return statistics[7] + statistics[14]
 
+    def unchanged_since(self, changed: int) -> bool:
+        """Whether surely nothing was sent to be written since ``changed()`` was that."""
+        return self.changed() == changed and self._read("queue/iostats") != "0"
+
     def look_after(self, milliseconds: int) -> None:
         """Have the kernel look after each later request when that time has passed since it was
         sent, and again each time that it passes. Does nothing where the kernel has no such setting

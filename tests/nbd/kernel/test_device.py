@@ -63,6 +63,12 @@ def test_what_sysfs_says(places: Directories) -> None:
     assert (found.client, found.size) == (4711, 1 << 20)
     assert found.completed() == 10**0 + 10**4 + 10**11 + 10**15
     assert found.changed() == 10**6 + 10**13
+    assert found.unchanged_since(found.changed()) and not found.unchanged_since(found.changed() - 1)
+    (places.sys / "block" / "nbd2" / "queue").mkdir(exist_ok=True)
+    write(places, "nbd2", "queue/iostats", "1")
+    assert found.unchanged_since(found.changed())
+    write(places, "nbd2", "queue/iostats", "0")  # the kernel does not count
+    assert not found.unchanged_since(found.changed())
 
 
 def test_the_kernel_is_told_of_a_change(places: Directories) -> None:

@@ -10,10 +10,12 @@ from typing import NoReturn
 import pytest
 
 from iserblk.metrics.address import socket_of
-from iserblk.nbd.kernel import client, detaching
+from iserblk.nbd.kernel import attaching, client, detaching
 from iserblk.nbd.kernel.attaching import Lun, replace
 from iserblk.nbd.kernel.device import Device, Directories
+from iserblk.nbd.kernel.links import flush
 from iserblk.nbd.kernel.orders import NoHandOver
+from iserblk.nbd.kernel.owed import Owed
 from iserblk.nbd.kernel.state import Home
 from tests.nbd.kernel.attachers import SIZE, Attacher, path_of
 from tests.nbd.kernel.fake_kernel import FakeKernel, FakeNetlink
@@ -219,7 +221,7 @@ def test_a_server_that_has_to_be_killed(
     tool.assert_nothing_left()
 
 
-@pytest.mark.logs("nbdkit does not flush", "the next flush fails")
+@pytest.mark.logs("nbdkit did not flush", "the next flush fails")
 @pytest.mark.parametrize("how", ["flushes", "hangs", "has nothing to flush", "is dead"])
 def test_nbdkit_is_killed_behind_a_flush(
     how: str, kernel: FakeKernel, target: TargetProcess, monkeypatch: pytest.MonkeyPatch
@@ -242,10 +244,24 @@ def test_nbdkit_is_killed_behind_a_flush(
         monkeypatch.setattr(Device, "changed", lambda _device: written)
     monkeypatch.setattr(client, "KERNEL", FakeNetlink(kernel.root))
     monkeypatch.setattr(detaching, "PATIENCE_S", 0.0)
+    alive, patience, owe = [], [], Owed.owe
+
+    def flushed(path: Path, within_s: float) -> str:
+        patience.append(within_s)
+        return flush(path, within_s)
+
+    def owed(self: Owed) -> None:
+        alive.extend(tool.servers())
+        owe(self)
+
+    monkeypatch.setattr(attaching, "flush", flushed)
+    monkeypatch.setattr(Owed, "owe", owed)
     url = f"{target.url}/0"
     lun = Lun([url], url, {}, 1.0, SIZE, 512, 1 << 20, home.state().backend, by_nbdkit=True)
     assert replace(lun, device)
     assert home.owed.exists() is (how == "hangs")
+    assert patience == ([1.0] if how in ("hangs", "flushes") else [])  # io-timeout
+    assert alive == []  # nbdkit keeps the file as long as it lives
     if how == "hangs":
         assert "the target has lost writes" in tool.refused(1, "detach", "nbd0")
     else:
