@@ -11,7 +11,7 @@ from pathlib import Path
 
 from lablib.wish import GUEST, Wish
 
-# Directories that the guest may change in its own memory; guest/virtme.sh adds the checkout and home.
+# Directories that the guest may change in its own memory; guest/virtme.sh adds checkout and home.
 _OVERLAYS = ("/etc", "/lib", "/home", "/opt", "/srv", "/usr", "/var", "/tmp")
 _MOST_PORTS = 3  # of one device, with number 0, which is the console's
 # virtme-run is called as a module: the script in .venv/bin names its interpreter by where the
